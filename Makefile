@@ -1,0 +1,43 @@
+# Everything runs in a local virtual environment that the first target of the day sets up.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+WORKERS ?= 2
+
+.PHONY: help run test check format mutants docs clean
+
+help:
+	@echo "make run      set up, learn split-digits, write a report"
+	@echo "make test     set up, run the tests"
+	@echo "make check    lint, formatting, strict types"
+	@echo "make docs     build the documentation, warnings are errors"
+	@echo "make mutants  break the formulas one at a time and show that the tests notice"
+	@echo "make clean    remove what the targets above made"
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,dev]"
+	@touch $(READY)
+
+run: $(READY)
+	$(BIN)/frcl run --out runs/split-digits --overwrite
+
+test: $(READY)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+mutants: $(READY)
+	$(BIN)/python tools/mutants.py
+
+clean:
+	rm -rf $(VENV) runs site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

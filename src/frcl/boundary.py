@@ -1,0 +1,164 @@
+"""Noticing by itself that the data changed (Section 3, Appendix E). Usable on any stream of scores."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from frcl.errors import DataError, OptionError
+from frcl.posterior import Moments
+
+TINY = 1e-30  # under a logarithm: a score of exactly zero is as surprising as it gets
+
+
+def symmetrised_kl(moments: Moments, prior_variance: Tensor) -> Tensor:
+    """ℓ = ½ [ KL(q‖p) + KL(p‖q) ] of q = N(μ, σ²) and p = N(0, k), [B, C]; prior_variance [B]:
+
+        ℓ = ¼ [ (σ² + μ²)/k + (k + μ²)/σ² − 2 ]
+
+    Small where the posterior has fallen back to the prior: the input is unlike what was learned.
+    """
+    k = prior_variance[:, None]
+    square, variance = moments.mean.square(), moments.variance
+    return 0.25 * ((variance + square) / k + (k + square) / variance - 2.0)
+
+
+class WelchTest(NamedTuple):
+    """The statistic and its Welch–Satterthwaite degrees of freedom, one per function [C]."""
+
+    statistic: Tensor
+    dof: Tensor
+
+
+def welch(old: Tensor, new: Tensor) -> WelchTest:
+    """Welch's t for "the mean of `new` is smaller than the mean of `old`"; [n_old, C], [n_new, C], unequal variances.
+
+    t = (m_old − m_new) / √(s²_old/n_old + s²_new/n_new)
+    """
+    part_old = old.var(0, correction=1) / len(old)
+    part_new = new.var(0, correction=1) / len(new)
+    difference = old.mean(0) - new.mean(0)
+    error = part_old + part_new
+    statistic = torch.where(difference == 0, 0.0, difference / error.sqrt())
+    dof = error.square() / (part_old.square() / (len(old) - 1) + part_new.square() / (len(new) - 1))
+    return WelchTest(statistic, dof)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the detector says of one minibatch; `statistic` is NaN where no test was made."""
+
+    boundary: bool
+    statistic: float
+
+
+class BoundaryDetector:
+    """Welch's one-sided test of each minibatch's scores against those before it.
+
+    threshold      a switch is declared when the statistic exceeds it
+    window         how many of the last minibatches make the reference (the paper: 1; it suggests 10)
+    log_space      test log-scores (the paper found it more robust)
+    aggregate      "max", "median" or "mean" of the statistics of the functions
+    warm_up        minibatches before the first test of all (starting_time in Algorithm 1)
+    minimum_time   minibatches a task must last before a switch can be declared
+    pause          minibatches without a test after a switch
+    """
+
+    def __init__(
+        self,
+        threshold: float = 5.0,
+        *,
+        window: int = 1,
+        log_space: bool = True,
+        aggregate: Literal["max", "median", "mean"] = "max",
+        warm_up: int = 10,
+        minimum_time: int = 10,
+        pause: int = 10,
+    ) -> None:
+        if aggregate not in ("max", "median", "mean"):
+            raise OptionError(f'aggregate is "max", "median" or "mean", not {aggregate!r}')
+        if window < 1:
+            raise OptionError(f"window must be at least 1 minibatch, not {window}")
+        if min(warm_up, minimum_time, pause) < 0:
+            raise OptionError("warm_up, minimum_time and pause count minibatches and cannot be negative")
+        if not math.isfinite(threshold):
+            raise OptionError(f"threshold must be a finite number, not {threshold}")
+        self.threshold = threshold
+        self.window = window
+        self.log_space = log_space
+        self.aggregate = aggregate
+        self.warm_up = warm_up
+        self.minimum_time = minimum_time
+        self.pause = pause
+        self._reference: deque[Tensor] = deque(maxlen=window)
+        self._in_task = 0
+        self._wait = warm_up + minimum_time
+
+    def update(self, scores: Tensor, *, allow: bool = True) -> Decision:
+        """Look at the scores of the next minibatch, [B] or [B, C]; with allow=False learn from it only."""
+        values = self._prepare(scores)
+        statistic = math.nan
+        if allow and self._in_task >= self._wait and self._comparable(values):
+            statistic = self._statistic(values)
+        if statistic > self.threshold:
+            self.reset()
+            return Decision(True, statistic)
+        if self._reference and self._reference[-1].shape[1] != values.shape[1]:
+            self._reference.clear()
+        self._reference.append(values)
+        self._in_task += 1
+        return Decision(False, statistic)
+
+    def reset(self) -> None:
+        """Begin a new task: forget the reference and wait again before testing."""
+        self._reference.clear()
+        self._in_task = 0
+        self._wait = max(self.pause, self.minimum_time)
+
+    def _comparable(self, values: Tensor) -> bool:
+        return bool(self._reference) and self._reference[-1].shape[1] == values.shape[1] and len(values) > 1
+
+    def _statistic(self, values: Tensor) -> float:
+        statistic = welch(torch.cat(tuple(self._reference)), values).statistic
+        match self.aggregate:
+            case "max":
+                return float(statistic.max())
+            case "median":
+                return float(statistic.median())
+            case "mean":
+                return float(statistic.mean())
+
+    def _prepare(self, scores: Tensor) -> Tensor:
+        if scores.ndim not in (1, 2) or len(scores) == 0:
+            raise DataError(f"scores must be [batch] or [batch, functions]; got shape {tuple(scores.shape)}")
+        values = scores.detach().to("cpu", torch.float64).reshape(len(scores), -1)
+        if not bool(values.isfinite().all()):
+            raise DataError("scores must be finite")
+        if self.log_space:
+            if bool((values < 0).any()):
+                raise DataError("scores must not be negative when the test is made in log space")
+            values = values.clamp_min(TINY).log()
+        return values
+
+    def options(self) -> dict[str, Any]:
+        """What the constructor was given, to make the same detector again."""
+        names = ("threshold", "window", "log_space", "aggregate", "warm_up", "minimum_time", "pause")
+        return {name: getattr(self, name) for name in names}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The reference and the counters, for a resume that continues bit for bit."""
+        return {
+            "in_task": self._in_task,
+            "wait": self._wait,
+            "reference": [values.clone() for values in self._reference],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._in_task = state["in_task"]
+        self._wait = state["wait"]
+        self._reference = deque((values.clone() for values in state["reference"]), maxlen=self.window)

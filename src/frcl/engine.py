@@ -1,0 +1,57 @@
+"""How an objective is optimised: one Adam step at a time on named leaf tensors. Knows no learner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from frcl.errors import NumericalError
+
+Params = dict[str, Tensor]
+
+
+class Optimiser:
+    """Adam over named parameters, with a state made of plain tensors."""
+
+    def __init__(self, params: Params, rate: float) -> None:
+        self.params = params
+        self._adam = torch.optim.Adam(params.values(), lr=rate, fused=True)
+
+    def step(self, loss: Tensor, *, check: bool = True) -> None:
+        """Move the parameters down the gradient of `loss`; refuse a loss that is not finite."""
+        if check and not bool(loss.isfinite()):
+            raise NumericalError(
+                f"the loss is {float(loss.detach())}: nothing was updated. Lower the learning rate (rate), scale the "
+                "inputs, or raise noise, the variance on the inducing values."
+            )
+        self._adam.zero_grad(set_to_none=True)
+        loss.backward()
+        self._adam.step()
+
+    def state(self) -> Params:
+        """Adam's moments by parameter and kind, copied: "name::exp_avg" and so on."""
+        return {
+            f"{name}::{kind}": value.clone()
+            for name, tensor in self.params.items()
+            for kind, value in self._adam.state[tensor].items()
+        }
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        for key, value in state.items():
+            name, kind = key.rsplit("::", 1)
+            tensor = self.params[name]
+            device = torch.device("cpu") if kind == "step" and not tensor.is_cuda else tensor.device
+            self._adam.state[tensor][kind] = value.to(device).clone()
+
+
+def leaf(tensor: Tensor) -> Tensor:
+    """A trainable copy of the tensor."""
+    return tensor.detach().clone().requires_grad_(True)
+
+
+def in_chunks(function: Callable[[Tensor], Tensor], x: Tensor, size: int) -> Tensor:
+    """function(x) for a large x, without gradient, a slice at a time."""
+    with torch.no_grad():
+        return torch.cat([function(part) for part in x.split(size)])

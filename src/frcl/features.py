@@ -1,0 +1,190 @@
+"""Feature networks φ(x; θ), the bias column, and what a network must promise to be one.
+
+Any `nn.Module` from inputs [B, ...] to [B, K] serves, if it is one fixed function of each input: no batch
+norm, no active dropout, finite output. The features of the model are the network's outputs times a scale,
+with a column of ones appended for the bias.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from frcl.errors import NetworkError, OptionError
+from frcl.seeding import fork
+
+PROBE_SIZE = 8
+
+
+def features(net: nn.Module, theta: Mapping[str, Tensor], x: Tensor, scale: float) -> Tensor:
+    """[scale · net(x; θ), 1], shape [B, K]: K counts the bias column."""
+    out: Tensor = functional_call(net, dict(theta), (x,))
+    return torch.cat([scale * out, out.new_ones(out.shape[0], 1)], dim=1)
+
+
+def _initialise(net: nn.Module, seed: int) -> None:
+    """He-uniform weights and zero biases from the named stream of the seed, in order of the layers."""
+    generator = fork(seed, "network")
+    for layer in net.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu", generator=generator)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+
+class MLP(nn.Module):
+    """Fully connected network with ReLU; inputs of any shape are flattened.
+
+    `last` says whether the last layer, the features, is passed through ReLU ("relu") or not ("linear").
+    The weights come from `seed` alone, not from the global random state.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        widths: Sequence[int] = (256, 256),
+        *,
+        last: Literal["linear", "relu"] = "linear",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if inputs < 1 or not widths or min(widths) < 1:
+            raise OptionError(f"MLP needs positive sizes; got inputs={inputs}, widths={tuple(widths)}")
+        if last not in ("linear", "relu"):
+            raise OptionError(f'MLP: last is "linear" or "relu", not {last!r}')
+        sizes = [inputs, *widths]
+        layers: list[nn.Module] = [nn.Flatten()]
+        for fan_in, fan_out in itertools.pairwise(sizes):
+            layers += [nn.utils.skip_init(nn.Linear, fan_in, fan_out), nn.ReLU()]
+        if last == "linear":
+            layers.pop()
+        self.layers = nn.Sequential(*layers)
+        _initialise(self, seed)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)
+        return out
+
+
+def _pool(size: int, padding: Literal["valid", "same"]) -> tuple[nn.Module, int]:
+    """Max pooling 3×3 with stride 2 and the size of the map after it.
+
+    "valid" drops what does not fill a window; a map smaller than the window is pooled whole, since four
+    such blocks do not fit 28×28 (28 → 13 → 6 → 2 → 1). "same" pads (28 → 14 → 7 → 4 → 2).
+    """
+    if padding == "valid":
+        window = min(3, size)
+        return nn.MaxPool2d(window, stride=2), (size - window) // 2 + 1
+    after = math.ceil(size / 2)
+    missing = max((after - 1) * 2 + 3 - size, 0)
+    before = missing // 2
+    pad = nn.ConstantPad2d((before, missing - before) * 2, -math.inf)
+    return nn.Sequential(pad, nn.MaxPool2d(3, stride=2)), after
+
+
+class ConvNet(nn.Module):
+    """The paper's Omniglot network: blocks of 3×3 convolution (padding "same"), ReLU and 3×3/2 max pooling.
+
+    Takes [B, size, size] or [B, channels, size, size] and returns the flattened last map; `outputs` says how
+    many features that is.
+    """
+
+    def __init__(
+        self,
+        size: int = 28,
+        *,
+        channels: int = 1,
+        filters: Sequence[int] = (64, 64, 64, 64),
+        pooling: Literal["valid", "same"] = "same",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if size < 1 or channels < 1 or not filters or min(filters) < 1:
+            raise OptionError(
+                f"ConvNet needs positive sizes; got size={size}, channels={channels}, filters={tuple(filters)}"
+            )
+        if pooling not in ("valid", "same"):
+            raise OptionError(f'ConvNet: pooling is "valid" or "same", not {pooling!r}')
+        self.channels, self.size = channels, size
+        layers: list[nn.Module] = []
+        before = channels
+        for width in filters:
+            pool, size = _pool(size, pooling)
+            layers += [nn.utils.skip_init(nn.Conv2d, before, width, 3, padding=1), nn.ReLU(), pool]
+            before = width
+        self.layers = nn.Sequential(*layers, nn.Flatten())
+        self.outputs = before * size * size
+        _initialise(self, seed)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x.reshape(-1, self.channels, self.size, self.size))
+        return out
+
+
+def check_network(net: nn.Module) -> None:
+    """Refuse a network whose modules make it more than one fixed function of each input."""
+    for name, module in net.named_modules():
+        kind = type(module).__name__
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) or (
+            isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
+        ):
+            raise NetworkError(
+                f"the network has {kind} at {name or 'its root'!r}: its output for one input depends on other "
+                "inputs or on running statistics, so a stored function would change by itself. "
+                "Use GroupNorm or LayerNorm, or no normalisation."
+            )
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
+            raise NetworkError(
+                f"the network has active dropout ({kind} at {name!r}, p={module.p}): features must be the same "
+                "each time. Call net.eval() before handing it over, or remove the layer."
+            )
+
+
+def check_features(net: nn.Module, x: Tensor) -> int:
+    """Run the network on a few inputs and refuse what is not a feature map; returns K without the bias."""
+    check_network(net)
+    probe = x[:PROBE_SIZE]
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=_cuda_devices(x)):
+            first, second, alone = net(probe), net(probe), net(probe[:1])
+    except Exception as error:
+        raise NetworkError(
+            f"the network failed on inputs of shape {tuple(probe.shape)} and type {probe.dtype}: {error}. "
+            "It must map [batch, ...] to [batch, K]; integer inputs are passed as they are, so convert "
+            "images to float first."
+        ) from error
+    if not isinstance(first, Tensor) or first.ndim != 2 or first.shape[0] != len(probe) or not first.shape[1]:
+        given = tuple(first.shape) if isinstance(first, Tensor) else type(first).__name__
+        raise NetworkError(
+            f"the network gave {given} for {len(probe)} inputs; expected a tensor [{len(probe)}, K]. "
+            "Flatten its output and leave out the classification layer."
+        )
+    if not first.is_floating_point():
+        raise NetworkError(f"the network gives features of type {first.dtype}; expected floating point")
+    if not first.isfinite().all():
+        raise NetworkError(
+            "the network gives NaN or infinite features. Scale the inputs (for images, to [0, 1]) "
+            "and check its weights."
+        )
+    if not torch.equal(first, second):
+        raise NetworkError(
+            "the network gives different features for the same inputs: something in it is random. "
+            "Call net.eval() before handing it over, or remove the random layer."
+        )
+    size = first.abs().max()
+    if not torch.allclose(first[:1], alone, rtol=1e-3, atol=1e-3 * float(size)):
+        raise NetworkError(
+            "the network's features for one input depend on the rest of the batch. "
+            "Use a normalisation that works on one input at a time."
+        )
+    return first.shape[1]
+
+
+def _cuda_devices(x: Tensor) -> list[torch.device]:
+    return [x.device] if x.is_cuda else []

@@ -1,0 +1,79 @@
+"""Checkpoint files: tensors and JSON in one safetensors file. Writing is atomic, reading runs no code."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from frcl.errors import CheckpointError
+
+FORMAT = "frcl-checkpoint"
+VERSION = 1
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Either the whole new file is there afterwards or the old one still is."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _digest(meta: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(meta.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+    return digest.hexdigest()
+
+
+def save_state(path: str | Path, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors and a JSON-able `meta` to `path`."""
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise CheckpointError(f"cannot save to {path}: the folder {path.parent} does not exist; create it first")
+    local = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    text = json.dumps(meta, sort_keys=True)
+    header = {"format": FORMAT, "version": str(VERSION), "meta": text, "digest": _digest(text, local)}
+    write_atomically(path, to_bytes(local, metadata=header))
+
+
+def load_state(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read what `save_state` wrote; a foreign, damaged or newer file is refused."""
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"no such checkpoint: {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not a checkpoint, or is damaged: {error}") from error
+    if header.get("format") != FORMAT:
+        raise CheckpointError(f"{path} is a safetensors file, but not written by frcl's save()")
+    if header.get("version") != str(VERSION):
+        raise CheckpointError(
+            f"{path} has format version {header.get('version')}; this frcl reads version {VERSION}. "
+            "Use the release that wrote it, or a newer one."
+        )
+    if _digest(header.get("meta", ""), tensors) != header.get("digest"):
+        raise CheckpointError(f"{path} is damaged: its content does not match its checksum")
+    meta: dict[str, Any] = json.loads(header["meta"])
+    return meta, tensors

@@ -1,0 +1,1 @@
+"""Learners: what to optimise, what to remember, how to predict."""

@@ -1,0 +1,338 @@
+"""FRCL, the learner: one object that learns tasks, keeps their summaries, predicts, and notices changes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from frcl.boundary import BoundaryDetector, Decision
+from frcl.errors import OptionError, TaskError
+from frcl.features import check_network
+from frcl.files import load_state, save_state
+from frcl.learners import checkpoint
+from frcl.learners.current import CurrentTask, Declared, LearnerState
+from frcl.learners.inputs import check_lengths, checked_inputs, data_mark
+from frcl.learners.lifecycle import CHUNK, Model, check_enough, check_opening, open_task, summarise
+from frcl.learners.objective import LIKELIHOOD, Noise, Terms, part
+from frcl.learners.options import FRCLOptions, changed
+from frcl.learners.records import Prediction, StepLog, Summary
+from frcl.learners.targets import Label, TargetSpec, infer_spec
+from frcl.learners.window import Window
+from frcl.posterior import Moments
+from frcl.regularisers.functional import sample_tasks
+from frcl.seeding import Streams
+from frcl.summary import Head, head_moments, make_head
+
+CUDA_CHECK_EVERY = 100  # steps between two looks at whether the loss is finite, on CUDA
+
+
+class FRCL:
+    """Functional regularisation for continual learning (Titsias et al., ICLR 2020).
+
+    net       feature network: any nn.Module from inputs to [batch, K]; copied, the original is not changed
+    points    inducing points kept per task
+    detector  a BoundaryDetector, for streams whose task boundaries are not known
+    labels    the labels that every task has, where a single minibatch may not show all of them
+    device    where to compute; the network's own device by default
+    options   any field of `FRCLOptions`
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        points: int = 40,
+        *,
+        detector: BoundaryDetector | None = None,
+        labels: Sequence[Label] | None = None,
+        device: str | torch.device | None = None,
+        **options: Any,
+    ) -> None:
+        self.options = changed(FRCLOptions(), {"points": points, **options})
+        check_network(net)
+        first = next((p for p in net.parameters() if p.is_floating_point()), torch.empty(0))
+        self.dtype = first.dtype
+        self.device = first.device if device is None else torch.device(device)
+        self.net = copy.deepcopy(net).to(self.device)
+        self.detector = copy.deepcopy(detector)
+        self.labels = None if labels is None else tuple(labels)
+        self._model = Model(self.net, self.options, self.dtype, self.device)
+        self._state = LearnerState(Streams(self.options.seed, self.device))
+        self._heads: dict[int, tuple[int, Head]] = {}  # by task: the version of θ it was made for, the head
+
+    # -- learning ---------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        x: Any,
+        y: Any,
+        *,
+        likelihood: str | None = None,
+        size: int | None = None,
+        on_step: Callable[[StepLog], None] | None = None,
+    ) -> Summary:
+        """Learn one task from all its data, keep its summary, forget the data.
+
+        `size` is N where that is not the number of rows, as with augmented data.
+
+        After an interruption, or on a learner restored from a state saved meanwhile, calling it again with
+        the same data goes on where it stopped. `on_step` is called after every step.
+        """
+        inputs = self._inputs(x, y)
+        current = self._state.current
+        if current is None:
+            target = infer_spec(y, self.options, self.labels, likelihood)
+            encoded = target.encode(y, self.device, self.dtype)
+            check_enough(self._model, target, len(inputs))
+            current = self._open(target, _size(size, len(inputs)), inputs, encoded)
+            current.data_mark = data_mark(inputs)
+        elif current.data_mark != data_mark(inputs):
+            raise TaskError(
+                f"task {len(self._state.past)} is still open: finish it with end_task(), "
+                "or with fit() on the data it began with"
+            )
+        else:
+            encoded = current.target.encode(y, self.device, self.dtype)
+        shape, stream = (self.options.batch_size,), self._state.streams["batches"]
+        while current.step < self.options.steps:
+            index = torch.randint(len(inputs), shape, generator=stream, device=self.device)
+            terms = self._step(current, inputs[index], encoded[index])
+            if on_step is not None:
+                on_step(self._log(current, terms))
+        return self._close(current, inputs, encoded)
+
+    def start_task(
+        self, labels: Sequence[Label] | None = None, *, likelihood: str | None = None, size: int | None = None
+    ) -> None:
+        """Say that the next minibatch given to observe() begins a task, and what is known of the task.
+
+        `size` is N, how many examples it has in all: what the likelihood is weighed by against the KL terms.
+        """
+        if self._state.current is not None:
+            raise TaskError(f"task {len(self._state.past)} is still open; call end_task() first")
+        self._state.declared = Declared(
+            None if labels is None else tuple(labels), likelihood, _size(size, self.options.task_size)
+        )
+
+    def observe(self, x: Any, y: Any) -> StepLog:
+        """Learn from one minibatch of a stream (Algorithm 1): test for a boundary, then one gradient step.
+
+        Without a detector a task lasts from start_task(), or the first minibatch, to end_task().
+        """
+        inputs = self._inputs(x, y)
+        decision = Decision(False, float("nan"))
+        current = self._state.current
+        if current is None:
+            target = self._declared_spec(y)
+            encoded = target.encode(y, self.device, self.dtype)
+            current = self._open_stream(target, inputs, encoded)
+        elif self.detector is None:
+            encoded = current.target.encode(y, self.device, self.dtype)
+        else:
+            decision, encoded, current = self._watch(current, inputs, y)
+        window = self._window(current)
+        terms = self._step(current, inputs, encoded)
+        window.add(inputs, encoded, self._state.streams["window"])
+        log = self._log(current, terms)
+        return replace(log, boundary=decision.boundary, statistic=decision.statistic)
+
+    def end_task(self) -> Summary:
+        """End the task that observe() is learning: choose its points from the window, keep its summary."""
+        current = self._state.current
+        if current is None:
+            raise TaskError("no task is open; observe() opens one, and fit() ends its own")
+        summary = self._close(current, *self._window(current).data())
+        if self.detector is not None:
+            self.detector.reset()
+        return summary
+
+    # -- prediction -------------------------------------------------------------------------------------
+
+    @property
+    def tasks(self) -> tuple[Summary, ...]:
+        """The summaries of the tasks learned so far; the task being learned, if any, comes after them."""
+        return tuple(self._state.past)
+
+    def predict(self, x: Any, task: int | None = None) -> Prediction:
+        """What is believed about x in a task (the latest by default): past ones through their summary."""
+        number = self._task_number(task)
+        inputs = self._inputs(x)
+        owner = self._state.past[number] if number < len(self._state.past) else self._state.current
+        assert owner is not None
+        target = owner.target
+        with torch.no_grad():
+            pieces = [self._moments(number, rows) for rows in inputs.split(CHUNK)]
+            mean, variance = (torch.cat(values) for values in zip(*pieces, strict=True))
+            if target.labels is None:
+                params = owner.likelihood_params if isinstance(owner, Summary) else part(owner.params, LIKELIHOOD)
+                return Prediction(mean, variance, None, None, None, params["log_noise"].exp())
+            noise = self._model.predictive_noise(target)
+            probs = torch.cat([target.likelihood.probabilities(*piece, noise) for piece in pieces])
+        return Prediction(mean, variance, probs, target.decode(probs.argmax(1)), target.labels, None)
+
+    # -- keeping ----------------------------------------------------------------------------------------
+
+    def memory_bytes(self) -> int:
+        """Bytes that the summaries of past tasks take."""
+        return sum(summary.bytes() for summary in self._state.past)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides what happens next, copied: {"meta": JSON-able, "tensors": by name}.
+
+        While observe() is learning a task this includes the window of that task's examples.
+        """
+        return checkpoint.pack(self._state, self.net, self.options, self.detector, self.labels)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on exactly where the learner that gave `state` was; refused as a whole if it does not fit."""
+        self._state = checkpoint.unpack(state, self.net, self.options, self.detector, self.labels)
+        self._heads = {}
+
+    def save(self, path: str | Path) -> None:
+        """Write the state to one file, atomically; `frcl.load` reads it."""
+        state = self.state_dict()
+        save_state(path, state["meta"], state["tensors"])
+
+    # -- one step ---------------------------------------------------------------------------------------
+
+    def _step(self, current: CurrentTask, x: Tensor, y: Tensor) -> Terms:
+        streams, target = self._state.streams, current.target
+        noise = Noise(
+            likelihood=torch.randn(
+                target.likelihood.noise_shape(len(x), target.functions, True),
+                generator=streams["likelihood"],
+                device=self.device,
+                dtype=self.dtype,
+            ),
+            tasks=sample_tasks(len(self._state.past), self.options.past_tasks_per_step, streams["past"]),
+        )
+        terms = current.objective(current.params, current.memory, (x, y), noise)
+        check = self.device.type == "cpu" or current.step % CUDA_CHECK_EVERY == 0
+        current.optimiser.step(terms.loss, check=check)
+        current.step += 1
+        self._state.version += 1
+        return terms
+
+    def _log(self, current: CurrentTask, terms: Terms) -> StepLog:
+        loss, log_likelihood, kl_now, kl_past = (float(term.detach()) for term in terms)
+        return StepLog(len(self._state.past), current.step, loss, log_likelihood, kl_now, kl_past)
+
+    def _watch(self, current: CurrentTask, x: Tensor, y: Any) -> tuple[Decision, Tensor, CurrentTask]:
+        """Ask the detector about a minibatch; at a boundary end the task and open the next one with it."""
+        assert self.detector is not None
+        window = self._window(current)
+        before = self.detector.state_dict()
+        try:
+            with torch.no_grad():
+                scores = current.objective.surprise(current.params, current.memory, x)
+            decision = self.detector.update(scores, allow=len(window) >= self._model.points(current.target))
+            target = self._declared_spec(y) if decision.boundary else current.target
+            encoded = target.encode(y, self.device, self.dtype)
+            if decision.boundary:
+                check_opening(self._model, target, x)
+        except BaseException:
+            self.detector.load_state_dict(before)
+            raise
+        if decision.boundary:
+            self._close(current, *window.data())
+            current = self._open_stream(target, x, encoded)
+        return decision, encoded, current
+
+    # -- beginning and end of a task ----------------------------------------------------------------------
+
+    def _declared_spec(self, y: Any) -> TargetSpec:
+        declared = self._state.declared or Declared()
+        labels = self.labels if declared.labels is None else declared.labels
+        return infer_spec(y, self.options, labels, declared.likelihood)
+
+    def _open_stream(self, target: TargetSpec, x: Tensor, y: Tensor) -> CurrentTask:
+        if self._model.points(target) > self.options.window:
+            raise OptionError(
+                f"{self._model.points(target)} points cannot be chosen from a window of {self.options.window} examples"
+            )
+        declared = self._state.declared or Declared()
+        current = self._open(target, _size(declared.size, self.options.task_size), x, y)
+        current.window = Window(self.options.window)
+        return current
+
+    def _open(self, target: TargetSpec, size: int, x: Tensor, y: Tensor) -> CurrentTask:
+        state = self._state
+        state.current = open_task(self._model, target, size, state.bank, x, y, state.streams["selection"])
+        state.declared = None
+        state.input_shape = tuple(x.shape[1:])
+        return state.current
+
+    def _close(self, current: CurrentTask, x: Tensor, y: Tensor) -> Summary:
+        """Turn the current task into its summary; x and y are what its points are chosen from."""
+        summary = summarise(self._model, current, x, y, self._state.streams["selection"])
+        self._state.keep(summary)
+        return summary
+
+    # -- the network as it stands ---------------------------------------------------------------------------
+
+    def _moments(self, number: int, x: Tensor) -> Moments:
+        current = self._state.current
+        if number == len(self._state.past):
+            assert current is not None
+            return current.objective.moments(current.params, current.memory, x)
+        Phi = self.options.prior_deviation * self._model.features(x)
+        moments = head_moments(self._head(number), self._state.past[number].belief, Phi)
+        return Moments(*(value.to(self.dtype) for value in moments))
+
+    def _head(self, number: int) -> Head:
+        """The head of a past task, made anew when θ has moved since."""
+        cached = self._heads.get(number)
+        if cached is None or cached[0] != self._state.version:
+            summary = self._state.past[number]
+            Phi_z = self.options.prior_deviation * self._model.features(summary.Z)
+            cached = (self._state.version, make_head(Phi_z, summary.belief))
+            self._heads[number] = cached
+        return cached[1]
+
+    # -- the border -----------------------------------------------------------------------------------------
+
+    def _inputs(self, x: Any, y: Any | None = None) -> Tensor:
+        inputs = checked_inputs(x, self._state.input_shape, self.dtype, self.device)
+        if y is not None:
+            check_lengths(inputs, y)
+        return inputs
+
+    def _window(self, current: CurrentTask) -> Window:
+        if current.window is None:
+            raise TaskError(
+                f"task {len(self._state.past)} was opened by fit(); finish it with fit() on the data it began with"
+            )
+        return current.window
+
+    def _task_number(self, task: int | None) -> int:
+        count = len(self._state.past) + (self._state.current is not None)
+        if count == 0:
+            raise TaskError("nothing has been learned yet; call fit() or observe() first")
+        if task is None:
+            return count - 1
+        if not 0 <= task < count:
+            raise TaskError(f"unknown task {task}; tasks 0 to {count - 1} have been learned")
+        return task
+
+
+def _size(given: int | None, otherwise: int) -> int:
+    """N as given, or what it is otherwise."""
+    if given is None:
+        return otherwise
+    if given < 1:
+        raise OptionError(f"size is the number of examples of the task, at least 1; got {given}")
+    return given
+
+
+def load(path: str | Path, net: nn.Module, *, device: str | torch.device | None = None) -> FRCL:
+    """The learner saved at `path`; `net` is a network of the same shape, whose weights do not matter."""
+    meta, tensors = load_state(path)
+    options, detector, labels = checkpoint.settings(meta)
+    learner = FRCL(net, detector=detector, labels=labels, device=device, **options)
+    learner.load_state_dict({"meta": meta, "tensors": tensors})
+    return learner

@@ -1,0 +1,166 @@
+"""How a task begins and how it ends: fresh posterior in, summary out. Shared by fit() and observe()."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from frcl.engine import Optimiser, Params, in_chunks, leaf
+from frcl.errors import DataError, OptionError
+from frcl.features import check_features, features
+from frcl.learners.current import CurrentTask
+from frcl.learners.objective import (
+    INPUTS,
+    LIKELIHOOD,
+    POSTERIOR,
+    THETA,
+    Memory,
+    Objective,
+    detached,
+    part,
+    posterior_of,
+)
+from frcl.learners.options import FRCLOptions
+from frcl.learners.records import Summary
+from frcl.learners.targets import TargetSpec
+from frcl.posterior import Posterior, initial_posterior
+from frcl.regularisers.functional import Bank
+from frcl.seeding import fork
+from frcl.selection import Selected, TaskData, select_by_inputs, select_by_targets
+from frcl.summary import belief_from_function, belief_from_weights
+
+CHUNK = 4096  # inputs that pass through the network at once outside of training
+
+
+@dataclass(frozen=True)
+class Model:
+    """The network with its options: what beginning, ending and predicting have in common."""
+
+    net: nn.Module
+    options: FRCLOptions
+    dtype: torch.dtype
+    device: torch.device
+
+    def features(self, x: Tensor) -> Tensor:
+        """Φ [n, K] under the current θ, without gradient, not times σ_w."""
+        theta, scale = dict(self.net.named_parameters()), self.options.feature_scale
+        return in_chunks(lambda rows: features(self.net, theta, rows, scale), x, CHUNK)
+
+    def points(self, target: TargetSpec) -> int:
+        """M of a task."""
+        if self.options.points_per_class is None:
+            return self.options.points
+        if target.labels is None:
+            raise OptionError("points_per_class is for classification; set points for a regression task")
+        return self.options.points_per_class * len(target.labels)
+
+    def predictive_noise(self, target: TargetSpec) -> Tensor:
+        """The same Monte Carlo noise for every input and every call: a prediction does not depend on company."""
+        shape = target.likelihood.noise_shape(1, target.functions, False)
+        generator = fork(self.options.seed, "prediction")
+        return torch.randn(shape, generator=generator, dtype=self.dtype).to(self.device)
+
+
+def check_enough(model: Model, target: TargetSpec, examples: int) -> None:
+    """Refuse a task with fewer examples than points."""
+    if examples < model.points(target):
+        raise DataError(
+            f"{examples} examples are fewer than the {model.points(target)} inducing points to keep; "
+            "lower points, or bring more data"
+        )
+
+
+def check_opening(model: Model, target: TargetSpec, x: Tensor) -> int:
+    """Refuse what a task cannot begin with; returns K."""
+    options = model.options
+    if options.inference == "function":
+        check_enough(model, target, len(x))
+        if options.learn_inputs and not x.is_floating_point():
+            raise OptionError("learn_inputs=True needs floating-point inputs; these are integers")
+    if options.selection == "error" and not target.is_classification:
+        raise OptionError('selection="error" counts wrong classes; a regression task has none')
+    return check_features(model.net, x) + 1
+
+
+def open_task(
+    model: Model, target: TargetSpec, size: int, bank: Bank | None, x: Tensor, y: Tensor, generator: torch.Generator
+) -> CurrentTask:
+    """A fresh posterior for a task whose first data are x and y; N is `size`."""
+    n = check_opening(model, target, x)
+    options = model.options
+    params: Params = {THETA + name: p for name, p in model.net.named_parameters() if p.requires_grad}
+    for name, value in target.likelihood.initial_parameters(target.functions).items():
+        params[LIKELIHOOD + name] = leaf(value.to(model.device, model.dtype))
+    Z: Tensor | None = None
+    if options.inference == "function":
+        found = _choose_by_inputs(model, target, model.features(x), y, generator)
+        Z = x[found.index.to(model.device)].clone()
+        n = len(Z)
+        if options.learn_inputs:
+            params[INPUTS], Z = leaf(Z), None
+    q = initial_posterior(target.functions, n, options.initial_scale, model.dtype, model.device)
+    params |= {POSTERIOR + name: leaf(value) for name, value in q._asdict().items()}
+    return CurrentTask(
+        target=target,
+        objective=Objective(model.net, target.likelihood, options),
+        params=params,
+        optimiser=Optimiser(params, options.rate),
+        memory=Memory(float(size), bank, Z),
+    )
+
+
+def summarise(model: Model, current: CurrentTask, x: Tensor, y: Tensor, generator: torch.Generator) -> Summary:
+    """What is kept of a task; in weight space its points are chosen among x. Nothing of x but Z is held on to."""
+    params = detached(current.params)
+    q, learned = posterior_of(params), part(params, LIKELIHOOD)
+    before: float | None = None
+    after: float | None = None
+    if model.options.inference == "function":
+        Z = current.objective.inducing_inputs(params, current.memory)
+        belief = belief_from_function(q, model.options.noise)
+    else:
+        check_enough(model, current.target, len(x))
+        Phi = model.features(x)
+        found = _choose(model, current.target, q, learned, Phi, y, generator)
+        rows = found.index.to(model.device)
+        Z, before, after = x[rows], found.before, found.after
+        belief = belief_from_weights(q, Phi[rows], model.options.noise)
+    return Summary(
+        Z=Z.clone(),
+        belief=belief,
+        target=current.target,
+        likelihood_params={name: value.clone() for name, value in learned.items()},
+        size=int(current.memory.N),
+        before=before,
+        after=after,
+    )
+
+
+def _choose(
+    model: Model,
+    target: TargetSpec,
+    q: Posterior,
+    params: Params,
+    Phi: Tensor,
+    y: Tensor,
+    generator: torch.Generator,
+) -> Selected:
+    options = model.options
+    if not options.recipe.is_supervised:
+        return _choose_by_inputs(model, target, Phi, y, generator)
+    noise_mc = model.predictive_noise(target)
+    task = TaskData(Phi, y, q, target.likelihood, params, options.prior_deviation, options.noise, noise_mc)
+    classes = _start_classes(model, target, y)
+    return select_by_targets(task, model.points(target), options.recipe, generator, classes)
+
+
+def _choose_by_inputs(model: Model, target: TargetSpec, Phi: Tensor, y: Tensor, generator: torch.Generator) -> Selected:
+    options, M = model.options, model.points(target)
+    classes = _start_classes(model, target, y)
+    return select_by_inputs(options.prior_deviation * Phi, M, options.recipe, options.noise, generator, classes)
+
+
+def _start_classes(model: Model, target: TargetSpec, y: Tensor) -> Tensor | None:
+    return y if model.options.start == "balanced" and target.is_classification else None

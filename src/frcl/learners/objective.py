@@ -1,0 +1,121 @@
+"""FRCL's objective as a pure function of parameters, memory, minibatch and noise (equation 4, Section 2.3).
+
+    loss = −(1/B) Σ_j E_q[log p(y_j | f_j)] + ( KL_now + Σ_past KL_i ) / N        in nats per example
+
+KL_now is KL(q(w) ‖ p(w)) in weight space and KL(q(u) ‖ p_θ(u)) in function space.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from frcl.boundary import symmetrised_kl
+from frcl.engine import Params
+from frcl.features import features
+from frcl.learners.options import FRCLOptions
+from frcl.likelihoods import Likelihood
+from frcl.posterior import Moments, Posterior, function_moments, kl_weight, weight_moments
+from frcl.regularisers.functional import Bank, chosen, functional_kl
+
+THETA, LIKELIHOOD, POSTERIOR, INPUTS = "theta/", "likelihood/", "posterior/", "inputs"
+
+
+class Memory(NamedTuple):
+    """What the objective knows besides parameters: N, past summaries, fixed inducing inputs (function space)."""
+
+    N: float
+    past: Bank | None
+    Z: Tensor | None
+
+
+class Noise(NamedTuple):
+    """All randomness of a step: Monte Carlo noise of the likelihood, past tasks to look at (None: all)."""
+
+    likelihood: Tensor
+    tasks: Tensor | None
+
+
+class Terms(NamedTuple):
+    """The loss and its parts, in nats per example."""
+
+    loss: Tensor
+    log_likelihood: Tensor
+    kl_now: Tensor
+    kl_past: Tensor
+
+
+def part(params: Params, prefix: str) -> Params:
+    """The parameters under a prefix, without it."""
+    return {name[len(prefix) :]: value for name, value in params.items() if name.startswith(prefix)}
+
+
+def detached(params: Params) -> Params:
+    """The same values, outside of any gradient."""
+    return {name: value.detach() for name, value in params.items()}
+
+
+def posterior_of(params: Params) -> Posterior:
+    return Posterior(params[POSTERIOR + "mean"], params[POSTERIOR + "factor"])
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The objective of one task; calling it changes nothing."""
+
+    net: nn.Module
+    likelihood: Likelihood
+    options: FRCLOptions
+
+    def __call__(self, params: Params, memory: Memory, batch: tuple[Tensor, Tensor], noise: Noise) -> Terms:
+        x, y = batch
+        B = len(x)
+        past = None if memory.past is None else chosen(memory.past, noise.tasks)
+        inputs = [x]
+        if past is not None:
+            inputs.append(past.Z.flatten(0, 1))
+        Phi = self.features(params, inputs)
+        moments, kl_now = self._current(params, memory, Phi[:B])
+        log_p = self.likelihood.expected_log_prob(
+            moments.mean, moments.variance, y, noise.likelihood, part(params, LIKELIHOOD)
+        )
+        log_likelihood = log_p.mean()
+        kl_past = kl_now.new_zeros(())
+        if past is not None and memory.past is not None:
+            Phi_z = Phi[B:].unflatten(0, past.Z.shape[:2]) * self.options.prior_deviation
+            kl_past = functional_kl(Phi_z, past, memory.past.tasks)
+        now, held = kl_now / memory.N, kl_past / memory.N
+        return Terms(-log_likelihood + now + held, log_likelihood, now, held)
+
+    def features(self, params: Params, inputs: list[Tensor]) -> Tensor:
+        """Φ of all inputs together, from one pass through the network: [Σ rows, K]."""
+        x = inputs[0] if len(inputs) == 1 else torch.cat(inputs)
+        return features(self.net, part(params, THETA), x, self.options.feature_scale)
+
+    def moments(self, params: Params, memory: Memory, x: Tensor) -> Moments:
+        """Mean and variance of f at x under the posterior of the current task."""
+        return self._current(params, memory, self.features(params, [x]))[0]
+
+    def surprise(self, params: Params, memory: Memory, x: Tensor) -> Tensor:
+        """The boundary score of each input and function, [B, C]: how far q(f(x)) is from the prior (Section 3)."""
+        Phi = self.features(params, [x])
+        moments = self._current(params, memory, Phi)[0]
+        return symmetrised_kl(moments, self.options.prior_variance * Phi.square().sum(1))
+
+    def inducing_inputs(self, params: Params, memory: Memory) -> Tensor:
+        """Z of the current task in function space: learned pseudo-inputs, or data points held fixed."""
+        if INPUTS in params:
+            return params[INPUTS]
+        assert memory.Z is not None
+        return memory.Z
+
+    def _current(self, params: Params, memory: Memory, Phi_x: Tensor) -> tuple[Moments, Tensor]:
+        q = posterior_of(params)
+        if self.options.inference == "weight":
+            return weight_moments(q, Phi_x), kl_weight(q, self.options.prior_variance)
+        Phi_z = self.features(params, [self.inducing_inputs(params, memory)])
+        scale = self.options.prior_deviation
+        return function_moments(q, scale * Phi_x, scale * Phi_z, self.options.noise)

@@ -1,0 +1,115 @@
+"""The options of FRCL, in one place: what each means, its default, its range."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_args
+
+from frcl.errors import OptionError
+from frcl.selection import Criterion, Recipe, Search, Start
+
+LikelihoodName = Literal["auto", "bernoulli", "softmax", "robustmax", "gaussian"]
+Inference = Literal["weight", "function"]
+
+
+@dataclass(frozen=True)
+class FRCLOptions:
+    """Everything that can be set on an `FRCL` learner."""
+
+    points: int = 40  # inducing points kept per task
+    points_per_class: int | None = None  # instead of `points`: this many for each class of a task
+
+    # the model
+    prior_variance: float = 1.0  # σ_w², prior variance of each last-layer weight
+    feature_scale: float = 1.0  # features are the network's outputs times this
+    noise: float = 1e-3  # σ², variance of u around f(Z): with M > K it is the strength of the regulariser
+    likelihood: LikelihoodName = "auto"  # auto: bernoulli for 2 classes, softmax for more, gaussian for floats
+    samples: int = 8  # Monte Carlo samples a step (softmax)
+    predict_samples: int = 64  # Monte Carlo samples of a prediction (softmax)
+    initial_target_noise: float = 0.1  # starting value of the learned noise variance (gaussian)
+
+    # inference for the current task
+    inference: Inference = "weight"  # Section 2.3, or "function" for Sections 2.1 and 2.2
+    learn_inputs: bool = False  # function: learn Z as pseudo-inputs instead of keeping data points
+    initial_scale: float = 0.1  # L starts at this times I (Algorithm 1 has 1)
+
+    # optimisation
+    steps: int = 1000  # gradient steps of fit() a task
+    batch_size: int = 128  # minibatch of fit()
+    rate: float = 1e-3  # Adam's learning rate
+    past_tasks_per_step: int | None = None  # at most this many past KL terms a step; None: all
+
+    # selection of the inducing points
+    selection: Criterion = "trace"
+    search: Search = "swap"  # "greedy" is for the trace alone
+    search_steps: int = 1000  # proposals of a swap search
+    search_examples: int = 10_000  # supervised criteria look at no more than this many examples
+    start: Start = "uniform"  # where a search starts, and what "random" keeps; or "balanced" over classes
+
+    # streams
+    task_size: int = 10_000  # N of a task learned by observe() when start_task() did not say
+    window: int = 2_000  # examples of the current task that observe() keeps to choose points from
+
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise OptionError(f"{name}={value!r} is unknown; choose one of {', '.join(choices)}")
+        for name in _WHOLE:
+            value = getattr(self, name)
+            if value is None and name in ("points_per_class", "past_tasks_per_step"):
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise OptionError(f"{name} must be a whole number of at least 1, not {value!r}")
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+                raise OptionError(f"{name} must be a positive number, not {value!r}")
+        if self.search == "greedy" and self.selection != "trace":
+            raise OptionError(f'search="greedy" is for selection="trace", not for {self.selection!r}')
+        if self.inference == "function" and self.selection not in ("random", "trace"):
+            raise OptionError(
+                f'inference="function" chooses its points before learning, so selection is "random" or "trace", '
+                f"not {self.selection!r}"
+            )
+        if self.learn_inputs and self.inference != "function":
+            raise OptionError('learn_inputs=True needs inference="function"')
+
+    @property
+    def prior_deviation(self) -> float:
+        """σ_w."""
+        return math.sqrt(self.prior_variance)
+
+    @property
+    def recipe(self) -> Recipe:
+        """How inducing points are chosen."""
+        return Recipe(self.selection, self.search, self.search_steps, self.search_examples)
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "likelihood": get_args(LikelihoodName),
+    "inference": get_args(Inference),
+    "selection": get_args(Criterion),
+    "search": get_args(Search),
+    "start": get_args(Start),
+}
+_WHOLE = (
+    "points", "points_per_class", "samples", "predict_samples", "steps", "batch_size", "past_tasks_per_step",
+    "search_steps", "search_examples", "task_size", "window",
+)  # fmt: skip
+_POSITIVE = ("prior_variance", "feature_scale", "noise", "initial_target_noise", "initial_scale", "rate")
+
+
+def changed(options: FRCLOptions, changes: dict[str, Any]) -> FRCLOptions:
+    """The options with some changed by name; an unknown name is refused, with the nearest one."""
+    known = [field.name for field in fields(FRCLOptions)]
+    for name in changes:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
+            raise OptionError(f"unknown option {name!r}{hint}")
+    return replace(options, **changes)

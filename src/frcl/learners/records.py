@@ -1,0 +1,69 @@
+"""What the learner hands out and what it keeps: predictions, step logs, summaries of past tasks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from frcl.learners.targets import Label, TargetSpec
+from frcl.summary import FunctionBelief
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is believed about some inputs.
+
+    mean, variance   of the functions f, [n, C] each (one function for a binary task with Bernoulli)
+    probs            class probabilities [n, classes], columns as in `classes`; None for regression
+    labels           the most probable label value of each input; None for regression
+    classes          the label values of the task; None for regression
+    noise            learned noise variance of the targets [C] for regression: y has variance + noise
+    """
+
+    mean: Tensor
+    variance: Tensor
+    probs: Tensor | None
+    labels: Any
+    classes: tuple[Label, ...] | None
+    noise: Tensor | None
+
+
+@dataclass(frozen=True)
+class StepLog:
+    """One gradient step, in nats per example: loss = −log_likelihood + kl_now + kl_past.
+
+    `statistic` is NaN where the detector made no test; `boundary` says that this minibatch began a new task.
+    """
+
+    task: int
+    step: int
+    loss: float
+    log_likelihood: float
+    kl_now: float
+    kl_past: float
+    boundary: bool = False
+    statistic: float = float("nan")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All that is left of a past task: inducing inputs Z [M, ...], q(u), and what its targets were.
+
+    size: how many examples it had; before, after: the selection's objective at its start and at Z, None where
+    the points were there before the task was learned (function-space inference).
+    """
+
+    Z: Tensor
+    belief: FunctionBelief
+    target: TargetSpec
+    likelihood_params: dict[str, Tensor]
+    size: int
+    before: float | None
+    after: float | None
+
+    def bytes(self) -> int:
+        """Memory this summary takes."""
+        tensors = [self.Z, *self.likelihood_params.values()]
+        return self.belief.bytes() + sum(t.numel() * t.element_size() for t in tensors)

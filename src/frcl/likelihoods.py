@@ -1,0 +1,235 @@
+"""Likelihoods p(y | f): expected log-likelihood under Gaussian f, and the predictive distribution.
+
+Every function takes the mean and the variance of f, [B, C] each, and is pure: Monte Carlo noise is passed in.
+Values are in nats, one per example [B].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from frcl.errors import OptionError
+
+SMALL = 1e-12  # added to a variance under a square root, so that its gradient stays finite at zero
+
+
+@lru_cache(maxsize=32)
+def gauss_hermite(nodes: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Nodes t and weights w with E[g(f)] ≈ Σ w g(μ + σ t) for f ~ N(μ, σ²)."""
+    points, weights = np.polynomial.hermite_e.hermegauss(nodes)
+    weights = weights / math.sqrt(2 * math.pi)
+    return (
+        torch.as_tensor(points, dtype=dtype, device=device),
+        torch.as_tensor(weights, dtype=dtype, device=device),
+    )
+
+
+def gaussian_expectation_nodes(mean: Tensor, variance: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
+    """Values of f at the quadrature nodes, [..., Q], and the weights [Q]."""
+    points, weights = gauss_hermite(nodes, mean.dtype, mean.device)
+    deviation = (variance + SMALL).sqrt()
+    return mean[..., None] + deviation[..., None] * points, weights
+
+
+class Likelihood(Protocol):
+    """What the learner needs of a likelihood. `params` holds what is learned with it, by name."""
+
+    @property
+    def kind(self) -> str: ...
+    def functions(self, classes: int) -> int: ...
+    def initial_parameters(self, functions: int) -> dict[str, Tensor]: ...
+    def noise_shape(self, batch: int, functions: int, training: bool) -> tuple[int, ...]: ...
+    def expected_log_prob(
+        self, mean: Tensor, variance: Tensor, y: Tensor, noise: Tensor, params: Mapping[str, Tensor]
+    ) -> Tensor: ...
+    def probabilities(self, mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Bernoulli:
+    """p(y | f) = 1/(1 + exp(−y f)), y ∈ {−1, 1} (Section 2); one function. Targets here are class 0 or 1."""
+
+    nodes: int = 20
+    kind: str = "bernoulli"
+
+    def functions(self, classes: int) -> int:
+        if classes != 2:
+            raise OptionError(f'likelihood "bernoulli" is for 2 classes; this task has {classes}')
+        return 1
+
+    def initial_parameters(self, functions: int) -> dict[str, Tensor]:
+        return {}
+
+    def noise_shape(self, batch: int, functions: int, training: bool) -> tuple[int, ...]:
+        return (0,)
+
+    def expected_log_prob(
+        self,
+        mean: Tensor,
+        variance: Tensor,
+        y: Tensor,
+        noise: Tensor,
+        params: Mapping[str, Tensor],
+    ) -> Tensor:
+        """E[log σ((2y − 1) f)] by Gauss–Hermite quadrature."""
+        f, weights = gaussian_expectation_nodes(mean[:, 0], variance[:, 0], self.nodes)  # [B, Q]
+        sign = (2 * y - 1).to(mean.dtype)
+        return F.logsigmoid(sign[:, None] * f) @ weights
+
+    def probabilities(self, mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
+        """[p(y = class 0), p(y = class 1)] with p(class 1) = E[σ(f)], shape [B, 2]."""
+        f, weights = gaussian_expectation_nodes(mean[:, 0], variance[:, 0], self.nodes)
+        return torch.stack([torch.sigmoid(-f) @ weights, torch.sigmoid(f) @ weights], dim=1)
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """p(y = c | f) ∝ exp f_c (Appendix B), by reparameterised Monte Carlo: f = μ + σ ε, ε passed in."""
+
+    samples: int = 8
+    predict_samples: int = 64
+    kind: str = "softmax"
+
+    def functions(self, classes: int) -> int:
+        return classes
+
+    def initial_parameters(self, functions: int) -> dict[str, Tensor]:
+        return {}
+
+    def noise_shape(self, batch: int, functions: int, training: bool) -> tuple[int, ...]:
+        return (self.samples if training else self.predict_samples, batch, functions)
+
+    def expected_log_prob(
+        self,
+        mean: Tensor,
+        variance: Tensor,
+        y: Tensor,
+        noise: Tensor,
+        params: Mapping[str, Tensor],
+    ) -> Tensor:
+        """Mean over the samples of log softmax(f)_y."""
+        f = mean + (variance + SMALL).sqrt() * noise  # [samples, B, C]
+        chosen = f.gather(-1, y.expand(f.shape[:-1])[..., None])[..., 0]
+        return (chosen - f.logsumexp(-1)).mean(0)
+
+    def probabilities(self, mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
+        f = mean + (variance + SMALL).sqrt() * noise
+        return f.softmax(-1).mean(0)
+
+
+@dataclass(frozen=True)
+class RobustMax:
+    """p(y | f) = 1 − ε where y = argmax f, ε/(C − 1) elsewhere; by quadrature, as in the authors' release."""
+
+    epsilon: float = 1e-3
+    nodes: int = 20
+    kind: str = "robustmax"
+
+    def functions(self, classes: int) -> int:
+        return classes
+
+    def initial_parameters(self, functions: int) -> dict[str, Tensor]:
+        return {}
+
+    def noise_shape(self, batch: int, functions: int, training: bool) -> tuple[int, ...]:
+        return (0,)
+
+    def probability_of_largest(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """P(f_c > f_j for all j ≠ c) for every c, [B, C]: ∫ N(f_c) Π_{j≠c} Φ((f_c − μ_j)/σ_j) df_c."""
+        f, weights = gaussian_expectation_nodes(mean, variance, self.nodes)  # [B, C, Q]
+        deviation = (variance + SMALL).sqrt()
+        z = (f[:, :, None, :] - mean[:, None, :, None]) / deviation[:, None, :, None]  # [B, c, j, Q]
+        below: Tensor = torch.special.log_ndtr(z)
+        own = torch.eye(mean.shape[1], dtype=torch.bool, device=mean.device)[None, :, :, None]
+        return below.masked_fill(own, 0.0).sum(2).exp() @ weights
+
+    def expected_log_prob(
+        self,
+        mean: Tensor,
+        variance: Tensor,
+        y: Tensor,
+        noise: Tensor,
+        params: Mapping[str, Tensor],
+    ) -> Tensor:
+        """p_y log(1 − ε) + (1 − p_y) log(ε/(C − 1)), p_y the probability that f_y is the largest."""
+        p = self.probability_of_largest(mean, variance).gather(1, y[:, None])[:, 0]
+        return p * math.log1p(-self.epsilon) + (1 - p) * math.log(self.epsilon / (mean.shape[1] - 1))
+
+    def probabilities(self, mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
+        """(1 − ε) p_c + ε (1 − p_c)/(C − 1), p normalised to absorb the error of the quadrature."""
+        p = self.probability_of_largest(mean, variance)
+        p = p / p.sum(1, keepdim=True)
+        return (1 - self.epsilon) * p + self.epsilon * (1 - p) / (mean.shape[1] - 1)
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """p(y | f) = Π_c N(y_c | f_c, s_c²), regression with C outputs; log s_c² is learned."""
+
+    initial_noise: float = 0.1  # variance s²
+    kind: str = "gaussian"
+
+    def functions(self, classes: int) -> int:
+        return classes
+
+    def initial_parameters(self, functions: int) -> dict[str, Tensor]:
+        return {"log_noise": torch.full((functions,), math.log(self.initial_noise))}
+
+    def noise_shape(self, batch: int, functions: int, training: bool) -> tuple[int, ...]:
+        return (0,)
+
+    def expected_log_prob(
+        self,
+        mean: Tensor,
+        variance: Tensor,
+        y: Tensor,
+        noise: Tensor,
+        params: Mapping[str, Tensor],
+    ) -> Tensor:
+        """Σ_c −½ [ log 2π s_c² + ((y_c − μ_c)² + σ_c²)/s_c² ], exact."""
+        log_noise = params["log_noise"]
+        error = ((y - mean).square() + variance) * torch.exp(-log_noise)
+        return -0.5 * (math.log(2 * math.pi) + log_noise + error).sum(1)
+
+    def probabilities(self, mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
+        raise OptionError("a regression task has no class probabilities; use the mean and the variance")
+
+
+def log_predictive(
+    likelihood: Likelihood,
+    mean: Tensor,
+    variance: Tensor,
+    y: Tensor,
+    noise: Tensor,
+    params: Mapping[str, Tensor],
+) -> Tensor:
+    """log ∫ p(y | f) N(f | μ, σ²) df [B]: of a class, or for regression Σ_c log N(y_c | μ_c, σ_c² + s_c²)."""
+    if isinstance(likelihood, Gaussian):
+        total = variance + params["log_noise"].exp()
+        return -0.5 * (math.log(2 * math.pi) + total.log() + (y - mean).square() / total).sum(1)
+    return likelihood.probabilities(mean, variance, noise).gather(1, y[:, None])[:, 0].log()
+
+
+def likelihood_from(kind: str, settings: Mapping[str, Any] | None = None) -> Likelihood:
+    """The likelihood named `kind`, with its settings as stored in a checkpoint."""
+    given = {key: value for key, value in (settings or {}).items() if key != "kind"}
+    match kind:
+        case "bernoulli":
+            return Bernoulli(**given)
+        case "softmax":
+            return Softmax(**given)
+        case "robustmax":
+            return RobustMax(**given)
+        case "gaussian":
+            return Gaussian(**given)
+        case _:
+            raise OptionError(f"unknown likelihood {kind!r}; choose bernoulli, softmax, robustmax or gaussian")

@@ -1,0 +1,81 @@
+"""Dense Gaussian algebra in float64: factors, KL divergences. Pure functions, batched on the left."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def cholesky(A: Tensor) -> Tensor:
+    """Lower Cholesky factor of A [..., n, n]; NaN where A is not positive definite.
+
+    No exception and no jitter: whatever noise a model has is stated by its caller. A failed factorisation
+    turns into a NaN that the training loop reports, so that the step has no branch on data and can be
+    batched or captured.
+    """
+    factor, info = torch.linalg.cholesky_ex(A)
+    return torch.where((info == 0)[..., None, None], factor, math.nan)
+
+
+def solve_lower(L: Tensor, B: Tensor) -> Tensor:
+    """L⁻¹ B for lower-triangular L [..., n, n] and B [..., n, m]."""
+    solution: Tensor = torch.linalg.solve_triangular(L, B, upper=False)
+    return solution
+
+
+def inverse_lower(L: Tensor) -> Tensor:
+    """L⁻¹ for lower-triangular L [..., n, n]."""
+    eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
+    return solve_lower(L, eye.expand_as(L))
+
+
+def logdet_from_cholesky(L: Tensor) -> Tensor:
+    """log|L Lᵀ| [...]; the diagonal may have any sign, since only L Lᵀ counts."""
+    return 2.0 * L.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
+
+
+def add_diagonal(A: Tensor, value: Tensor | float) -> Tensor:
+    """A + diag(value), value a number or [..., n]."""
+    n = A.shape[-1]
+    diagonal = torch.as_tensor(value, dtype=A.dtype, device=A.device).expand(*A.shape[:-2], n)
+    return A + torch.diag_embed(diagonal)
+
+
+def lower_factor(H: Tensor) -> Tensor:
+    """A lower-triangular R [..., n, n] with R Rᵀ = H Hᵀ, for H [..., n, m], m ≥ n, without forming H Hᵀ."""
+    R: Tensor = torch.linalg.qr(H.mT, mode="r").R
+    return R.mT
+
+
+def low_rank_factor(A: Tensor) -> Tensor:
+    """F [n, r] with F Fᵀ = A for symmetric positive semi-definite A [n, n], r its numerical rank (≥ 1)."""
+    values: Tensor
+    vectors: Tensor
+    values, vectors = torch.linalg.eigh(A)
+    floor = values[-1].clamp_min(0) * A.shape[-1] * torch.finfo(A.dtype).eps
+    keep = values > floor
+    keep[-1] = True
+    return vectors[:, keep] * values[keep].clamp_min(0).sqrt()
+
+
+def kl_to_isotropic(mean: Tensor, L: Tensor, prior_variance: float) -> Tensor:
+    """KL(N(m, L Lᵀ) ‖ N(0, s I)) for m [..., K], L [..., K, K] lower triangular:
+
+    ½ [ (‖L‖² + ‖m‖²)/s − K − log|L Lᵀ| + K log s ]
+    """
+    K = mean.shape[-1]
+    second_moment = L.square().sum((-2, -1)) + mean.square().sum(-1)
+    return 0.5 * (second_moment / prior_variance - K - logdet_from_cholesky(L) + K * math.log(prior_variance))
+
+
+def kl_to_zero_mean(mean: Tensor, L: Tensor, chol_prior: Tensor) -> Tensor:
+    """KL(N(m, L Lᵀ) ‖ N(0, P)) from chol_prior, the Cholesky factor of P:
+
+    ½ [ ‖P^{-1/2} L‖² + ‖P^{-1/2} m‖² − M − log|L Lᵀ| + log|P| ]
+    """
+    M = mean.shape[-1]
+    spread = solve_lower(chol_prior, L).square().sum((-2, -1))
+    shift = solve_lower(chol_prior, mean[..., None]).square().sum((-2, -1))
+    return 0.5 * (spread + shift - M - logdet_from_cholesky(L) + logdet_from_cholesky(chol_prior))

@@ -1,0 +1,1 @@
+"""What holds θ while a new task is learned. Each regulariser is a pure function in nats."""

@@ -1,0 +1,39 @@
+"""One root seed, named random streams forked from it; nothing here touches the global state."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+STREAMS = ("posterior", "batches", "likelihood", "past", "selection", "window")
+
+
+def stream_seed(seed: int, name: str) -> int:
+    """A 63-bit seed that depends on the root seed and the stream's name alone."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def fork(seed: int, name: str, device: torch.device | str = "cpu") -> torch.Generator:
+    """A fresh generator for the stream `name` of the root seed."""
+    return torch.Generator(device=device).manual_seed(stream_seed(seed, name))
+
+
+class Streams:
+    """The named generators of one learner, with a state that can be saved and put back."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self.seed = seed
+        self._generators = {name: fork(seed, name, device) for name in STREAMS}
+
+    def __getitem__(self, name: str) -> torch.Generator:
+        return self._generators[name]
+
+    def state(self) -> dict[str, Tensor]:
+        return {name: generator.get_state() for name, generator in self._generators.items()}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        for name, generator in self._generators.items():
+            generator.set_state(state[name].to("cpu", torch.uint8))

@@ -1,0 +1,245 @@
+"""What is kept of a task: inducing inputs Z and q(u); its KL to the moving prior; prediction through it.
+
+u is f(Z) seen with a small variance σ² (`noise`), which is part of the model: p(u) = N(0, K_Z + σ² I), and
+q(u) made from q(w) has it too (equation 5 plus σ² I). Features Φ in this file are already times σ_w, so
+k(x, x') = φ(x)ᵀφ(x'). Everything with two equal indices is float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from frcl.linalg import (
+    add_diagonal,
+    cholesky,
+    inverse_lower,
+    logdet_from_cholesky,
+    low_rank_factor,
+    lower_factor,
+    solve_lower,
+)
+from frcl.posterior import Moments, Posterior
+
+
+@dataclass(frozen=True)
+class FunctionBelief:
+    """q(u_c) = N(μ_c, L_c L_cᵀ + posterior_noise · I), c = 1..C, at M inducing inputs.
+
+    mean [C, M]; factor [C, M, R] with R = min(M, K); noise: the σ² of the prior p(u) = N(0, K_Z + σ² I).
+    """
+
+    mean: Tensor
+    factor: Tensor
+    noise: float
+    posterior_noise: float
+
+    @property
+    def C(self) -> int:
+        return self.mean.shape[0]
+
+    @property
+    def M(self) -> int:
+        return self.mean.shape[1]
+
+    def bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (self.mean, self.factor))
+
+    def to(self, device: torch.device) -> FunctionBelief:
+        return replace(self, mean=self.mean.to(device), factor=self.factor.to(device))
+
+
+def belief_from_weights(q: Posterior, Phi_z: Tensor, noise: float) -> FunctionBelief:
+    """Equation 5: μ_u = Φ_Z μ_w, L_u = Φ_Z L_w. Phi_z [M, K] is *not* times σ_w: q(w) already has its scale.
+
+    L_u is M×K; for M < K it is replaced by the M×M triangle with the same L_u L_uᵀ.
+    """
+    Phi = Phi_z.double()
+    mean = q.mean.double() @ Phi.mT  # [C, M]
+    factor = Phi @ q.factor.double().tril()  # [C, M, K]
+    if factor.shape[1] < factor.shape[2]:
+        factor = lower_factor(factor)
+    dtype = q.mean.dtype
+    return FunctionBelief(mean.to(dtype), factor.to(dtype), noise, posterior_noise=noise)
+
+
+def belief_from_function(q: Posterior, noise: float) -> FunctionBelief:
+    """Function-space inference has q(u) at hand: N(μ_u, L_u L_uᵀ), kept as it is."""
+    return FunctionBelief(q.mean.clone(), q.factor.tril().clone(), noise, posterior_noise=0.0)
+
+
+class PriorKL(NamedTuple):
+    """What Σ_c KL(q(u_c) ‖ p_θ(u_c)) needs of T tasks, padded to M points and R columns.
+
+    With A = Σ_c cov(u_c) + μ_c μ_cᵀ = F Fᵀ + C·posterior_noise·I, a constant of the task,
+
+        Σ_c KL = ½ [ tr(K̃⁻¹ A) + C log|K̃| ] + constant.
+
+    F [T, M, R]; mask [T, M], one at real points; the rest [T].
+    """
+
+    F: Tensor
+    mask: Tensor
+    C: Tensor
+    noise: Tensor
+    posterior_noise: Tensor
+    constant: Tensor
+
+    def at(self, index: Tensor) -> PriorKL:
+        """The tasks in `index` alone."""
+        return PriorKL(*(field[index] for field in self))
+
+
+def prior_kl_terms(belief: FunctionBelief) -> PriorKL:
+    """The constants of one task, T = 1. constant = −½ Σ_c log|cov(u_c)| − ½ C M."""
+    mean, L = belief.mean.double(), belief.factor.double()
+    outer = (L @ L.mT).sum(0) + mean.mT @ mean  # [M, M]
+    chol_q = cholesky(add_diagonal(L @ L.mT, belief.posterior_noise))
+    constant = -0.5 * (logdet_from_cholesky(chol_q).sum() + belief.C * belief.M)
+
+    def one(value: float) -> Tensor:
+        return mean.new_tensor([value])
+
+    return PriorKL(
+        F=low_rank_factor(outer)[None],
+        mask=mean.new_ones(1, belief.M),
+        C=one(belief.C),
+        noise=one(belief.noise),
+        posterior_noise=one(belief.posterior_noise),
+        constant=constant[None],
+    )
+
+
+def stack_terms(terms: Sequence[PriorKL]) -> PriorKL:
+    """One PriorKL over all tasks. Padding with zeros is exact: see `prior_kl`."""
+    M = max(term.F.shape[1] for term in terms)
+    R = max(term.F.shape[2] for term in terms)
+    F = [pad_to(term.F, (M, R)) for term in terms]
+    mask = [pad_to(term.mask, (M,)) for term in terms]
+    rest = [torch.cat([term[i] for term in terms]) for i in range(2, len(PriorKL._fields))]
+    return PriorKL(torch.cat(F), torch.cat(mask), *rest)
+
+
+def pad_to(x: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """x [T, ...] with its dimensions after the first enlarged to `sizes` by zeros at the end."""
+    out = x.new_zeros(x.shape[0], *sizes, *x.shape[1 + len(sizes) :])
+    out[(slice(None), *(slice(0, n) for n in x.shape[1 : 1 + len(sizes)]))] = x
+    return out
+
+
+def prior_kl(Phi: Tensor, terms: PriorKL) -> Tensor:
+    """Σ_c KL(q(u_c) ‖ p_θ(u_c)) for each task, [T]; Phi [T, M, K] at the (padded) inducing inputs.
+
+    The value is exact and so is its first derivative: the derivative with respect to Φ has a closed form,
+    found from the same factorisation, so nothing is differentiated through a Cholesky. Second derivatives
+    are not available. One M×M factorisation a task for M ≤ K, one K×K otherwise.
+    """
+    live = Phi.double() * terms.mask[..., None]
+    fixed = live.detach()
+    with torch.no_grad():
+        if Phi.shape[1] <= Phi.shape[2]:
+            value, slope = _kl_through_points(fixed, terms)
+        else:
+            value, slope = _kl_through_features(fixed, terms)
+    return value + (slope * (live - fixed)).sum((1, 2))
+
+
+def _kl_through_points(Phi: Tensor, terms: PriorKL) -> tuple[Tensor, Tensor]:
+    """Value and d/dΦ with M×M algebra, K̃ = ΦΦᵀ + σ²I:
+
+        d/dK̃ = ½ [ C K̃⁻¹ − K̃⁻¹ A K̃⁻¹ ],   d/dΦ = 2 (d/dK̃) Φ.
+
+    Padded points have a zero row in Φ and a one on the diagonal: they add nothing to any term.
+    """
+    C, noise = terms.C[:, None, None], terms.noise[:, None]
+    chol_K = cholesky(add_diagonal(Phi @ Phi.mT, noise * terms.mask + (1 - terms.mask)))
+    root = inverse_lower(chol_K)
+    inverse = root.mT @ root  # K̃⁻¹ [T, M, M]
+    X = inverse @ terms.F  # K̃⁻¹ F
+    extra = terms.C * terms.posterior_noise
+    trace = (terms.F * X).sum((1, 2)) + extra * (inverse.diagonal(dim1=1, dim2=2) * terms.mask).sum(1)
+    value = 0.5 * (trace + terms.C * logdet_from_cholesky(chol_K)) + terms.constant
+    inverse_Phi = inverse @ Phi
+    slope = C * inverse_Phi - X @ (X.mT @ Phi) - extra[:, None, None] * (inverse @ inverse_Phi)
+    return value, slope
+
+
+def _kl_through_features(Phi: Tensor, terms: PriorKL) -> tuple[Tensor, Tensor]:
+    """The same with K×K algebra, B = ΦᵀΦ + σ²I, in a form without cancellation.
+
+    FᵀK̃⁻¹F is the least value of ‖F − ΦX‖²/σ² + ‖X‖², reached at X = B⁻¹ΦᵀF, so
+
+        tr(FᵀK̃⁻¹F) = ‖F − ΦX‖²/σ² + ‖X‖²,      its d/dΦ = −2 (F − ΦX) Xᵀ/σ²,
+        log|K̃| = log|B| + (M − K) log σ²,        its d/dΦ = 2 Φ B⁻¹,
+        tr K̃⁻¹ = (M − K)/σ² + tr B⁻¹,            its d/dΦ = −2 Φ B⁻².
+    """
+    K = Phi.shape[2]
+    M = terms.mask.sum(1)
+    noise, C = terms.noise, terms.C[:, None, None]
+    chol_B = cholesky(add_diagonal(Phi.mT @ Phi, noise[:, None]))
+    root = inverse_lower(chol_B)
+    inverse = root.mT @ root  # B⁻¹ [T, K, K]
+    X = inverse @ (Phi.mT @ terms.F)
+    rest = terms.F - Phi @ X
+    extra = terms.C * terms.posterior_noise
+    trace = rest.square().sum((1, 2)) / noise + X.square().sum((1, 2))
+    trace = trace + extra * ((M - K) / noise + inverse.diagonal(dim1=1, dim2=2).sum(1))
+    logdet = logdet_from_cholesky(chol_B) + (M - K) * noise.log()
+    value = 0.5 * (trace + terms.C * logdet) + terms.constant
+    Phi_inverse = Phi @ inverse
+    slope = C * Phi_inverse - rest @ X.mT / noise[:, None, None]
+    return value, slope - extra[:, None, None] * (Phi_inverse @ inverse)
+
+
+class Head(NamedTuple):
+    """An old task's predictor under the current θ (Section 2.5): constant until θ moves.
+
+    weights [K, C] = Φ_Zᵀ K̃⁻¹ μ_u, the mean prediction for w; P [M, K] = K̃⁻¹ Φ_Z; the prior variance left
+    after seeing u is ‖φ‖² − ‖Qφ‖² ("points", M ≤ K) or σ²‖Qφ‖² ("features").
+    """
+
+    weights: Tensor
+    P: Tensor
+    Q: Tensor
+    through_points: bool
+
+
+def make_head(Phi_z: Tensor, belief: FunctionBelief) -> Head:
+    """The head of a task from its features at Z [M, K] under the current θ."""
+    Phi = Phi_z.double()
+    through_points = Phi.shape[0] <= Phi.shape[1]
+    if through_points:
+        chol_K = cholesky(add_diagonal(Phi @ Phi.mT, belief.noise))
+        Q = solve_lower(chol_K, Phi)
+        P = torch.linalg.solve_triangular(chol_K.mT, Q, upper=True)
+    else:
+        chol_B = cholesky(add_diagonal(Phi.mT @ Phi, belief.noise))
+        Q = inverse_lower(chol_B)
+        P = Phi @ (Q.mT @ Q)
+    return Head(P.mT @ belief.mean.double().mT, P, Q, through_points)
+
+
+def head_moments(head: Head, belief: FunctionBelief, Phi_x: Tensor) -> Moments:
+    """Mean and variance of f at x, [B, C] each (Section 2.5); Phi_x [B, K]:
+
+    μ = μ_uᵀ K̃⁻¹ Φ_Z φ,   σ² = k(x,x) + k_Zxᵀ K̃⁻¹ [ cov(u) − K̃ ] K̃⁻¹ k_Zx.
+    """
+    Phi = Phi_x.double()
+    a = Phi @ head.P.mT  # K̃⁻¹ k_Zx, [B, M]
+    explained = (Phi @ head.Q.mT).square().sum(1)
+    if head.through_points:
+        left = (Phi.square().sum(1) - explained).clamp_min(0.0)  # below zero by rounding only
+    else:
+        left = belief.noise * explained
+    spread = torch.einsum("bm,cmr->bcr", a, belief.factor.double()).square().sum(-1)
+    common = left + belief.posterior_noise * a.square().sum(1)
+    return Moments(Phi @ head.weights, common[:, None] + spread)
+
+
+def head_mean(head: Head, Phi_x: Tensor) -> Tensor:
+    """The mean alone: one matrix product, in the type of Phi_x."""
+    return Phi_x @ head.weights.to(Phi_x)

@@ -1,0 +1,28 @@
+"""Small problems that a learner solves in a second."""
+
+import torch
+from torch import Tensor
+
+from frcl import FRCL, MLP
+
+
+def blobs(labels: tuple, n: int, seed: int, dim: int = 4) -> tuple[Tensor, Tensor]:
+    """One Gaussian blob per label, apart from each other; centres depend on the seed."""
+    g = torch.Generator().manual_seed(seed)
+    centres = 2.0 * torch.randn(len(labels), dim, generator=g)
+    which = torch.arange(n) % len(labels)
+    x = centres[which] + 0.4 * torch.randn(n, dim, generator=g)
+    return x, torch.tensor(labels)[which]
+
+
+def small_learner(**options) -> FRCL:
+    given = {"points": 6, "steps": 60, "batch_size": 32, "rate": 5e-3, "search_steps": 50, **options}
+    return FRCL(MLP(4, (16, 8), seed=1), **given)
+
+
+def accuracy(learner: FRCL, x: Tensor, y: Tensor, task: int | None = None) -> float:
+    return float((learner.predict(x, task=task).labels == y).float().mean())
+
+
+def same_tensors(a: dict, b: dict) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)

@@ -1,0 +1,126 @@
+import pytest
+import torch
+from torch import nn
+
+from frcl import FRCL, MLP, ConvNet, NetworkError, OptionError
+from frcl.features import check_features, features
+
+X = torch.rand(10, 4, generator=torch.Generator().manual_seed(0))
+
+
+def test_bias_column_and_scale():
+    net = MLP(4, (5, 3))
+    Phi = features(net, dict(net.named_parameters()), X, 0.5)
+    torch.testing.assert_close(Phi[:, :3], 0.5 * net(X))
+    assert torch.equal(Phi[:, 3], torch.ones(10))
+
+
+def test_mlp_last_layer_linear_or_relu():
+    linear, relu = MLP(4, (6, 5), last="linear", seed=3), MLP(4, (6, 5), last="relu", seed=3)
+    hidden = torch.relu(linear.layers[1](X))
+    torch.testing.assert_close(linear(X), linear.layers[3](hidden))
+    torch.testing.assert_close(relu(X), torch.relu(linear(X)))
+    assert (linear(X) < 0).any()
+
+
+def test_networks_come_from_their_seed_alone(global_random_state_untouched):
+    for make in (lambda seed: MLP(4, (6,), seed=seed), lambda seed: ConvNet(8, filters=(3, 3), seed=seed)):
+        one, same, other = make(1), make(1), make(2)
+        for a, b, c in zip(one.parameters(), same.parameters(), other.parameters(), strict=True):
+            assert torch.equal(a, b)
+            if a.ndim > 1:
+                assert not torch.equal(a, c)
+
+
+def test_mlp_flattens_images():
+    assert MLP(9, (2,))(torch.rand(5, 3, 3)).shape == (5, 2)
+
+
+@pytest.mark.parametrize("size", [28, 8, 5, 1, 105])
+@pytest.mark.parametrize("pooling", ["valid", "same"])
+def test_convnet_sizes(size, pooling):
+    net = ConvNet(size, pooling=pooling, filters=(4, 4, 4, 6))
+    assert net(torch.rand(2, size, size)).shape == (2, net.outputs)
+    assert net(torch.rand(2, 1, size, size)).shape == (2, net.outputs)
+
+
+def test_convnet_on_28_by_28():
+    assert ConvNet(28, pooling="valid").outputs == 64 * 1 * 1
+    assert ConvNet(28, pooling="same").outputs == 64 * 2 * 2
+    assert sum(p.numel() for p in ConvNet(28).parameters()) == 640 + 3 * (64 * 64 * 9 + 64)
+
+
+def test_same_pooling_equals_a_brute_force_maximum():
+    from frcl.features import _pool
+
+    x = torch.randn(1, 1, 7, 7, generator=torch.Generator().manual_seed(1))
+    pool, after = _pool(7, "same")
+    out = pool(x)
+    assert out.shape[-1] == after == 4
+    for i in range(4):  # window of 3 centred on every second pixel, clipped at the border
+        for j in range(4):
+            part = x[0, 0, max(2 * i - 1, 0) : 2 * i + 2, max(2 * j - 1, 0) : 2 * j + 2]
+            assert out[0, 0, i, j] == part.max()
+
+
+class Wrong(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return self.function(x * self.weight)
+
+
+@pytest.mark.parametrize(
+    ("net", "message"),
+    [
+        (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), "GroupNorm or LayerNorm"),
+        (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).eval(), "GroupNorm or LayerNorm"),
+        (nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.1)), r"net.eval\(\)"),
+        (Wrong(lambda x: x * torch.nan), "NaN or infinite features"),
+        (Wrong(lambda x: x.sum()), r"expected a tensor \[8, K\]"),
+        (Wrong(lambda x: x[:, None, :]), r"gave \(8, 1, 4\)"),
+        (Wrong(lambda x: (x, x)), "gave tuple"),
+        (Wrong(lambda x: x[:, :0]), r"gave \(8, 0\)"),
+        (Wrong(lambda x: x.long()), "expected floating point"),
+        (Wrong(lambda x: nn.functional.dropout(x, 0.5, training=True)), "something in it is random"),
+        (Wrong(lambda x: x - x.mean(0)), "depend on the rest of the batch"),
+        (nn.Linear(7, 3), "failed on inputs of shape"),
+    ],
+)
+def test_networks_that_are_no_feature_map_are_refused(net, message, global_random_state_untouched):
+    with pytest.raises(NetworkError, match=message):
+        check_features(net, X)
+
+
+def test_a_learner_refuses_a_network_when_it_is_made_or_when_data_shows_it():
+    with pytest.raises(NetworkError, match="GroupNorm"):
+        FRCL(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)))
+    learner = FRCL(Wrong(lambda x: x * torch.nan), points=2, steps=1)
+    with pytest.raises(NetworkError, match="NaN or infinite features"):
+        learner.fit(X, torch.arange(10) % 2)
+    assert learner.tasks == ()
+
+
+def test_quiet_dropout_and_other_normalisations_are_fine():
+    for net in (
+        nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)).eval(),
+        nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.0)),
+        nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(2, 4), nn.LayerNorm(4)),
+    ):
+        assert check_features(net, X) in (3, 4)
+
+
+def test_bad_sizes_are_refused():
+    for make in (
+        lambda: MLP(0, (3,)),
+        lambda: MLP(3, ()),
+        lambda: MLP(3, (2,), last="tanh"),
+        lambda: ConvNet(0),
+        lambda: ConvNet(8, pooling="full"),
+        lambda: ConvNet(8, filters=()),
+    ):
+        with pytest.raises(OptionError):
+            make()

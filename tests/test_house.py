@@ -1,0 +1,100 @@
+"""The house rules that a machine can check: imports go one way, the core is light, nothing is hidden."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "frcl"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# a room may import from rooms that stand before it, and from itself
+ORDER = [
+    "errors",
+    "seeding",
+    "files",
+    "linalg",
+    "likelihoods",
+    "features",
+    "posterior",
+    "summary",
+    "selection",
+    "boundary",
+    "regularisers",
+    "engine",
+    "learners",
+    "benchmarks",
+    "experiment",
+    "report",
+    "cli",
+    "__main__",
+]
+
+
+def room(module: str) -> str:
+    return module.split(".")[1]
+
+
+def imports(path: Path) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("frcl."):
+            found.append(node.module)
+        elif isinstance(node, ast.ImportFrom) and node.module == "frcl":
+            found += [f"frcl.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name.startswith("frcl.")]
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_go_one_way(path):
+    if path == PACKAGE / "__init__.py":
+        return
+    own = path.relative_to(PACKAGE).with_suffix("").parts[0]
+    for module in imports(path):
+        if module == "frcl.__version__":
+            continue
+        assert ORDER.index(room(module)) <= ORDER.index(own), f"{own} imports {module}"
+
+
+def test_no_two_modules_import_each_other():
+    graph = {}
+    for path in FILES:
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        graph[".".join(("frcl", *parts))] = set(imports(path))
+    for name, targets in graph.items():
+        for target in targets:
+            assert name not in graph.get(target, set()), f"{name} and {target} import each other"
+
+
+def test_the_core_imports_torch_and_numpy_alone():
+    code = "import frcl, sys; print(','.join(sorted({m.split('.')[0] for m in sys.modules})))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    heavy = {"scipy", "sklearn", "matplotlib", "typer", "rich", "jinja2", "pooch", "pandas"}
+    assert not heavy & set(loaded.strip().split(","))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_style(path):
+    text = path.read_text()
+    tree = ast.parse(text)
+    assert ast.get_docstring(tree) or not text, "every module says what it is"
+    assert len(text.splitlines()) <= 400
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno <= 60, f"{node.name} is too long to read"
+    for word in ("nan_to_num", "TO" + "DO", "FIX" + "ME", "hasattr("):
+        assert word not in text
+    assert "print(" not in text or path.name == "cli.py"
+
+
+def test_public_names_are_there():
+    import frcl
+
+    for name in frcl.__all__:
+        assert hasattr(frcl, name)
+    assert sorted(frcl.__all__) == sorted(set(frcl.__all__))

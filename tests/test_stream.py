@@ -1,0 +1,155 @@
+"""Streams: known boundaries, Algorithm 1, the bounded window."""
+
+import math
+
+import pytest
+import torch
+
+from frcl import BoundaryDetector, DataError, LabelError, OptionError, TaskError
+from frcl.learners.window import Window
+from streams import accuracy, blobs, same_tensors, small_learner
+
+
+def batches(labels: tuple, count: int, seed: int, size: int = 32):
+    x, y = blobs(labels, count * size, seed)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    return [(x[rows], y[rows]) for rows in order.split(size)]
+
+
+def test_known_boundaries():
+    tasks = [batches((0, 1), 80, 1), batches((4, 5, 6), 80, 2)]
+    learner = small_learner(points=10)
+    for number, task in enumerate(tasks):
+        learner.start_task(labels=sorted(set(torch.cat([y for _, y in task]).tolist())), size=80 * 32)
+        for x, y in task:
+            log = learner.observe(x, y)
+            assert log.task == number
+            assert not log.boundary
+            assert math.isnan(log.statistic)
+        summary = learner.end_task()
+        assert summary.size == 80 * 32
+    for number, task in enumerate(tasks):
+        assert sum(accuracy(learner, x, y, number) for x, y in task) / len(task) > 0.95
+
+
+def test_one_observe_is_one_step_of_fit():
+    """A stream fed with the minibatches that fit() would draw ends at the same network."""
+    x, y = blobs((0, 1, 2), 90, 1)
+    fitted, streamed = small_learner(steps=15), small_learner(steps=15)
+    fitted.fit(x, y)
+    streamed.start_task(labels=(0, 1, 2), size=90)
+    g = small_learner()._state.streams["batches"]
+    for _ in range(15):
+        rows = torch.randint(90, (32,), generator=g)
+        streamed.observe(x[rows], y[rows])
+    assert same_tensors(fitted.net.state_dict(), streamed.net.state_dict())
+
+
+def test_hidden_boundaries_are_found_and_each_task_remembered():
+    """Algorithm 1: three tasks in one stream, no word about when they change."""
+    tasks = [batches((0, 1), 120, seed, size=64) for seed in (11, 12, 13)]
+    learner = small_learner(points=10, initial_scale=1.0, detector=BoundaryDetector(5.0))
+    found = []
+    for t, (x, y) in enumerate(batch for task in tasks for batch in task):
+        if learner.observe(x, y).boundary:
+            found.append(t)
+    assert found == [120, 240]
+    assert len(learner.tasks) == 2
+    for number, task in enumerate(tasks):
+        assert sum(accuracy(learner, x, y, number) for x, y in task) / len(task) > 0.9
+
+
+def test_the_points_of_a_task_found_by_itself_are_from_that_task():
+    first, second = batches((0, 1), 60, 11, size=64), batches((0, 1), 60, 12, size=64)
+    learner = small_learner(points=10, initial_scale=1.0, detector=BoundaryDetector(5.0))
+    for x, y in first + second:
+        learner.observe(x, y)
+    old = {tuple(row) for x, _ in first for row in x.tolist()}
+    assert len(learner.tasks) == 1
+    assert all(tuple(row) in old for row in learner.tasks[0].Z.tolist())
+
+
+def test_no_boundary_before_the_task_can_be_summarised():
+    """With more points than examples seen so far the detector learns but does not decide."""
+    learner = small_learner(
+        points=200, window=300, initial_scale=1.0, detector=BoundaryDetector(-1e9, warm_up=0, minimum_time=0)
+    )
+    boundaries = [learner.observe(x, y).boundary for x, y in batches((0, 1), 8, 1)]
+    assert boundaries == [False] * 7 + [True]
+
+
+def test_boundary_detection_can_be_ended_by_hand():
+    learner = small_learner(detector=BoundaryDetector(5.0, warm_up=3, minimum_time=0))
+    for x, y in batches((0, 1), 5, 1):
+        learner.observe(x, y)
+    learner.end_task()
+    assert learner.detector.state_dict()["in_task"] == 0
+    learner.observe(*batches((0, 1), 1, 2)[0])
+    assert learner.predict(torch.zeros(1, 4)).probs.shape == (1, 2)
+
+
+def test_the_detector_given_is_not_shared():
+    detector = BoundaryDetector(5.0)
+    learner = small_learner(detector=detector)
+    for x, y in batches((0, 1), 5, 1):
+        learner.observe(x, y)
+    assert detector.state_dict()["in_task"] == 0
+
+
+def test_window_is_a_uniform_sample(generator):
+    """Reservoir sampling: every example is held equally often; the content is bounded and copied."""
+    counts = torch.zeros(60)
+    for _ in range(2000):
+        window = Window(12)
+        for rows in torch.arange(60).split(7):
+            window.add(rows[:, None].float(), rows, generator)
+        x, y = window.data()
+        assert len(x) == len(window) == 12
+        assert torch.equal(x[:, 0].long(), y)
+        counts[y] += 1
+    torch.testing.assert_close(counts / 2000, torch.full((60,), 0.2), rtol=0, atol=0.045)
+
+
+def test_labels_declared_once_for_all_tasks():
+    learner = small_learner(labels=(0, 1, 2))
+    x, y = blobs((0, 1), 32, 1)
+    learner.observe(x, y)
+    assert learner.predict(x).classes == (0, 1, 2)
+    learner.observe(x, y + 1)
+
+
+def test_orders_that_make_no_sense():
+    x, y = blobs((0, 1), 32, 1)
+    learner = small_learner()
+    with pytest.raises(TaskError, match="no task is open"):
+        learner.end_task()
+    with pytest.raises(TaskError, match="nothing has been learned"):
+        learner.predict(x)
+    with pytest.raises(OptionError, match="size is the number of examples"):
+        learner.start_task(size=0)
+    learner.observe(x, y)
+    with pytest.raises(TaskError, match="still open"):
+        learner.start_task()
+    with pytest.raises(TaskError, match="still open"):
+        learner.fit(x, y)
+    with pytest.raises(LabelError, match="label 7 was never seen in this task"):
+        learner.observe(x, y + 7)
+    with pytest.raises(OptionError, match="cannot be chosen from a window of 3"):
+        small_learner(window=3).observe(x, y)
+    few = small_learner(points=50)
+    few.observe(x, y)
+    with pytest.raises(DataError, match="32 examples are fewer than the 50 inducing points"):
+        few.end_task()
+    few.observe(x, y)
+    few.end_task()
+
+
+def test_function_space_in_a_stream():
+    learner = small_learner(inference="function", points=20)
+    with pytest.raises(DataError, match="fewer than the 20 inducing points"):
+        learner.observe(*blobs((0, 1), 8, 1))
+    for x, y in batches((0, 1), 100, 1):
+        learner.observe(x, y)
+    summary = learner.end_task()
+    assert summary.belief.M == 20
+    assert accuracy(learner, *blobs((0, 1), 100, 1), task=0) > 0.9

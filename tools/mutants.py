@@ -1,0 +1,147 @@
+"""Break the formulas one at a time, on purpose, and show that the tests notice.
+
+Each mutation is applied to a copy of the package; the tests named beside it must then fail. Run by `make mutants`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    what: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+MUTANTS = (
+    Mutant("sign of log|K| in the KL", "summary.py",
+           "value = 0.5 * (trace + terms.C * logdet_from_cholesky(chol_K))",
+           "value = 0.5 * (trace - terms.C * logdet_from_cholesky(chol_K))", "tests/test_summary.py"),
+    Mutant("½ of the KL left out", "summary.py",
+           "value = 0.5 * (trace + terms.C * logdet) + terms.constant",
+           "value = (trace + terms.C * logdet) + terms.constant", "tests/test_summary.py"),
+    Mutant("½ of the weight-space KL left out", "linalg.py",
+           "return 0.5 * (second_moment / prior_variance", "return (second_moment / prior_variance",
+           "tests/test_linalg.py"),
+    Mutant("transposed factor in equation 5", "summary.py",
+           "factor = Phi @ q.factor.double().tril()", "factor = Phi @ q.factor.double().tril().mT",
+           "tests/test_summary.py"),
+    Mutant("upper triangle of L counted", "posterior.py",
+           'spread = torch.einsum("bk,ckj->bcj", Phi, q.factor.tril())',
+           'spread = torch.einsum("bk,ckj->bcj", Phi, q.factor)', "tests/test_summary.py"),
+    Mutant("swapped arguments of the KL", "linalg.py",
+           "spread = solve_lower(chol_prior, L).square()", "spread = solve_lower(L, chol_prior).square()",
+           "tests/test_linalg.py"),
+    Mutant("noise left out of q(u)", "summary.py",
+           "return FunctionBelief(mean.to(dtype), factor.to(dtype), noise, posterior_noise=noise)",
+           "return FunctionBelief(mean.to(dtype), factor.to(dtype), noise, posterior_noise=0.0)",
+           "tests/test_summary.py"),
+    Mutant("noise of q(u) left out of the gradient", "summary.py",
+           "slope = C * inverse_Phi - X @ (X.mT @ Phi) - extra[:, None, None] * (inverse @ inverse_Phi)",
+           "slope = C * inverse_Phi - X @ (X.mT @ Phi)", "tests/test_summary.py"),
+    Mutant("gradient through the constant part (missing detach)", "summary.py",
+           "fixed = live.detach()", "fixed = live", "tests/test_summary.py"),
+    Mutant("padded points counted", "summary.py",
+           "noise * terms.mask + (1 - terms.mask)", "noise * torch.ones_like(terms.mask)", "tests/test_summary.py"),
+    Mutant("K for M in log|K| when M > K", "summary.py",
+           "logdet = logdet_from_cholesky(chol_B) + (M - K) * noise.log()", "logdet = logdet_from_cholesky(chol_B)",
+           "tests/test_summary.py"),
+    Mutant("predictive variance without the part that u leaves open", "summary.py",
+           "common = left + belief.posterior_noise * a.square().sum(1)",
+           "common = belief.posterior_noise * a.square().sum(1)", "tests/test_summary.py"),
+    Mutant("B for N in the scale of the KL", "learners/objective.py",
+           "now, held = kl_now / memory.N, kl_past / memory.N", "now, held = kl_now / B, kl_past / B",
+           "tests/test_objective.py"),
+    Mutant("summed instead of mean log-likelihood", "learners/objective.py",
+           "log_likelihood = log_p.mean()", "log_likelihood = log_p.sum()", "tests/test_objective.py"),
+    Mutant("σ_w left out of the kernel", "learners/objective.py",
+           "Phi[B:].unflatten(0, past.Z.shape[:2]) * self.options.prior_deviation",
+           "Phi[B:].unflatten(0, past.Z.shape[:2])", "tests/test_objective.py"),
+    Mutant("sub-sampled tasks not scaled up", "regularisers/functional.py",
+           "prior_kl(Phi_z, part.terms).sum() * (tasks / part.tasks)", "prior_kl(Phi_z, part.terms).sum()",
+           "tests/test_summary.py"),
+    Mutant("initial points stored instead of those found", "selection.py",
+           "return Selected(torch.tensor(index), before, trace_term(gram, state.Phi_z, noise))",
+           "return Selected(start, before, trace_term(gram, state.Phi_z, noise))", "tests/test_selection.py"),
+    Mutant("rank-two update with the wrong sign", "selection.py",
+           "return Exchange(slot, phi, value, u, 1 / left, w, -1 / schur)",
+           "return Exchange(slot, phi, value, u, 1 / left, w, 1 / schur)", "tests/test_selection.py"),
+    Mutant("proposal accepted when it is worse", "selection.py",
+           "if exchange.value >= state.value:", "if exchange.value < state.value:", "tests/test_selection.py"),
+    Mutant("points of Z not left out of the predictive criterion", "selection.py",
+           "rest[index] = False", "rest[index] = True", "tests/test_selection.py"),
+    Mutant("label sign of the Bernoulli likelihood", "likelihoods.py",
+           "sign = (2 * y - 1).to(mean.dtype)", "sign = (1 - 2 * y).to(mean.dtype)", "tests/test_likelihoods.py"),
+    Mutant("deviation for variance in the softmax", "likelihoods.py",
+           "f = mean + (variance + SMALL).sqrt() * noise  # [samples, B, C]",
+           "f = mean + (variance + SMALL) * noise  # [samples, B, C]", "tests/test_likelihoods.py"),
+    Mutant("variance left out of the Gaussian likelihood", "likelihoods.py",
+           "error = ((y - mean).square() + variance)", "error = (y - mean).square()", "tests/test_likelihoods.py"),
+    Mutant("boundary test with the other tail", "boundary.py",
+           "difference = old.mean(0) - new.mean(0)", "difference = new.mean(0) - old.mean(0)",
+           "tests/test_boundary.py"),
+    Mutant("biased variance in Welch's test", "boundary.py",
+           "part_new = new.var(0, correction=1)", "part_new = new.var(0, correction=0)", "tests/test_boundary.py"),
+    Mutant("score with one direction of the KL", "boundary.py",
+           "return 0.25 * ((variance + square) / k + (k + square) / variance - 2.0)",
+           "return 0.5 * ((variance + square) / k - 1.0)", "tests/test_boundary.py"),
+    Mutant("summary that aliases the live posterior (missing clone)", "summary.py",
+           "FunctionBelief(q.mean.clone(), q.factor.tril().clone(), noise",
+           "FunctionBelief(q.mean, q.factor.tril().clone(), noise", "tests/test_summary.py"),
+    Mutant("state that aliases the live tensors (missing clone)", "learners/checkpoint.py",
+           '"tensors": {name: value.detach().clone() for name, value in tensors.items()}}',
+           '"tensors": {name: value.detach() for name, value in tensors.items()}}', "tests/test_checkpoint.py"),
+    Mutant("random streams not restored", "learners/checkpoint.py",
+           'streams.restore(_under(tensors, "streams/"))', "pass", "tests/test_checkpoint.py"),
+    Mutant("head kept when the network moved", "learners/frcl.py",
+           "if cached is None or cached[0] != self._state.version:", "if cached is None:", "tests/test_learner.py"),
+    Mutant("class columns permuted on the way back to labels", "learners/targets.py",
+           "values = tuple(sorted(set(plain)))", "values = tuple(sorted(set(plain), reverse=True))",
+           "tests/test_learner.py"),
+    Mutant("bias column forgotten", "features.py",
+           "out.new_ones(out.shape[0], 1)", "out.new_zeros(out.shape[0], 1)", "tests/test_features.py"),
+)  # fmt: skip
+
+
+def caught(mutant: Mutant) -> bool:
+    """Whether the tests fail, by an assertion or an error inside a test, on the mutated package."""
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder) / "frcl"
+        shutil.copytree(ROOT / "src" / "frcl", package, ignore=shutil.ignore_patterns("__pycache__"))
+        target = package / mutant.file
+        target.write_text(target.read_text().replace(mutant.old, mutant.new))
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", mutant.tests]
+        environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
+        result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        if result.returncode > 1:
+            raise SystemExit(f"the tests could not run on {mutant.what!r}:\n{result.stdout}{result.stderr}")
+        return result.returncode == 1
+
+
+def main() -> int:
+    survivors = []
+    for number, mutant in enumerate(MUTANTS, 1):
+        begin = time.perf_counter()
+        found = caught(mutant)
+        survivors += [] if found else [mutant]
+        verdict = "caught" if found else "SURVIVED"
+        print(f"{number:2}/{len(MUTANTS)} {verdict:8} {time.perf_counter() - begin:5.1f} s  {mutant.what}", flush=True)
+    print(f"{len(MUTANTS) - len(survivors)} of {len(MUTANTS)} mutations caught")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -17,7 +17,7 @@ help:
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,dev,docs]"
 	@touch $(READY)
 
 run: $(READY)
@@ -37,6 +37,10 @@ format: $(READY)
 
 mutants: $(READY)
 	$(BIN)/python tools/mutants.py
+
+docs: $(READY)
+	$(BIN)/sphinx-build -W -q -b html docs site
+	@echo "documentation: site/index.html"
 
 clean:
 	rm -rf $(VENV) runs site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

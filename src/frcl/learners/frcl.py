@@ -27,7 +27,7 @@ from frcl.learners.window import Window
 from frcl.posterior import Moments
 from frcl.regularisers.functional import sample_tasks
 from frcl.seeding import Streams
-from frcl.summary import Head, head_moments, make_head
+from frcl.summary import Head, head_moments, make_head, prior_kl
 
 CUDA_CHECK_EVERY = 100  # steps between two looks at whether the loss is finite, on CUDA
 
@@ -180,6 +180,19 @@ class FRCL:
     def memory_bytes(self) -> int:
         """Bytes that the summaries of past tasks take."""
         return sum(summary.bytes() for summary in self._state.past)
+
+    def kept_inputs(self) -> list[Tensor]:
+        """The inducing inputs Z of each past task."""
+        return [summary.Z for summary in self._state.past]
+
+    def past_divergences(self) -> list[float]:
+        """KL(q(u_i) ‖ p_θ(u_i)) of each past task under the current θ, in nats."""
+        bank = self._state.bank
+        if bank is None:
+            return []
+        Phi = self._model.features(bank.Z.flatten(0, 1)).unflatten(0, bank.Z.shape[:2])
+        with torch.no_grad():
+            return [float(value) for value in prior_kl(self.options.prior_deviation * Phi, bank.terms)]
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides what happens next, copied: {"meta": JSON-able, "tensors": by name}.

@@ -1,0 +1,109 @@
+"""Tasks, and what a benchmark is: a numbered sequence of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from frcl.errors import OptionError, TaskError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Examples: x [n, ...] float32, in [0, 1] for images; y [n] int64 labels (floats for regression)."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, which: Tensor) -> Split:
+        """The examples at these indices, or where this mask is true."""
+        return Split(self.x[which], self.y[which])
+
+    def to(self, device: torch.device | str) -> Split:
+        return Split(self.x.to(device), self.y.to(device))
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task. `validation` overlaps `train` only where training on both was asked for."""
+
+    name: str
+    train: Split  # to learn from, after augmentation
+    validation: Split  # to choose hyper-parameters by; never augmented
+    test: Split  # to report on; never augmented
+    size: int  # N of the objective
+
+    def to(self, device: torch.device | str) -> Task:
+        return Task(self.name, self.train.to(device), self.validation.to(device), self.test.to(device), self.size)
+
+
+class Benchmark(Protocol):
+    """A sequence of tasks, numbered from 0; asking twice gives the same task."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def input_shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def task_names(self) -> tuple[str, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def task(self, number: int) -> Task: ...
+
+    def test_split(self, number: int) -> Split:
+        """`task(number).test`, without the cost of building the training data."""
+        ...
+
+
+@dataclass(frozen=True)
+class TaskList:
+    """A benchmark whose tasks are all in memory."""
+
+    name: str
+    tasks: tuple[Task, ...]
+    label_names: tuple[str, ...] | None = None  # label i is called label_names[i], where labels have names
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self.tasks[0].train.x.shape[1:])
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        return tuple(task.name for task in self.tasks)
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def task(self, number: int) -> Task:
+        return self.tasks[checked_number(self, number)]
+
+    def test_split(self, number: int) -> Split:
+        return self.task(number).test
+
+
+def checked_number(benchmark: Benchmark, number: int) -> int:
+    """`number`, if the benchmark has such a task."""
+    if not 0 <= number < len(benchmark):
+        raise TaskError(
+            f"{benchmark.name} has no task {number}: its {len(benchmark)} tasks are numbered 0 to {len(benchmark) - 1}"
+        )
+    return number
+
+
+def first_tasks(name: str, tasks: Sequence[T], wanted: int | None, advice: str = "") -> tuple[T, ...]:
+    """The first `wanted` of the tasks, all of them for None; more than there are is refused."""
+    if wanted is not None and wanted > len(tasks):
+        raise OptionError(f"tasks={wanted} is too many: {name} has {len(tasks)}{advice}")
+    return tuple(tasks[:wanted])

@@ -1,0 +1,315 @@
+"""The command line: frcl run | resume | report | compare | list | data."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from frcl.benchmarks.open import BENCHMARKS
+from frcl.display import Live, Plain, Several, Silent, accuracy_table, in_words
+from frcl.errors import FrclError, OptionError
+from frcl.experiment import runner
+from frcl.experiment.config import METHODS, Config, parse_setting, read_toml, resolve, to_toml
+from frcl.experiment.keeper import Interrupted, Observer
+from frcl.experiment.tensorboard import TensorBoard
+from frcl.report import comparison_rows, find_runs, read_run, write_figures, write_report, write_tables
+
+DONE, FAILED, USAGE, STOPPED = 0, 1, 2, 130
+
+app = typer.Typer(
+    help="Continual learning that remembers functions: FRCL, its benchmarks and its reports.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+out, err = Console(), Console(stderr=True)
+
+Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing but errors.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
+Board = Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events into the run folder.")]
+
+
+@app.command()
+def run(
+    benchmark: Annotated[
+        str | None,
+        typer.Argument(help="A benchmark (see `frcl list`) or the path of a .toml file that describes your own data."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Options from a TOML file, such as the config.toml of another run.")
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="The method; see `frcl list`.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="How many seeds, or which: 10, or 0,3,5.")] = None,
+    tasks: Annotated[int | None, typer.Option(help="Only the first so many tasks.")] = None,
+    points: Annotated[int | None, typer.Option(help="Inducing points kept per task.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Gradient steps per task.")] = None,
+    selection: Annotated[
+        str | None, typer.Option(help="How points are chosen: random, trace, predictive, error or elbo.")
+    ] = None,
+    inference: Annotated[str | None, typer.Option(help="weight (default) or function space.")] = None,
+    hidden_boundaries: Annotated[
+        bool, typer.Option("--hidden-boundaries", help="One stream; the learner must notice where tasks change.")
+    ] = False,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder with the data files; see `frcl data`.")] = None,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", help="Folder of the run; runs/BENCHMARK-METHOD by default.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Any other option, as key=value; may be repeated.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is in the folder.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved options and stop.")] = False,
+    tensorboard: Board = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Learn a benchmark task by task, test after each, and write a report.
+
+    Without arguments it learns split-digits, which comes with scikit-learn, in a minute or so.
+    """
+    layer = {} if config is None else read_toml(config)
+    name = benchmark or layer.pop("benchmark", "split-digits")
+    layer.pop("benchmark", None)
+    flags = {
+        "method": method,
+        "seeds": None if seeds is None else _seeds(seeds),
+        "device": device,
+        "data": None if data is None else str(data.resolve()),
+        "hidden_boundaries": True if hidden_boundaries else None,
+        "stream": _given(tasks=tasks),
+        "learner": _given(points=points, steps=steps, selection=selection, inference=inference),
+    }
+    resolved = resolve(name, layer, _given(**flags), *(parse_setting(text) for text in settings or []))
+    if dry_run:
+        typer.echo(to_toml(resolved), nl=False)
+        return
+    folder = out_folder or _free_folder(resolved)
+    with _stoppable() as stop:
+        observer = _observer(quiet, as_json, folder / "tensorboard" if tensorboard else None)
+        result = _finally_closed(
+            observer, lambda: runner.run(resolved, folder, observer, stop=stop, overwrite=overwrite)
+        )
+    _conclude(result, folder, quiet, as_json)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run that was interrupted.")],
+    tensorboard: Board = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Go on with a run where it stopped; the result is that of a run without interruption."""
+    with _stoppable() as stop:
+        observer = _observer(quiet, as_json, folder / "tensorboard" if tensorboard else None)
+        result = _finally_closed(observer, lambda: runner.resume(folder, observer, stop=stop))
+    _conclude(result, folder, quiet, as_json)
+
+
+@app.command()
+def report(
+    paths: Annotated[list[Path], typer.Argument(help="Run folders, or folders that contain some.")],
+    out_file: Annotated[Path, typer.Option("--out", help="The HTML file to write.")] = Path("report.html"),
+) -> None:
+    """Write one self-contained HTML page about a run, or comparing several; tables beside it."""
+    runs = find_runs(paths)
+    written = write_report(runs, out_file)
+    tables = write_tables(runs, out_file.parent / f"{out_file.stem}-tables")
+    out.print(f"report of {len(runs)} run{'s' * (len(runs) != 1)}: {written}", highlight=False, soft_wrap=True)
+    out.print(f"tables: {', '.join(str(path) for path in tables)}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def compare(
+    paths: Annotated[list[Path], typer.Argument(help="Run folders, or folders that contain some.")],
+    as_json: Json = False,
+) -> None:
+    """Put runs side by side: accuracy, forgetting, calibration, memory, time, paired differences."""
+    found = comparison_rows(find_runs(paths))
+    if as_json:
+        from dataclasses import asdict
+
+        typer.echo(json.dumps(asdict(found), indent=1))
+        return
+    table = Table("run", "benchmark", "seeds", "accuracy %", "forgetting %", "NLL", "ECE", "bytes kept", "seconds")
+    for row in found.rows:
+        cells = [_metric(row.average_accuracy, 100), _metric(row.forgetting, 100), _metric(row.nll), _metric(row.ece)]
+        ends = ["" if v is None else f"{v:,.0f}" for v in (row.memory_bytes, row.seconds)]
+        table.add_row(row.label, row.benchmark, str(row.seeds), *cells, *ends)
+    out.print(table)
+    for pair in found.pairs:
+        gap = pair.difference
+        out.print(
+            f"{pair.first} − {pair.second} on {pair.benchmark}: {100 * gap.mean:+.2f} points of accuracy"
+            f"{_interval(gap)} over {len(pair.seeds)} paired seeds",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+@app.command("list")
+def list_names() -> None:
+    """List the benchmarks and the methods."""
+    for title, rows in (("Benchmarks", BENCHMARKS), ("Methods", METHODS)):
+        table = Table(title=title, show_header=False, title_justify="left")
+        for name, text in rows:
+            table.add_row(name, text)
+        out.print(table)
+
+
+@app.command("data")
+def data_files(
+    name: Annotated[str | None, typer.Argument(help="A data set to make sure of: mnist or omniglot.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder to look in first, and to download to.")] = None,
+) -> None:
+    """Show which data files are at hand and verified; with a name, download what is missing."""
+    from frcl.benchmarks.places import data_status, fetch
+
+    if name is not None:
+        with _download_bar() as progress:
+            fetch(name, data, on_progress=progress)
+    table = Table("data set", "file", "state", "where")
+    for file in data_status(data):
+        state = "verified" if file.verified else (file.problem or ("missing" if file.needed else "not needed"))
+        table.add_row(file.dataset, file.name, state, "" if file.path is None else str(file.path))
+    out.print(table)
+
+
+def main() -> None:
+    """Run the command line; a mistake ends in one line and an exit code, never in a traceback."""
+    try:
+        app(prog_name="frcl")
+    except Interrupted as error:
+        code = _complain(str(error), STOPPED)
+    except OptionError as error:
+        code = _complain(f"error: {error}", USAGE)
+    except (FrclError, OSError) as error:
+        code = _complain(f"error: {error}", FAILED)
+    else:
+        code = DONE
+    sys.exit(code)
+
+
+# -- helpers ------------------------------------------------------------------------------------------------
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    """Only what was said."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise OptionError(f"--seeds wants a number, as 10, or a list, as 0,3,5; got {text!r}") from None
+    if "," in text:
+        return numbers
+    if numbers[0] < 1:
+        raise OptionError(f"--seeds must be at least 1; got {text}")
+    return list(range(numbers[0]))
+
+
+def _free_folder(config: Config) -> Path:
+    """runs/BENCHMARK-METHOD, with a number behind it if that is taken."""
+    name = f"{Path(config.benchmark).stem}-{config.method}{'-hidden' if config.hidden_boundaries else ''}"
+    base = Path("runs") / name
+    number = 1
+    while (base if number == 1 else base.with_name(f"{name}-{number}")).exists():
+        number += 1
+    return base if number == 1 else base.with_name(f"{name}-{number}")
+
+
+def _observer(quiet: bool, as_json: bool, events: Path | None) -> Observer:
+    display: Observer
+    if quiet or as_json:
+        display = Silent()
+    elif out.is_terminal:
+        display = Live(out)
+    else:
+        display = Plain(out)
+    return display if events is None else Several(display, TensorBoard(events))
+
+
+def _finally_closed(observer: Observer, work: Any) -> dict[str, Any]:
+    try:
+        result: dict[str, Any] = work()
+        return result
+    finally:
+        if isinstance(observer, Live):
+            observer.close()
+
+
+@contextmanager
+def _stoppable() -> Iterator[Any]:
+    """While inside, the first Ctrl-C asks the run to stop at the next step, the second one stops it at once."""
+    asked = False
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _download_bar() -> Iterator[Any]:
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+    with Progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), console=err) as bars:
+        known: dict[str, Any] = {}
+
+        def update(name: str, received: int, total: int | None) -> None:
+            if name not in known:
+                known[name] = bars.add_task(name, total=total)
+            bars.update(known[name], completed=received, total=total)
+
+        yield update
+
+
+def _conclude(result: dict[str, Any], folder: Path, quiet: bool, as_json: bool) -> None:
+    one = read_run(folder)
+    page = write_report([one], folder / "report.html")
+    write_figures(one, folder / "figures")
+    write_tables([one], folder / "tables")
+    if as_json:
+        typer.echo(json.dumps(result))
+    elif not quiet:
+        out.print(accuracy_table(result))
+        out.print(f"average accuracy {in_words(result['average_accuracy'], 100, ' %')}", highlight=False)
+        out.print(f"forgetting {in_words(result['forgetting'], 100, ' %')}", highlight=False)
+        out.print(f"NLL {in_words(result['nll'], digits=3)}, ECE {in_words(result['ece'], digits=3)}", highlight=False)
+        out.print(f"report: {page}", highlight=False, soft_wrap=True)
+
+
+def _metric(metric: Any, scale: float = 1.0) -> str:
+    if metric is None:
+        return "not available"
+    spread = "" if metric.std is None else f" ± {scale * metric.std:.2f}"
+    return f"{scale * metric.mean:.2f}{spread}"
+
+
+def _interval(gap: Any) -> str:
+    return "" if gap.low is None else f" [{100 * gap.low:+.2f}, {100 * gap.high:+.2f}]"
+
+
+def _complain(message: str, code: int) -> int:
+    err.print(message, style="red" if code != STOPPED else None, highlight=False, markup=False, soft_wrap=True)
+    return code

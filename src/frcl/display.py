@@ -1,0 +1,153 @@
+"""What a person sees of a run: a live display in a terminal, plain lines elsewhere, or nothing."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
+
+from frcl.experiment.config import Config
+from frcl.experiment.keeper import Observer
+from frcl.learners.records import StepLog
+
+PLAIN_SECONDS = 10.0  # between two lines while a task is learned
+
+
+class Silent:
+    """Says nothing."""
+
+    def begin(self, config: Config, names: list[str]) -> None:
+        """Nothing to say."""
+
+    def step(self, seed: int, task: int, log: StepLog) -> None:
+        """Nothing to say."""
+
+    def evaluated(self, seed: int, task: int, row: list[float]) -> None:
+        """Nothing to say."""
+
+    def end(self, result: dict[str, Any]) -> None:
+        """Nothing to say."""
+
+
+class Plain:
+    """One line a task, and one every few seconds: for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._said = time.monotonic()
+
+    def begin(self, config: Config, names: list[str]) -> None:
+        self._config, self._names = config, names
+        self._say(f"{config.benchmark}: {len(names)} tasks, method {config.method}, seeds {list(config.seeds)}")
+
+    def step(self, seed: int, task: int, log: StepLog) -> None:
+        if time.monotonic() - self._said > PLAIN_SECONDS:
+            self._say(f"seed {seed}, task {task + 1}/{len(self._names)}, step {log.step}: {terms(log)}")
+
+    def evaluated(self, seed: int, task: int, row: list[float]) -> None:
+        self._say(
+            f"seed {seed}, task {task + 1}/{len(self._names)} ({self._names[task]}): "
+            f"average {sum(row) / len(row):.2%}, this task {row[-1]:.2%}"
+        )
+
+    def end(self, result: dict[str, Any]) -> None:
+        """The caller says how it ended."""
+
+    def _say(self, line: str) -> None:
+        self._said = time.monotonic()
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+class Live:
+    """A progress bar over all steps of all seeds, with the terms of the loss and the accuracy so far."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, min_width=len("seed 10 task 10/10"))),
+            BarColumn(bar_width=14),
+            TaskProgressColumn(),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[terms]}", table_column=Column(no_wrap=True)),
+            console=console,
+            transient=True,
+        )
+        self._accuracy = ""
+
+    def begin(self, config: Config, names: list[str]) -> None:
+        self._config, self._names = config, names
+        total = len(config.seeds) * len(names) * config.learner.steps
+        self._bar = self._progress.add_task("", total=total, terms="")
+        self._progress.start()
+
+    def step(self, seed: int, task: int, log: StepLog) -> None:
+        steps = self._config.learner.steps
+        within = (log.step - 1) % steps + 1
+        done = (self._config.seeds.index(seed) * len(self._names) + task) * steps + within
+        text = f"seed {seed} task {task + 1}/{len(self._names)}"
+        parts = f"loss {log.loss:.3f} now {log.kl_now:.3f} past {log.kl_past:.3f}{self._accuracy}"
+        self._progress.update(self._bar, completed=done, description=text, terms=parts)
+
+    def evaluated(self, seed: int, task: int, row: list[float]) -> None:
+        self._accuracy = f" accuracy {sum(row) / len(row):.1%}"
+
+    def end(self, result: dict[str, Any]) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        self._progress.stop()
+
+
+class Several:
+    """Passes everything on to more than one observer."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    def begin(self, config: Config, names: list[str]) -> None:
+        for observer in self._observers:
+            observer.begin(config, names)
+
+    def step(self, seed: int, task: int, log: StepLog) -> None:
+        for observer in self._observers:
+            observer.step(seed, task, log)
+
+    def evaluated(self, seed: int, task: int, row: list[float]) -> None:
+        for observer in self._observers:
+            observer.evaluated(seed, task, row)
+
+    def end(self, result: dict[str, Any]) -> None:
+        for observer in self._observers:
+            observer.end(result)
+
+
+def terms(log: StepLog) -> str:
+    """The loss and its parts, in nats per example."""
+    return f"loss {log.loss:.3f} (fit {-log.log_likelihood:.3f}, KL now {log.kl_now:.3f}, KL past {log.kl_past:.3f})"
+
+
+def accuracy_table(result: dict[str, Any]) -> Table:
+    """The accuracy matrix, mean over seeds: a row for each task learned, a column for each task tested."""
+    names, matrices = result["tasks"], result["accuracy"]
+    table = Table(title=f"Accuracy on each task after learning each task (mean of {len(matrices)} seeds, %)")
+    table.add_column("after learning")
+    for name in names:
+        table.add_column(name, justify="right")
+    for after, name in enumerate(names):
+        cells = []
+        for on in range(len(names)):
+            values = [matrix[after][on] for matrix in matrices]
+            cells.append("" if values[0] is None else f"{100 * sum(values) / len(values):.1f}")
+        table.add_row(name, *cells)
+    return table
+
+
+def in_words(summary: dict[str, Any] | None, scale: float = 1.0, unit: str = "", digits: int = 2) -> str:
+    """ "98.12 ± 0.30 %", or that it is not available."""
+    if summary is None:
+        return "not available"
+    spread = "" if summary["std"] is None else f" ± {scale * summary['std']:.{digits}f}"
+    return f"{scale * summary['mean']:.{digits}f}{spread}{unit}"

@@ -1,0 +1,1 @@
+"""Experiments: options, runner, metrics, results."""

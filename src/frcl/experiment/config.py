@@ -1,0 +1,210 @@
+"""Everything that decides a run, resolved from defaults, a file and the command line; to TOML and back."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+from frcl.benchmarks.options import BenchmarkOptions
+from frcl.boundary import BoundaryDetector
+from frcl.errors import OptionError
+from frcl.experiment.networks import NetworkOptions
+from frcl.learners.options import FRCLOptions
+
+T = TypeVar("T")
+METHODS = (("frcl", "functional regularisation at inducing points: the paper's method"),)
+
+
+@dataclass(frozen=True)
+class DetectorOptions:
+    """Boundary detection in a stream whose boundaries are hidden; see BoundaryDetector."""
+
+    threshold: float = 5.0
+    thresholds: tuple[float, ...] = (4.0, 5.0, 6.0, 7.0, 8.0)  # these are scored too
+    window: int = 1
+    log_space: bool = True
+    aggregate: str = "max"
+    warm_up: int = 10
+    minimum_time: int = 10
+    pause: int = 10
+    tolerance: int = 10  # a switch found at most this many minibatches late counts as found
+
+    def __post_init__(self) -> None:
+        self.detector()
+        if self.tolerance < 0 or not self.thresholds:
+            raise OptionError("tolerance cannot be negative, and thresholds needs at least one number")
+
+    def detector(self) -> BoundaryDetector:
+        given = {k: v for k, v in asdict(self).items() if k not in ("thresholds", "tolerance")}
+        return BoundaryDetector(**given)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a run is carried out; none of it changes what is learned, but for rounding with other `threads`."""
+
+    checkpoint_seconds: float = 5.0  # time between two checkpoints while a task is learned
+    log_past_every: int = 0  # log the KL of every past task each so many steps; 0: not
+    forward_transfer: bool = False  # learn every task alone as well, to measure forward transfer
+    threads: int = 1  # CPU threads: one is fastest for small networks, and does not suffer from busy neighbours
+
+    def __post_init__(self) -> None:
+        if self.threads < 1 or self.log_past_every < 0 or self.checkpoint_seconds < 0:
+            raise OptionError("threads must be at least 1, log_past_every and checkpoint_seconds at least 0")
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run: a benchmark, a method, seeds, and the options of each part."""
+
+    benchmark: str = "split-digits"
+    method: str = "frcl"
+    seeds: tuple[int, ...] = (0, 1, 2)
+    device: str = "cpu"
+    data: str | None = None
+    hidden_boundaries: bool = False
+    stream: BenchmarkOptions = field(default_factory=BenchmarkOptions)
+    network: NetworkOptions = field(default_factory=NetworkOptions)
+    learner: FRCLOptions = field(default_factory=FRCLOptions)
+    detector: DetectorOptions = field(default_factory=DetectorOptions)
+    run: RunOptions = field(default_factory=RunOptions)
+
+    def __post_init__(self) -> None:
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
+            raise OptionError(f"seeds must be different whole numbers, at least one; got {list(self.seeds)}")
+        known = [name for name, _ in METHODS]
+        if self.method not in known:
+            raise OptionError(f"unknown method {self.method!r}{suggestion(self.method, known)}")
+
+    def for_seed(self, seed: int) -> FRCLOptions:
+        return replace(self.learner, seed=seed)
+
+
+PARTS = {
+    "stream": BenchmarkOptions,
+    "network": NetworkOptions,
+    "learner": FRCLOptions,
+    "detector": DetectorOptions,
+    "run": RunOptions,
+}
+PLAIN = ("benchmark", "method", "seeds", "device", "data", "hidden_boundaries")
+
+
+def suggestion(word: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
+
+
+def resolve(benchmark: str, *layers: Mapping[str, Any]) -> Config:
+    """The configuration of a run on `benchmark`: its defaults, then each layer over those before it.
+
+    A layer is a nested dictionary as in a config file: plain names on top, tables for the parts.
+    """
+    merged: dict[str, Any] = {part: {} for part in PARTS}
+    for layer in (_benchmark_defaults(benchmark), *layers):
+        _check_names(layer)
+        for name, value in layer.items():
+            if name in PARTS:
+                if name == "learner" and "points" in value and "points_per_class" not in value:
+                    merged[name].pop("points_per_class", None)  # a number for the whole task replaces one per class
+                merged[name] |= value
+            else:
+                merged[name] = value
+    merged["benchmark"] = benchmark
+    built: dict[str, Any] = {part: build(kind, merged.pop(part), part) for part, kind in PARTS.items()}
+    return build(Config, {**merged, **built}, "the run")
+
+
+def _benchmark_defaults(benchmark: str) -> dict[str, Any]:
+    text = resources.files("frcl.experiment").joinpath("defaults.toml").read_text(encoding="utf-8")
+    found: dict[str, Any] = tomllib.loads(text).get(benchmark, {})
+    return found
+
+
+def _check_names(layer: Mapping[str, Any]) -> None:
+    for name, value in layer.items():
+        if name not in PLAIN and name not in PARTS:
+            raise OptionError(f"unknown option {name!r}{suggestion(name, [*PLAIN, *PARTS])}")
+        if name in PARTS:
+            if not isinstance(value, Mapping):
+                raise OptionError(f"{name!r} is a table of options, not {value!r}")
+            known = [f.name for f in fields(PARTS[name])]
+            for key in value:
+                if key not in known:
+                    raise OptionError(f"unknown option {key!r} in [{name}]{suggestion(key, known)}")
+
+
+def build(kind: type[T], values: Mapping[str, Any], where: str) -> T:
+    """An options dataclass from plain values as TOML has them: lists become tuples, whole numbers floats."""
+    kinds = {f.name: str(f.type) for f in fields(kind)}  # type: ignore[arg-type]
+    given = {}
+    for name, value in values.items():
+        if isinstance(value, list):
+            value = tuple(value)
+        wanted = kinds[name]
+        if wanted.startswith("float") and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if wanted.startswith("tuple[float") and isinstance(value, tuple):
+            value = tuple(float(item) for item in value)
+        plain = {"int": int, "float": float, "bool": bool, "str": str}.get(wanted)
+        if plain is not None and (not isinstance(value, plain) or (plain is int and isinstance(value, bool))):
+            raise OptionError(f"{name} in {where} must be of type {wanted}, not {value!r}")
+        given[name] = value
+    return kind(**given)
+
+
+def parse_setting(text: str) -> dict[str, Any]:
+    """`key=value` or `part.key=value` as a layer; the value as TOML has it, or plain text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise OptionError(f"--set wants key=value, as in --set rate=1e-3; got {text!r}")
+    part, dot, key = name.strip().partition(".")
+    if not dot:
+        owners = [owner for owner, kind in PARTS.items() if part in [f.name for f in fields(kind)]]
+        if part in PLAIN:
+            return {part: _literal(value)}
+        if len(owners) != 1:
+            every = [f.name for kind in PARTS.values() for f in fields(kind)]
+            problem = f"is in {' and '.join(owners)}; write {owners[0]}.{part}" if owners else "is unknown"
+            hint = "" if owners else suggestion(part, [*PLAIN, *every])
+            raise OptionError(f"option {part!r} {problem}{hint}")
+        part, key = owners[0], part
+    return {part: {key: _literal(value)}}
+
+
+def _literal(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """The configuration as nested plain values; the seed of a learner comes from `seeds`, so it is left out."""
+    values: dict[str, Any] = json.loads(json.dumps(asdict(config)))
+    del values["learner"]["seed"]
+    return values
+
+
+def to_toml(config: Config) -> str:
+    """The resolved configuration as a TOML file; options that are None are left out."""
+    values = to_dict(config)
+    lines = [f"{name} = {json.dumps(values[name])}" for name in PLAIN if values[name] is not None]
+    for part in PARTS:
+        lines += ["", f"[{part}]"]
+        lines += [f"{key} = {json.dumps(value)}" for key, value in values[part].items() if value is not None]
+    return "\n".join(lines) + "\n"
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A config file as a layer for `resolve`."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise OptionError(f"cannot read {path}: {error}") from error

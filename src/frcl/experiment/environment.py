@@ -1,0 +1,88 @@
+"""Where a run took place: versions, machine, commit, peak memory."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+
+
+def describe(device: str) -> dict[str, str]:
+    """Versions and machine, as text."""
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.machine()
+    return {
+        "frcl": _version(),
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "device": f"{device} ({name})",
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Inside, torch computes with so many CPU threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def check_device(device: str) -> torch.device:
+    """The device of that name, if this machine has it."""
+    from frcl.errors import OptionError
+
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise OptionError(f"unknown device {device!r}; use cpu, cuda or cuda:0") from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise OptionError("device cuda was asked for, but torch finds no CUDA device here; use --device cpu")
+    return found
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes in use at once so far: on the GPU if that computes, else of the whole process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def _version() -> str:
+    from frcl import __version__
+
+    return __version__
+
+
+def _commit() -> str:
+    """The commit of the checkout this package lies in, with "+" if it was changed since; "" if there is none."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return ""
+    try:
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short=12", "HEAD"], cwd=root, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no"],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return commit + ("+" if changed else "")

@@ -1,0 +1,101 @@
+"""How good a learner is on a test split: one number for the matrix, the rest at the end of a seed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from frcl.benchmarks.tasks import Benchmark, Split
+from frcl.experiment.metrics import Calibration, auroc, brier, calibration, negative_log_likelihood
+from frcl.learners.protocol import Learner
+from frcl.learners.records import Prediction
+
+
+def score(learner: Learner, split: Split, task: int) -> float:
+    """Share of right labels, or for regression the share of variance explained (R²)."""
+    prediction = learner.predict(split.x, task=task)
+    if prediction.probs is None:
+        return _r_squared(prediction.mean, split.y)
+    return float((prediction.labels == split.y.to(prediction.labels.device)).double().mean())
+
+
+@dataclass(frozen=True)
+class FinalScores:
+    """Of one seed after the last task; a number is None where it is not available."""
+
+    nll: float | None
+    brier: float | None
+    ece: float | None
+    auroc: float | None
+    calibration: Calibration | None
+
+    def to_json(self) -> dict[str, Any]:
+        bins = self.calibration
+        pooled = None if bins is None else [bins.count.tolist(), bins.confidence.tolist(), bins.correct.tolist()]
+        return {"nll": self.nll, "brier": self.brier, "ece": self.ece, "auroc": self.auroc, "calibration": pooled}
+
+
+def final_scores(learner: Learner, benchmark: Benchmark, tasks: list[int]) -> FinalScores:
+    """NLL, Brier and ECE as means over tasks; AUROC of telling each task's inputs from the next task's.
+
+    `tasks` says which of the learner's tasks stands for each task of the benchmark.
+    """
+    predictions = [learner.predict(benchmark.test_split(i).x, task=t) for i, t in enumerate(tasks)]
+    targets = [benchmark.test_split(i).y for i in range(len(tasks))]
+    separation = _separation(learner, benchmark, tasks, predictions)
+    if any(p.probs is None for p in predictions):
+        nlls = [_gaussian_nll(p, y) for p, y in zip(predictions, targets, strict=True)]
+        return FinalScores(_mean(nlls), None, None, separation, None)
+    pairs = [(p.probs.cpu(), _classes(p, y)) for p, y in zip(predictions, targets, strict=True) if p.probs is not None]
+    bins = [calibration(probs, y) for probs, y in pairs]
+    return FinalScores(
+        nll=_mean([negative_log_likelihood(probs, y) for probs, y in pairs]),
+        brier=_mean([brier(probs, y) for probs, y in pairs]),
+        ece=_mean([one.error() for one in bins]),
+        auroc=separation,
+        calibration=sum(bins[1:], bins[0]),
+    )
+
+
+def _separation(
+    learner: Learner, benchmark: Benchmark, tasks: list[int], predictions: list[Prediction]
+) -> float | None:
+    """Mean over tasks of the AUROC of the predictive variance: own test inputs against the next task's."""
+    if len(tasks) < 2:
+        return None
+    areas = []
+    for i, task in enumerate(tasks):
+        other = learner.predict(benchmark.test_split((i + 1) % len(tasks)).x, task=task)
+        own, strange = predictions[i].variance.mean(1), other.variance.mean(1)
+        if not bool((own > 0).any()):
+            return None
+        areas.append(auroc(own, strange))
+    return _mean(areas)
+
+
+def _classes(prediction: Prediction, y: Tensor) -> Tensor:
+    """Label values as column numbers of the probabilities."""
+    values = torch.tensor(prediction.classes)
+    return torch.searchsorted(values, y.cpu())
+
+
+def _gaussian_nll(prediction: Prediction, y: Tensor) -> float:
+    target = y.reshape(prediction.mean.shape).double().cpu()
+    noise = 0.0 if prediction.noise is None else prediction.noise.double().cpu()
+    total = prediction.variance.double().cpu() + noise
+    error = (target - prediction.mean.double().cpu()).square()
+    return float(0.5 * (math.log(2 * math.pi) + total.log() + error / total).sum(1).mean())
+
+
+def _r_squared(mean: Tensor, y: Tensor) -> float:
+    target = y.reshape(mean.shape).double()
+    left = (target - mean.double().to(target.device)).square().sum()
+    return float(1 - left / (target - target.mean(0)).square().sum())
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

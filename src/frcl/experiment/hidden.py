@@ -1,0 +1,89 @@
+"""Hidden boundaries: Algorithm 1 on one stream of minibatches; the learner is told nothing of the tasks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from frcl.benchmarks.tasks import Benchmark, Split, Task
+from frcl.errors import DataError
+from frcl.experiment.evaluate import score
+from frcl.experiment.keeper import Keeper
+from frcl.learners.protocol import StreamLearner
+from frcl.seeding import fork
+
+
+@dataclass(frozen=True)
+class Anonymous:
+    """A benchmark whose labels are 0..C−1 in every task, so that a label does not give away its task."""
+
+    inner: Benchmark
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return self.inner.input_shape
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        return self.inner.task_names
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def task(self, number: int) -> Task:
+        task = self.inner.task(number)
+        train, validation, test = (self._numbered(number, part) for part in (task.train, task.validation, task.test))
+        return Task(task.name, train, validation, test, task.size)
+
+    def test_split(self, number: int) -> Split:
+        return self._numbered(number, self.inner.test_split(number))
+
+    def _numbered(self, number: int, split: Split) -> Split:
+        values = self.inner.test_split(number).y.unique()
+        if values.is_floating_point():
+            raise DataError("hidden boundaries are for classification; these tasks have real targets")
+        return Split(split.x, torch.searchsorted(values, split.y))
+
+
+def stream_labels(benchmark: Benchmark) -> list[int]:
+    """0..C−1 with C the largest number of classes of a task: what every task of the stream is declared to have."""
+    return list(range(max(int(benchmark.test_split(i).y.max()) + 1 for i in range(len(benchmark)))))
+
+
+def learn_stream(
+    keeper: Keeper, learner: StreamLearner, benchmark: Benchmark, seed: int, record: dict[str, Any]
+) -> None:
+    """`steps` minibatches of each task after another.
+
+    Minibatch number t depends on the seed and t alone, so a resumed stream goes on exactly. `learned_as` notes
+    which of the learner's tasks was open when a task of the benchmark ended: the one to ask about it later.
+    """
+    steps, batch = keeper.config.learner.steps, keeper.config.learner.batch_size
+    record["true"] = [steps * i for i in range(1, len(benchmark))]
+    while keeper.progress.task < len(benchmark):
+        number = keeper.progress.task
+        train = benchmark.task(number).train
+        while len(record["statistic"]) < steps * (number + 1):
+            t = len(record["statistic"])
+            rows = torch.randint(len(train.x), (batch,), generator=fork(seed, f"stream/{t}")).to(train.x.device)
+            with keeper.timed("train"):
+                log = learner.observe(train.x[rows], train.y[rows])
+            record["statistic"].append(None if math.isnan(log.statistic) else round(log.statistic, 6))
+            if log.boundary:
+                record["found"].append(t)
+            keeper.step(learner, seed, number, log)
+        record["learned_as"].append(len(learner.tasks))  # the one still open
+        with keeper.timed("evaluate"):
+            row = [score(learner, benchmark.test_split(on), task) for on, task in enumerate(record["learned_as"])]
+        record["rows"].append(row)
+        record["bytes"].append(learner.memory_bytes())
+        keeper.progress.task += 1
+        keeper.observer.evaluated(seed, number, row)
+        keeper.checkpoint(learner)

@@ -1,0 +1,21 @@
+"""Reports of finished runs: the HTML page, the figures and the tables."""
+
+from frcl.report.comparison import Comparison, ComparisonRow, PairedDifference, comparison_rows
+from frcl.report.gallery import write_figures
+from frcl.report.load import find_runs, read_run
+from frcl.report.page import write_report
+from frcl.report.run import Run
+from frcl.report.tables import write_tables
+
+__all__ = [
+    "Comparison",
+    "ComparisonRow",
+    "PairedDifference",
+    "Run",
+    "comparison_rows",
+    "find_runs",
+    "read_run",
+    "write_figures",
+    "write_report",
+    "write_tables",
+]

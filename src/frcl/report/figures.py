@@ -1,0 +1,216 @@
+"""The figures of one run. Each is drawn from the run alone and comes with its words and its data."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from frcl.report.derive import Spread, average_curve, forgetting_by_task, over_seeds, task_curve
+from frcl.report.drawing import Drawing, blank, name_in_figure
+from frcl.report.numbers import duration, number, percent, plural
+from frcl.report.palette import HEAT_LEVELS, LIGHT, SERIES, heat, in_order, series
+from frcl.report.run import Floats, Run
+from frcl.report.tables import Table, matrix_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MARKERS = ("o", "s", "D", "^", "v", "P", "X", "p")
+NAMED_TICKS = 10  # with more tasks than this the axes count them
+NUMBERS_IN_CELLS = 10
+PARTS = (("train", "training"), ("select", "choosing points"), ("evaluate", "evaluation"))
+
+
+def matrix_figure(run: Run) -> Drawing:
+    """Accuracy after learning task i (rows) on task j (columns), mean over seeds, as a heat map."""
+    from matplotlib.patches import Rectangle
+
+    mean, tasks = over_seeds(run.accuracy).mean, len(run.tasks)
+    lowest = min(math.floor(10 * float(np.nanmin(mean)) + 1e-9) / 10, 0.9)
+    figure, (axes,) = blank(4.1)
+    for i in range(tasks):
+        for j in range(i + 1):
+            colour, on_it = heat((mean[i, j] - lowest) / (1 - lowest))
+            axes.add_patch(Rectangle((j - 0.47, i - 0.47), 0.94, 0.94, facecolor=colour, linewidth=0))
+            if tasks <= NUMBERS_IN_CELLS:
+                axes.text(
+                    j, i, number(100 * mean[i, j], 1), ha="center", va="center", color=on_it,
+                    fontsize=9.5 if tasks <= 6 else 7.8,
+                )  # fmt: skip
+    axes.set(xlim=(-0.5, tasks - 0.5), ylim=(tasks - 0.5, -0.5), aspect="equal")
+    axes.set(xlabel="on task", ylabel="after learning task")
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    axes.set_xticks(*_task_ticks(run))
+    axes.set_yticks(*_task_ticks(run))
+    _heat_scale(figure, axes, lowest, run.score_word)
+    last = ", ".join(f"{task} {percent(mean[-1, j], 1)}" for j, task in enumerate(run.tasks[:12]))
+    text = (
+        f"Heat map of accuracy, rows after learning a task, columns on a task. After the last of {tasks} tasks: {last}"
+        f"{', and so on' if tasks > 12 else ''}. Lowest cell {percent(float(np.nanmin(mean)), 1)}."
+    )
+    caption = "Each row is the state after learning one task, each column how it does on a task. In %, mean over seeds."
+    return Drawing("accuracy-matrix", "Accuracy matrix", caption, text, figure, matrix_table(run))
+
+
+def curves_figure(run: Run) -> Drawing:
+    """Accuracy of every task from its learning on, with a band of one standard deviation over seeds."""
+    tasks, few = len(run.tasks), len(run.tasks) <= SERIES
+    figure, (axes,) = blank(3.7 if few else 3.3)
+    for task, name in enumerate(run.tasks):
+        spread = over_seeds(task_curve(run.accuracy, task))
+        if few:
+            _line_with_band(axes, task, spread, series(task), label=name_in_figure(name), marker=MARKERS[task])
+        else:
+            told = {0: "first task", tasks - 1: "last task"}.get(task, "")
+            mark = "." if task == tasks - 1 else None
+            axes.plot(
+                range(task, tasks), spread.mean, color=in_order(task, tasks), linewidth=1, label=told, marker=mark
+            )
+    average = over_seeds(average_curve(run.accuracy))
+    _line_with_band(axes, 0, average if not few else Spread(average.mean, None), LIGHT["ink"], label="average so far",
+                    linewidth=2.4, linestyle=(0, (3, 1.4)))  # fmt: skip
+    accuracy_axis(axes, float(np.nanmin(run.accuracy)), run.score_word)
+    axes.set(xlabel="after learning task", xlim=(-0.2, tasks - 0.8))
+    axes.set_xticks(*_task_ticks(run))
+    figure.legend(loc="outside lower center", ncols=3)
+    caption = "Accuracy on each task from the moment it is learned"
+    caption += "." if few else ", colours in the order of the tasks."
+    if average.std is not None:
+        caption += f" Band{'s' if few else ' of the average'}: ± one standard deviation over seeds."
+    text, table = _curves_text(run, average.mean), _curves_table(run, average.mean)
+    return Drawing("accuracy-curves", "Every task over time", caption, text, figure, table)
+
+
+def _line_with_band(axes: Axes, start: int, spread: Spread, colour: str, **line: Any) -> None:
+    x = np.arange(start, start + len(spread.mean))
+    axes.plot(x, spread.mean, color=colour, **line)
+    if spread.std is not None:
+        high = np.minimum(spread.mean + spread.std, 1)
+        axes.fill_between(x, spread.mean - spread.std, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def forgetting_figure(run: Run) -> Drawing:
+    """What each task but the last lost to the end: mean as a bar, every seed as a dot."""
+    lost = forgetting_by_task(run.accuracy)
+    mean, count = lost.mean(0), lost.shape[1]
+    rows = np.arange(count)
+    figure, (axes,) = blank(max(1.9, 0.8 + min(0.34 * count, 1.6 + 0.15 * count)))
+    axes.barh(rows, 100 * mean, color=LIGHT["series-0"], height=0.62, alpha=0.85)
+    for each in lost:
+        axes.plot(100 * each, rows, linestyle="none", marker="o", markersize=3.2, markerfacecolor=LIGHT["card"],
+                  markeredgecolor=LIGHT["ink"], markeredgewidth=0.9)  # fmt: skip
+    axes.axvline(0, color=LIGHT["axis"], linewidth=1)
+    axes.set(ylim=(count - 0.4, -0.6), xlabel=f"{run.score_word} lost, percentage points")
+    axes.set_yticks(rows, [name_in_figure(name) for name in run.tasks[:-1]], fontsize=9.5 if count <= 20 else 6.5)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    worst = int(mean.argmax())
+    text = f"Bar chart of forgetting by task. Most: {run.tasks[worst]} with {number(100 * mean[worst], 2)} points. " + (
+        f"Mean over {plural(count, 'task')}: {number(100 * float(mean.mean()), 2)} points."
+    )
+    table = Table(
+        "forgetting",
+        "Accuracy lost from the best before the last task to the end, in percentage points",
+        ("Task", "Mean", *(f"seed {seed}" for seed in run.seeds)),
+        tuple(
+            (run.tasks[j], number(100 * mean[j], 2), *(number(100 * value, 2) for value in lost[:, j]))
+            for j in range(count)
+        ),
+    )
+    caption = (
+        "From the best accuracy a task ever had to its accuracy at the end. Dots are seeds; left of zero is a gain."
+    )
+    return Drawing("forgetting", "Forgetting by task", caption, text, figure, table)
+
+
+def time_figure(run: Run) -> Drawing:
+    """Where the time went, as one bar."""
+    parts = time_parts(run)
+    total = sum(value for _, value in parts)
+    figure, (axes,) = blank(1.35)
+    left = 0.0
+    for place, (name, value) in enumerate(parts):
+        share = value / total if total else 0.0
+        colour = series(place) if name != "the rest" else LIGHT["axis"]
+        label = f"{name} {duration(value)} ({100 * share:.0f} %)"
+        axes.barh([0], [share], left=[left], color=colour, height=0.6, label=label)
+        left += share
+    axes.set(xlim=(0, 1), ylim=(-0.4, 0.4))
+    axes.axis("off")
+    figure.legend(loc="outside lower center", ncols=2, handlelength=0.9, handleheight=0.9)
+    text = "Bar of the time spent: " + ", ".join(f"{name} {duration(value)}" for name, value in parts) + "."
+    table = Table("time", "Time spent, all seeds together", ("Part", "Time"),
+                  tuple((name, duration(value)) for name, value in parts))  # fmt: skip
+    caption = f"{duration(total)} in all, all seeds together."
+    return Drawing("time", "Where the time went", caption, text, figure, table)
+
+
+def time_parts(run: Run) -> list[tuple[str, float]]:
+    """The named parts, and what of the total they leave."""
+    parts = [(shown, run.seconds[key]) for key, shown in PARTS if key in run.seconds]
+    rest = run.seconds.get("total", 0.0) - sum(value for _, value in parts)
+    return [*parts, ("the rest", rest)] if rest > 0.005 * run.seconds.get("total", 0.0) else parts
+
+
+def _heat_scale(figure: Figure, axes: Axes, lowest: float, word: str) -> None:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import ListedColormap, Normalize
+
+    colours = ListedColormap([LIGHT[f"heat-{level}"] for level in range(HEAT_LEVELS)])
+
+    bar = figure.colorbar(
+        ScalarMappable(Normalize(100 * lowest, 100), colours), ax=axes, shrink=0.75, aspect=22, pad=0.03
+    )
+    bar.outline.set_visible(False)
+    bar.set_label(f"{word}, %")
+    bar.ax.tick_params(length=0)
+
+
+def _task_ticks(run: Run) -> tuple[list[int], list[str]]:
+    tasks = len(run.tasks)
+    if tasks <= NAMED_TICKS and all(len(name) <= 40 / tasks for name in run.tasks):
+        return list(range(tasks)), [name_in_figure(name) for name in run.tasks]
+    every = max(1, math.ceil(tasks / NAMED_TICKS))
+    return list(range(0, tasks, every)), [str(number + 1) for number in range(0, tasks, every)]
+
+
+def accuracy_axis(axes: Axes, lowest: float, label: str) -> None:
+    """Percent on the y axis, from a round number under the lowest value to 100."""
+    from matplotlib.ticker import FuncFormatter
+
+    bottom = math.floor(20 * (lowest - 0.01)) / 20
+    bottom = max(bottom, 0.0) if lowest >= 0 else bottom
+    axes.set(ylim=(bottom, 1 + 0.02 * (1 - bottom)), ylabel=label)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
+
+
+def _curves_text(run: Run, average: Floats) -> str:
+    mean = over_seeds(run.accuracy).mean
+    told = [
+        f"{name} from {percent(mean[j, j], 1)} to {percent(mean[-1, j], 1)}" for j, name in enumerate(run.tasks[:12])
+    ]
+    more = f", and {len(run.tasks) - 12} more tasks" if len(run.tasks) > 12 else ""
+    return (
+        f"Lines of accuracy over time, from just after learning to the end: {', '.join(told)}{more}. "
+        f"The average over the tasks so far goes from {percent(average[0], 1)} to {percent(average[-1], 1)}."
+    )
+
+
+def _curves_table(run: Run, average: Floats) -> Table:
+    mean, std = over_seeds(run.accuracy)
+
+    def cell(i: int, j: int) -> str:
+        if j > i:
+            return ""
+        return number(100 * mean[i, j], 2) + ("" if std is None else f" ± {number(100 * std[i, j], 2)}")
+
+    tasks = range(len(run.tasks))
+    rows = [(run.tasks[i], *(cell(i, j) for j in tasks), number(100 * average[i], 2)) for i in tasks]
+    columns = ("After learning", *(f"on {name}" for name in run.tasks), "average so far")
+    caption = "Accuracy over time in %" + ("" if std is None else ", mean ± standard deviation over seeds")
+    return Table("curves", caption, columns, tuple(rows))

@@ -1,0 +1,252 @@
+"""The command line as a person or a program meets it: output, errors of one line, exit codes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from frcl.cli import main
+
+TINY = ("--steps", "15", "--seeds", "1", "--tasks", "2", "--set", "network.widths=[8]", "--set", "search_steps=10")
+
+
+def frcl(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "140", "FRCL_MIRRORS": "", **environment}
+    variables.pop("FRCL_DATA", None)
+    variables |= environment
+    return subprocess.run(
+        [sys.executable, "-m", "frcl", *arguments],
+        cwd=folder,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    folder = tmp_path_factory.mktemp("cli")
+    return folder, frcl("run", *TINY, "--out", "first", folder=folder)
+
+
+@pytest.fixture
+def inside(done, monkeypatch, capsys):
+    """The command line in this process: as `frcl`, without the time that starting Python takes."""
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.chdir(done[0])
+        monkeypatch.setenv("COLUMNS", "140")
+        monkeypatch.setenv("FRCL_MIRRORS", "")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(done[0] / "cache"))
+        monkeypatch.delenv("FRCL_DATA", raising=False)
+        monkeypatch.setattr(sys, "argv", ["frcl", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        captured = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, int(end.value.code or 0), captured.out, captured.err)
+
+    return call
+
+
+def test_run_says_what_it_found_and_where(done):
+    folder, result = done
+    assert result.returncode == 0, result.stderr
+    assert "average accuracy" in result.stdout
+    assert "after learning" in result.stdout
+    assert f"report: {Path('first') / 'report.html'}" in result.stdout
+    written = {path.name for path in (folder / "first").iterdir()}
+    assert {"config.toml", "result.json", "report.html", "figures", "tables", "checkpoint.frcl", "log.csv"} <= written
+    assert "\x1b" not in result.stdout, "plain lines where there is no terminal"
+
+
+def test_json_is_for_machines(done, inside):
+    folder, _ = done
+    result = frcl("run", *TINY, "--out", "second", "--json", folder=folder)
+    assert result.returncode == 0
+    assert json.loads(result.stdout)["benchmark"] == "split-digits"
+    assert result.stderr == ""
+    quiet = inside("run", *TINY, "--out", "third", "--quiet")
+    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
+
+
+def test_dry_run_prints_the_resolved_options(done, inside):
+    result = inside("run", "permuted-mnist", "--points", "7", "--set", "noise=0.5", "--dry-run")
+    assert result.returncode == 0
+    config = tomllib.loads(result.stdout)
+    assert (config["learner"]["points"], config["learner"]["noise"], config["learner"]["steps"]) == (7, 0.5, 2000)
+    again = done[0] / "options.toml"
+    again.write_text(result.stdout)
+    assert inside("run", "--config", str(again), "--dry-run").stdout == result.stdout
+
+
+def test_report_and_compare(done, inside):
+    folder, _ = done
+    inside("run", *TINY, "--points", "3", "--out", "fewer", "--quiet")
+    result = inside("report", "first", "fewer", "--out", "both.html")
+    assert result.returncode == 0, result.stderr
+    assert (folder / "both.html").read_text().lower().startswith("<!doctype html>")
+    table = inside("compare", "first", "fewer")
+    assert table.returncode == 0, table.stderr
+    assert "paired seed" in table.stdout
+    assert len(json.loads(inside("compare", "first", "fewer", "--json").stdout)["rows"]) == 2
+
+
+def test_list_data_and_help(inside, done):
+    names = inside("list").stdout
+    for name in ("split-digits", "permuted-digits", "split-mnist", "permuted-mnist", "omniglot", "frcl"):
+        assert name in names
+    status = inside("data", "--data", str(done[0]))
+    assert status.returncode == 0, status.stderr
+    assert "train-images-idx3-ubyte" in status.stdout
+    for command in ("run", "resume", "report", "compare", "list", "data"):
+        page = inside(command, "--help")
+        assert page.returncode == 0
+        assert f"Usage: frcl {command}" in page.stdout
+
+
+def test_your_own_data(done, inside):
+    folder, _ = done
+    (folder / "mine").mkdir()
+    g = np.random.default_rng(0)
+    for name in ("one", "two"):
+        y = np.arange(80) % 2
+        np.savez(folder / "mine" / f"{name}.npz", x=g.normal(size=(80, 3)) + 3 * y[:, None], y=y)
+    (folder / "mine.toml").write_text('name = "mine"\nfolder = "mine"\n')
+    result = inside("run", "mine.toml", "--steps", "60", "--points", "5", "--seeds", "1", "--json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["tasks"] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("run", "splt-digits"), 2, "did you mean 'split-digits'"),
+        (("run", "--method", "frlc"), 2, "unknown method 'frlc'; did you mean 'frcl'"),
+        (("run", "--set", "nois=1"), 2, "option 'nois' is unknown; did you mean 'noise'"),
+        (("run", "--set", "noise"), 2, "--set wants key=value"),
+        (("run", "--set", "noise=-1"), 2, "noise must be a positive number"),
+        (("run", "--points", "0"), 2, "points must be a whole number"),
+        (("run", "--points", "9999", "--tasks", "2"), 1, "fewer than the 9999 inducing points"),
+        (("run", "--seeds", "x"), 2, "--seeds wants a number"),
+        (("run", "--seeds", "0"), 2, "--seeds must be at least 1"),
+        (("run", "--selection", "best"), 2, "selection='best' is unknown; choose one of random, trace"),
+        (("run", "--device", "tpux"), 2, "unknown device 'tpux'; use cpu, cuda"),
+        (("run", "--config", "absent.toml"), 2, "cannot read absent.toml"),
+        (("run", "absent.toml"), (1, 2), "absent.toml"),
+        (("run", "--data", "absent"), 1, "does not exist"),
+        (("run", "split-mnist"), 1, "train-images-idx3-ubyte"),
+        (("run", "omniglot"), 1, "omniglot"),
+        (("resume", "absent"), 1, "holds no run"),
+        (("report", "absent"), (1, 2), "absent"),
+        (("compare", "absent"), (1, 2), "absent"),
+        (("data", "imagenet"), 2, "there is no data set 'imagenet'"),
+        (("run", "--out", "first"), 2, "already holds a run"),
+    ],
+)
+def test_mistakes_end_in_one_line_and_a_code(done, arguments, code, message, inside):
+    result = inside(*arguments)
+    assert result.returncode in (code if isinstance(code, tuple) else (code,)), result.stderr
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [("run", "--nonsense"), ("walk",), ("resume",)])
+def test_wrong_usage_is_code_2(arguments, inside):
+    result = inside(*arguments)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+
+
+def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(done):
+    folder, _ = done
+    command = [
+        sys.executable,
+        "-m",
+        "frcl",
+        "run",
+        "--steps",
+        "300",
+        "--seeds",
+        "1",
+        "--tasks",
+        "2",
+        "--out",
+        "stopped",
+    ]
+    whole = frcl("run", *command[4:-1], "whole", "--json", folder=folder)
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    while not (folder / "stopped" / "log.csv").exists():
+        time.sleep(0.02)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "go on with: frcl resume stopped" in stderr
+    assert "Traceback" not in stderr
+    resumed = frcl("resume", "stopped", "--json", folder=folder)
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout)["accuracy"] == json.loads(whole.stdout)["accuracy"]
+
+
+def test_live_display_in_a_terminal(done):
+    """Under a pseudo-terminal the display is live and ends with the same table."""
+    import pty
+
+    folder, _ = done
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "frcl", "run", *TINY, "--steps", "300", "--out", "terminal"],
+        cwd=folder, env={**os.environ, "TERM": "xterm-256color", "OMP_NUM_THREADS": "1"},
+        stdout=follower, stderr=follower,
+    )  # fmt: skip
+    os.close(follower)
+    output = b""
+    while True:
+        try:
+            chunk = os.read(leader, 65536)
+        except OSError:
+            break
+        if not chunk:
+            break
+        output += chunk
+    assert process.wait() == 0
+    text = output.decode(errors="replace")
+    assert "\x1b[" in text
+    assert "task 2/2" in text
+    assert "average accuracy" in text
+
+
+def test_shell_completion(done):
+    folder, _ = done
+    result = frcl("--show-completion", "bash", folder=folder)
+    assert result.returncode == 0
+    assert "complete" in result.stdout
+
+
+def test_tensorboard_is_an_extra(done, inside):
+    folder, _ = done
+    result = inside("run", *TINY, "--out", "board", "--tensorboard", "--quiet")
+    try:
+        import tensorboard  # noqa: F401
+    except ImportError:
+        assert result.returncode == 2
+        assert "pip install 'frcl[tensorboard]'" in result.stderr
+    else:
+        assert result.returncode == 0
+        assert list((folder / "board" / "tensorboard" / "seed-0").glob("events*"))

@@ -1,0 +1,104 @@
+"""The same on a GPU: learning, predicting, resuming bit for bit, moving to the CPU."""
+
+import pytest
+import torch
+
+import frcl
+from frcl import FRCL, MLP, BoundaryDetector
+from frcl.selection import Recipe, select_by_inputs
+from streams import accuracy, blobs, same_tensors, small_learner
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+
+
+def on_gpu(**options) -> FRCL:
+    return small_learner(device="cuda", **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"inference": "function"}, {"past_tasks_per_step": 1}, {"likelihood": "robustmax"}, {"search": "greedy"}],
+)
+def test_tasks_are_learned_and_kept(options):
+    tasks = [blobs((0, 1, 2), 200, 1), blobs((3, 5, 9), 240, 2), blobs((7, 8, 9), 200, 3)]
+    learner = on_gpu(steps=300, **{"points": 12, **options})
+    for x, y in tasks:
+        learner.fit(x, y)
+    assert learner.net.layers[1].weight.is_cuda
+    assert learner.tasks[0].Z.is_cuda
+    for number, (x, y) in enumerate(tasks):
+        assert accuracy(learner, x, y.cuda(), number) > 0.9
+
+
+@pytest.mark.parametrize("selection", ["random", "trace", "predictive", "error", "elbo"])
+def test_every_criterion(selection):
+    summary = on_gpu(selection=selection, search_steps=30).fit(*blobs((0, 1, 2), 120, 1))
+    assert summary.after <= summary.before
+
+
+def test_the_two_devices_agree_on_an_objective():
+    x, y = blobs((0, 1), 120, 1)
+    logs = {}
+    for device in ("cpu", "cuda"):
+        learner = small_learner(device=device, steps=1, batch_size=120)
+        learner.fit(x, y)
+        learner.start_task(labels=(0, 1), size=120)
+        logs[device] = learner.observe(x, y)
+    assert logs["cpu"].kl_now == pytest.approx(logs["cuda"].kl_now, rel=1e-4)
+
+
+def test_selection_agrees_between_devices(generator):
+    Phi = torch.randn(300, 20, generator=generator)
+    for recipe in (Recipe("trace", "greedy"), Recipe("trace", "swap", 200)):
+        results = [
+            select_by_inputs(Phi.to(device), 12, recipe, 1e-3, torch.Generator().manual_seed(0))
+            for device in ("cpu", "cuda")
+        ]
+        assert torch.equal(results[0].index, results[1].index)
+        assert results[0].after == pytest.approx(results[1].after, rel=1e-5)
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_resume_is_bit_for_bit(watched, tmp_path):
+    torch.backends.cuda.matmul.allow_tf32 = False
+    x, y = blobs((0, 1, 2), 640, 5)
+
+    def feed(learner: FRCL, start: int, stop: int) -> None:
+        for i in range(start, stop):
+            learner.observe(x[32 * i : 32 * i + 32], y[32 * i : 32 * i + 32])
+
+    def make() -> FRCL:
+        return on_gpu(steps=10, detector=BoundaryDetector(5.0) if watched else None)
+
+    whole, first = make(), make()
+    for learner in (whole, first):
+        learner.fit(*blobs((0, 1), 90, 1))
+    feed(whole, 0, 20)
+    feed(first, 0, 9)
+    first.save(tmp_path / "model.frcl")
+    second = frcl.load(tmp_path / "model.frcl", MLP(4, (16, 8)), device="cuda")
+    feed(second, 9, 20)
+    assert same_tensors(whole.state_dict()["tensors"], second.state_dict()["tensors"])
+
+
+def test_a_model_moves_to_the_cpu_and_goes_on_there(tmp_path):
+    x, y = blobs((0, 1, 2), 120, 1)
+    learner = on_gpu(steps=100)
+    learner.fit(x, y)
+    learner.save(tmp_path / "model.frcl")
+    local = frcl.load(tmp_path / "model.frcl", MLP(4, (16, 8)), device="cpu")
+    torch.testing.assert_close(local.predict(x).mean, learner.predict(x).mean.cpu(), rtol=1e-3, atol=1e-3)
+    local.fit(x, y)
+    assert accuracy(local, x, y, 1) > 0.9
+
+
+def test_a_run_on_the_gpu(tmp_path):
+    from frcl.display import Silent
+    from frcl.experiment import runner
+    from frcl.experiment.config import resolve
+
+    layer = {"seeds": [0], "device": "cuda", "stream": {"tasks": 3}, "learner": {"steps": 200, "points": 10}}
+    result = runner.run(resolve("split-digits", layer), tmp_path / "run", Silent())
+    assert result["average_accuracy"]["mean"] > 0.9
+    assert result["environment"]["device"].startswith("cuda")
+    assert result["peak_memory_bytes"] > 0

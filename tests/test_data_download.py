@@ -1,0 +1,203 @@
+"""The downloader, against a real server on the loopback interface."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_helpers import NOWHERE, Mirror, mirror
+from frcl.benchmarks import download as module
+from frcl.benchmarks.download import download
+from frcl.benchmarks.sources import MIRRORS, DataFile, unpacked, verified
+from frcl.errors import DataError
+
+CONTENT = np.random.default_rng(0).bytes(200_000)
+RAW = gzip.compress(CONTENT, mtime=0)
+
+
+@pytest.fixture(autouse=True)
+def _direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.delenv(MIRRORS, raising=False)
+
+
+def described(*mirrors: str) -> DataFile:
+    return DataFile("file.gz", "some", "sha256 unpacked", hashlib.sha256(CONTENT).hexdigest(), mirrors)
+
+
+def test_a_good_file_arrives_whole_with_progress(tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int | None]] = []
+    with mirror({"/file.gz": RAW}) as server:
+        server.slow["/file.gz"] = 0.5
+        outcome = download(described(server.address), tmp_path / "new", on_progress=lambda *report: seen.append(report))
+    assert outcome.content == CONTENT
+    assert outcome.path == tmp_path / "new" / "file.gz"
+    assert outcome.path.read_bytes() == RAW
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["file.gz"]
+    received = [done for _, done, _ in seen]
+    assert len(seen) > 2
+    assert received == sorted(received)
+    assert seen[-1] == ("file.gz", len(RAW), len(RAW))
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("cut", "the connection broke"),
+        ("wrong", "damaged or another file"),
+        ("half", "damaged"),
+        ("hang", "no answer within 0.4 s"),
+        ("stall", "no answer within 0.4 s"),
+        ("down", "cannot connect"),
+        ("gone", "404 Client Error"),
+        ("nonsense", "No connection adapters"),
+    ],
+)
+def test_a_bad_mirror_is_named_and_the_next_one_used(tmp_path: Path, fault: str, reason: str) -> None:
+    with mirror({"/good/file.gz": RAW, "/bad/file.gz": RAW}) as server:
+        bad = server.address + "bad/"
+        match fault:
+            case "cut":
+                server.cut.add("/bad/file.gz")
+            case "wrong":
+                server.files["/bad/file.gz"] = gzip.compress(CONTENT[:-1])
+            case "half":
+                server.files["/bad/file.gz"] = RAW[: len(RAW) // 2]
+            case "hang":
+                server.hang.add("/bad/file.gz")
+            case "stall":
+                server.stall.add("/bad/file.gz")
+            case "down":
+                bad = NOWHERE
+            case "gone":
+                del server.files["/bad/file.gz"]
+            case _:
+                bad = "gopher://127.0.0.1/"
+        failed = download(described(bad), tmp_path, timeout=0.4)
+        assert failed.content is None
+        assert len(failed.problems) == 1
+        assert failed.problems[0].startswith(f"{bad}file.gz: ")
+        assert reason in failed.problems[0]
+        assert "\n" not in failed.problems[0]
+        assert list(tmp_path.iterdir()) == []
+
+        outcome = download(described(bad, server.address + "good/"), tmp_path, timeout=0.4)
+        assert outcome.content == CONTENT
+        assert [path.name for path in tmp_path.iterdir()] == ["file.gz"]
+
+
+def test_a_hanging_mirror_costs_no_more_than_its_time_out(tmp_path: Path) -> None:
+    with mirror({}) as server:
+        server.hang.add("/file.gz")
+        start = time.monotonic()
+        download(described(server.address), tmp_path, timeout=0.3)
+        assert 0.25 < time.monotonic() - start < 3.0
+
+
+def test_a_failed_download_leaves_the_old_file_alone(tmp_path: Path) -> None:
+    (tmp_path / "file.gz").write_bytes(b"old")
+    with mirror({"/file.gz": RAW}) as server:
+        server.cut.add("/file.gz")
+        assert download(described(server.address), tmp_path).content is None
+    assert (tmp_path / "file.gz").read_bytes() == b"old"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_server_that_unpacks_on_the_way_is_understood(tmp_path: Path) -> None:
+    with mirror({"/file.gz": CONTENT}) as server:
+        outcome = download(described(server.address), tmp_path)
+    assert outcome.content == CONTENT
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_server_that_sends_too_much_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGEST", 100)
+    with mirror({"/file.gz": b"x" * 200}) as server:
+        outcome = download(described(server.address), tmp_path)
+    assert "sends more than" in outcome.problems[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gzip_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frcl.benchmarks.sources.LARGEST", 1000)
+    assert unpacked(gzip.compress(bytes(1000)), "f") == bytes(1000)
+    with pytest.raises(DataError, match="f is refused: it would unpack to more"):
+        unpacked(gzip.compress(bytes(1001)), "f")
+
+
+def test_verification_looks_at_content_not_packing() -> None:
+    file = described()
+    assert verified(file, RAW, "a") == verified(file, gzip.compress(CONTENT, 1), "b") == verified(file, CONTENT, "c")
+    with pytest.raises(DataError, match="d is damaged or another file"):
+        verified(file, CONTENT + b"x", "d")
+
+
+def test_mirrors_can_be_replaced_and_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with mirror({"/mine/file.gz": RAW}) as server:
+        monkeypatch.setenv(MIRRORS, f"{NOWHERE} {server.address}mine")
+        assert download(described("http://127.0.0.1:9/usual/"), tmp_path).content == CONTENT
+        assert server.requests == ["/mine/file.gz"]
+        monkeypatch.setenv(MIRRORS, "")
+        outcome = download(described(server.address), tmp_path / "none")
+    assert outcome.problems == ("file.gz has no mirror to download it from",)
+
+
+def test_without_pooch_the_problem_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    outcome = download(described(NOWHERE), tmp_path)
+    assert outcome.problems == ("downloading needs the package pooch, which is not installed",)
+    assert list(tmp_path.iterdir()) == []
+
+
+PROCESS = """
+import sys
+from pathlib import Path
+from frcl.benchmarks.download import download
+from frcl.benchmarks.sources import DataFile
+address, digest, folder = sys.argv[1:]
+print("ready", flush=True)
+sys.stdin.readline()
+outcome = download(DataFile("file.gz", "some", "sha256 unpacked", digest, (address,)), Path(folder))
+print(outcome.content is not None, outcome.problems)
+"""
+
+
+def test_two_processes_at_once_both_get_the_whole_file(tmp_path: Path) -> None:
+    with mirror({"/file.gz": RAW}) as server:
+        server.slow["/file.gz"] = 0.6
+        command = [sys.executable, "-c", PROCESS, server.address, described().digest, str(tmp_path)]
+        processes = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)
+        ]
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        overlap = _most_parts_seen(tmp_path, processes, server)
+        answers = [process.communicate()[0] for process in processes]
+    assert answers == ["True ()\n", "True ()\n"]
+    assert overlap == 2  # both were really under way at once
+    assert [path.name for path in tmp_path.iterdir()] == ["file.gz"]
+    assert (tmp_path / "file.gz").read_bytes() == RAW
+
+
+def _most_parts_seen(folder: Path, processes: list[subprocess.Popen[str]], server: Mirror) -> int:
+    """The largest number of temporary files seen, while the final name, if there, always held the whole file."""
+    most = 0
+    end = time.monotonic() + 30
+    while any(process.poll() is None for process in processes) and time.monotonic() < end:
+        most = max(most, len(list(folder.glob(".file.gz.*.tmp"))))
+        if (folder / "file.gz").exists():
+            assert (folder / "file.gz").read_bytes() == RAW
+        time.sleep(0.005)
+    return most

@@ -1,0 +1,60 @@
+"""The examples run as they stand, and show what they promise."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+
+def run(name: str, folder: Path) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLCONFIGDIR": str(folder)}
+    result = subprocess.run(
+        [sys.executable, str(EXAMPLES / name)], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def shares(text: str) -> list[float]:
+    return [float(found) for found in re.findall(r"([\d.]+)% right", text)]
+
+
+def test_own_network(tmp_path):
+    assert len((EXAMPLES / "own_network.py").read_text().splitlines()) < 30
+    found = shares(run("own_network.py", tmp_path))
+    assert len(found) == 3
+    assert min(found) > 85
+    assert (tmp_path / "own_network.frcl").is_file()
+
+
+def test_hidden_boundaries(tmp_path):
+    text = run("hidden_boundaries.py", tmp_path)
+    assert re.findall(r"step (\d+): the data changed", text) == ["150", "300"]
+    assert min(shares(text)) > 95
+
+
+def test_regression_in_one_dimension(tmp_path):
+    text = run("regression_1d.py", tmp_path)
+    picture = (tmp_path / "regression_1d.png").read_bytes()
+    assert picture[:8] == b"\x89PNG\r\n\x1a\n"
+    assert len(picture) > 30_000
+    moved = re.search(r"the first moved by ([\d.]+)", text)
+    assert float(moved.group(1)) < 0.05
+
+
+def test_every_example_is_tested():
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {
+        "own_network.py",
+        "hidden_boundaries.py",
+        "regression_1d.py",
+    }
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda p: p.name)
+def test_examples_say_what_they_are(path):
+    assert path.read_text().startswith('"""')

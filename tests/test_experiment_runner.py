@@ -1,0 +1,244 @@
+"""Runs: what they write, that they resume exactly, and that a kill at any moment costs nothing."""
+
+import csv
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from frcl import CheckpointError, DataError, OptionError
+from frcl.display import Silent
+from frcl.experiment import runner
+from frcl.experiment.config import resolve
+from frcl.experiment.keeper import CHECKPOINT, Interrupted
+from frcl.experiment.results import MEASURED
+
+TINY = {
+    "seeds": [0, 1],
+    "network": {"widths": [12]},
+    "learner": {"steps": 25, "points": 5, "search_steps": 30, "batch_size": 20},
+    "stream": {"tasks": 3},
+    "run": {"checkpoint_seconds": 0.02, "log_past_every": 10},
+}
+HIDDEN = {**TINY, "hidden_boundaries": True, "learner": {**TINY["learner"], "initial_scale": 1.0, "steps": 60}}
+
+
+def tiny(layer: dict = TINY, **more):
+    return resolve("split-digits", layer, more)
+
+
+def comparable(result: dict) -> str:
+    return json.dumps({key: value for key, value in result.items() if key not in MEASURED})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> tuple[Path, dict]:
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    return folder, runner.run(tiny(), folder, Silent())
+
+
+def test_what_a_run_writes(finished):
+    folder, result = finished
+    assert json.loads((folder / "result.json").read_text()) == result
+    assert set(result) >= {
+        "benchmark", "method", "config", "seeds", "accuracy", "average_accuracy", "backward_transfer", "forgetting",
+        "nll", "ece", "memory_bytes", "seconds", "environment",
+    }  # fmt: skip
+    assert np.array(result["accuracy"], dtype=float).shape == (2, 3, 3)
+    assert result["accuracy"][0][0][1:] == [None, None]
+    assert all(0 <= value <= 1 for row in result["accuracy"][1] for value in row if value is not None)
+    assert result["average_accuracy"]["per_seed"] == [sum(m[-1]) / 3 for m in result["accuracy"]]
+    assert set(result["seconds"]) == {"train", "select", "evaluate", "total"}
+    assert result["seconds"]["total"] == pytest.approx(
+        sum(v for k, v in result["seconds"].items() if k != "total"), abs=0.01
+    )
+    assert result["forward_transfer"] is None
+    assert 0.5 < result["auroc"]["mean"] <= 1
+
+
+def test_bytes_kept_are_those_of_the_summaries(finished):
+    _, result = finished
+    one_task = 4 * (5 * 64 + 5 + 5 * 5)  # five points of 64 pixels, their mean, their 5×5 factor, in float32
+    assert result["memory_bytes"] == {"total": 3 * one_task, "per_task": [one_task] * 3}
+
+
+def test_every_step_is_logged(finished):
+    folder, result = finished
+    with (folder / "log.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(int(r["seed"]), int(r["task"]), int(r["step"])) for r in rows] == [
+        (seed, task, step) for seed in (0, 1) for task in range(3) for step in range(1, 26)
+    ]
+    for row in rows:
+        total = -float(row["log_likelihood"]) + float(row["kl_now"]) + float(row["kl_past"])
+        assert float(row["loss"]) == pytest.approx(total, abs=1e-4)
+    with (folder / "kl_past.csv").open() as file:
+        past = list(csv.DictReader(file))
+    assert {(r["task"], r["past_task"]) for r in past} == {("1", "0"), ("2", "0"), ("2", "1")}
+    assert all(float(r["kl"]) > 0 for r in past)
+    assert result["steps"]["step"][0] == 1
+
+
+def test_points_are_images_of_their_tasks(finished):
+    folder, _ = finished
+    points = np.load(folder / "points.npz", allow_pickle=False)
+    benchmark = runner.benchmark_of(tiny(), 0)
+    for number in range(3):
+        rows = {tuple(row) for row in benchmark.task(number).train.x.tolist()}
+        assert all(tuple(row) in rows for row in points[f"task_{number}"].tolist())
+
+
+def test_same_config_same_result(finished, tmp_path, global_random_state_untouched):
+    again = runner.run(tiny(), tmp_path / "again", Silent())
+    assert comparable(again) == comparable(finished[1])
+    assert (tmp_path / "again" / "log.csv").read_bytes() == (finished[0] / "log.csv").read_bytes()
+    other = runner.run(tiny(seeds=[2]), tmp_path / "other", Silent())
+    assert other["accuracy"][0] != again["accuracy"][0]
+
+
+def test_a_finished_run_resumes_to_the_same_result(finished):
+    folder, result = finished
+    assert comparable(runner.resume(folder, Silent())) == comparable(result)
+
+
+@pytest.mark.parametrize("after", [1, 40, 77, 110])
+def test_a_run_stopped_politely_resumes_exactly(finished, tmp_path, after):
+    calls = 0
+
+    def stop() -> bool:
+        nonlocal calls
+        calls += 1
+        return calls > after
+
+    with pytest.raises(Interrupted, match="go on with: frcl resume"):
+        runner.run(tiny(), tmp_path / "run", Silent(), stop=stop)
+    assert not (tmp_path / "run" / "result.json").exists()
+    resumed = runner.resume(tmp_path / "run", Silent())
+    assert comparable(resumed) == comparable(finished[1])
+    for name in ("log.csv", "kl_past.csv"):
+        assert (tmp_path / "run" / name).read_bytes() == (finished[0] / name).read_bytes()
+
+
+def _child(folder: str, begin: bool) -> None:
+    torch.set_num_threads(1)
+    if begin:
+        runner.run(tiny(), Path(folder), Silent())
+    else:
+        runner.resume(Path(folder), Silent())
+
+
+def test_sigkill_at_twenty_moments(finished, tmp_path):
+    """Killed twenty times without warning, at random moments, resumed each time, it ends as the whole run did."""
+    moments = random.Random(3)
+    context = multiprocessing.get_context("fork")
+    kills, runs = 0, 0
+    while kills < 20:
+        folder = tmp_path / f"run-{runs}"
+        begin = True
+        for _ in range(100):
+            child = context.Process(target=_child, args=(str(folder), begin))
+            child.start()
+            deadline = time.monotonic() + (moments.uniform(0.0, 0.9) if kills < 20 else 60)
+            child.join(max(0.0, deadline - time.monotonic()))
+            if child.is_alive():
+                os.kill(child.pid, signal.SIGKILL)
+                child.join()
+                kills += 1
+            begin = not (folder / "config.toml").exists()
+            if (folder / "result.json").exists():
+                break
+        assert comparable(json.loads((folder / "result.json").read_text())) == comparable(finished[1])
+        assert (folder / "log.csv").read_bytes() == (finished[0] / "log.csv").read_bytes()
+        runs += 1
+    assert kills >= 20
+
+
+def test_a_folder_with_a_run_is_not_overwritten_by_accident(finished):
+    folder, _ = finished
+    before = (folder / "result.json").read_bytes()
+    with pytest.raises(OptionError, match="already holds a run; go on with `frcl resume"):
+        runner.run(tiny(), folder, Silent())
+    assert (folder / "result.json").read_bytes() == before
+
+
+def test_missing_data_and_devices_show_before_anything_is_written(tmp_path):
+    config = resolve("split-digits", {"data": str(tmp_path / "nowhere")})
+    with pytest.raises(DataError, match="does not exist"):
+        runner.run(config, tmp_path / "run", Silent())
+    with pytest.raises(OptionError, match="unknown device 'tpux'"):
+        runner.run(tiny(device="tpux"), tmp_path / "run", Silent())
+    assert not (tmp_path / "run").exists()
+
+
+def test_foreign_folders_are_refused(tmp_path, finished):
+    with pytest.raises(CheckpointError, match="holds no run"):
+        runner.resume(tmp_path, Silent())
+    (tmp_path / "config.toml").write_bytes((finished[0] / "config.toml").read_bytes())
+    (tmp_path / CHECKPOINT).write_bytes(b"nonsense")
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
+        runner.resume(tmp_path, Silent())
+
+
+def test_forward_transfer_compares_with_a_fresh_learner(tmp_path):
+    config = tiny({**TINY, "seeds": [0], "run": {"forward_transfer": True}})
+    result = runner.run(config, tmp_path / "run", Silent())
+    benchmark = runner.benchmark_of(config, 0)
+    gains = []
+    for number in (1, 2):
+        fresh = runner.new_learner(config, benchmark, 0)
+        task = benchmark.task(number)
+        fresh.fit(task.train.x, task.train.y)
+        alone = float((fresh.predict(task.test.x).labels == task.test.y).double().mean())
+        gains.append(result["accuracy"][0][number][number] - alone)
+    assert result["forward_transfer"]["mean"] == pytest.approx(sum(gains) / 2)
+
+
+def test_hidden_boundaries(tmp_path):
+    result = runner.run(tiny(HIDDEN, seeds=[0]), tmp_path / "run", Silent())
+    found = result["boundaries"]
+    assert found["true"] == [60, 120]
+    assert [score["threshold"] for score in found["scores"]] == [4.0, 5.0, 6.0, 7.0, 8.0]
+    assert all(0 <= score["f1"] <= 1 for score in found["scores"])
+    recalls = [score["recall"] for score in found["scores"]]
+    assert recalls == sorted(recalls, reverse=True)
+    assert set(found["found"]) <= set(found["statistic_step"])
+    assert found["acted_on"]["f1"] is not None
+    assert result["tasks"] == ["0/1", "2/3", "4/5"]
+    above = [s for s, v in zip(found["statistic_step"], found["statistic"], strict=True) if v > 5.0]
+    assert found["found"] == above
+
+
+def test_hidden_boundaries_resume_exactly(tmp_path):
+    whole = runner.run(tiny(HIDDEN), tmp_path / "whole", Silent())
+    calls = 0
+
+    def stop() -> bool:
+        nonlocal calls
+        calls += 1
+        return calls > 90
+
+    with pytest.raises(Interrupted):
+        runner.run(tiny(HIDDEN), tmp_path / "run", Silent(), stop=stop)
+    assert comparable(runner.resume(tmp_path / "run", Silent())) == comparable(whole)
+
+
+def test_regression_tasks_of_your_own(tmp_path):
+    g = np.random.default_rng(0)
+    (tmp_path / "tasks").mkdir()
+    for name, weight in (("a", [1.0, -1.0]), ("b", [0.5, 2.0])):
+        x = g.normal(size=(120, 2))
+        np.savez(tmp_path / "tasks" / f"{name}.npz", x=x, y=x @ np.array(weight) + 0.05 * g.normal(size=120))
+    (tmp_path / "data.toml").write_text('name = "lines"\nfolder = "tasks"\n')
+    layer = {"seeds": [0], "network": {"widths": [20]}, "learner": {"steps": 400, "points": 20, "rate": 5e-3}}
+    result = runner.run(resolve(str(tmp_path / "data.toml"), layer), tmp_path / "run", Silent())
+    assert result["score"] == "r2"
+    assert result["average_accuracy"]["mean"] > 0.9
+    assert result["ece"] is None
+    assert result["tasks"] == ["a", "b"]

@@ -6,7 +6,7 @@ import frcl
 
 generator = torch.Generator().manual_seed(1)
 net = frcl.MLP(16, (64, 64))
-learner = frcl.FRCL(net, points=20, initial_scale=1.0, detector=frcl.BoundaryDetector(threshold=5.0))
+learner = frcl.FRCL(net, points=20, detector=frcl.BoundaryDetector(threshold=5.0))
 
 # three tasks of 150 minibatches; each has its own two clouds of points
 clouds = [2 * torch.randn(2, 16, generator=generator) for _ in range(3)]

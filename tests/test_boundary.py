@@ -153,3 +153,10 @@ def test_a_change_in_the_number_of_functions_starts_a_new_reference(generator):
     detector.update(torch.rand(8, 2, generator=generator))
     assert math.isnan(detector.update(torch.rand(8, 5, generator=generator)).statistic)
     assert not math.isnan(detector.update(torch.rand(8, 5, generator=generator)).statistic)
+
+
+def test_score_is_never_negative_in_float32(generator):
+    """At the prior the first form of the score loses its sign to rounding; the second cannot."""
+    k = 1e3 * torch.rand(20_000, generator=generator)
+    near = Moments(torch.zeros(20_000, 1), k[:, None] * (1 + 1e-7 * torch.randn(20_000, 1, generator=generator)))
+    assert (symmetrised_kl(near, k) >= 0).all()

@@ -1,6 +1,7 @@
 """Saving, loading, resuming: bit for bit, without pickle, and only what fits."""
 
 import json
+import os
 import pickle
 
 import pytest
@@ -197,3 +198,12 @@ def test_writing_is_all_or_nothing(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
     with pytest.raises(CheckpointError, match="does not exist; create it first"):
         save_state(tmp_path / "no" / "file", {}, {})
+
+
+def test_files_have_the_mode_that_the_user_wants(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_atomically(tmp_path / "file", b"content")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640

@@ -137,7 +137,8 @@ def _child(folder: str, begin: bool) -> None:
 def test_sigkill_at_twenty_moments(finished, tmp_path):
     """Killed twenty times without warning, at random moments, resumed each time, it ends as the whole run did."""
     moments = random.Random(3)
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["frcl.experiment.runner"])
     kills, runs = 0, 0
     while kills < 20:
         folder = tmp_path / f"run-{runs}"

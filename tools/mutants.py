@@ -96,7 +96,7 @@ MUTANTS = (
     Mutant("biased variance in Welch's test", "boundary.py",
            "part_new = new.var(0, correction=1)", "part_new = new.var(0, correction=0)", "tests/test_boundary.py"),
     Mutant("score with one direction of the KL", "boundary.py",
-           "return 0.25 * ((variance + square) / k + (k + square) / variance - 2.0)",
+           "return 0.25 * ((variance - k).square() / (variance * k) + square * (1 / k + 1 / variance))",
            "return 0.5 * ((variance + square) / k - 1.0)", "tests/test_boundary.py"),
     Mutant("summary that aliases the live posterior (missing clone)", "summary.py",
            "FunctionBelief(q.mean.clone(), q.factor.tril().clone(), noise",

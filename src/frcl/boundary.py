@@ -19,13 +19,14 @@ TINY = 1e-30  # under a logarithm: a score of exactly zero is as surprising as i
 def symmetrised_kl(moments: Moments, prior_variance: Tensor) -> Tensor:
     """ℓ = ½ [ KL(q‖p) + KL(p‖q) ] of q = N(μ, σ²) and p = N(0, k), [B, C]; prior_variance [B]:
 
-        ℓ = ¼ [ (σ² + μ²)/k + (k + μ²)/σ² − 2 ]
+        ℓ = ¼ [ (σ² + μ²)/k + (k + μ²)/σ² − 2 ] = ¼ [ (σ² − k)²/(σ² k) + μ² (1/k + 1/σ²) ]
 
-    Small where the posterior has fallen back to the prior: the input is unlike what was learned.
+    in the second form, which rounding cannot make negative. Small where the posterior has fallen back to the
+    prior: the input is unlike what was learned.
     """
     k = prior_variance[:, None]
     square, variance = moments.mean.square(), moments.variance
-    return 0.25 * ((variance + square) / k + (k + square) / variance - 2.0)
+    return 0.25 * ((variance - k).square() / (variance * k) + square * (1 / k + 1 / variance))
 
 
 class WelchTest(NamedTuple):

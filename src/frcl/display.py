@@ -13,6 +13,7 @@ from frcl.experiment.config import Config
 from frcl.experiment.keeper import Observer
 from frcl.learners.records import StepLog
 
+WIDE = 8  # more tasks than this do not fit a matrix in a terminal
 PLAIN_SECONDS = 10.0  # between two lines while a task is learned
 
 
@@ -132,7 +133,9 @@ def terms(log: StepLog) -> str:
 def accuracy_table(result: dict[str, Any]) -> Table:
     """The accuracy matrix, mean over seeds: a row for each task learned, a column for each task tested."""
     names, matrices = result["tasks"], result["accuracy"]
-    table = Table(title=f"Accuracy on each task after learning each task (mean of {len(matrices)} seeds, %)")
+    if len(names) > WIDE:
+        return _long_table(names, matrices)
+    table = Table(title=f"Accuracy on each task after learning each task (%, seeds: {len(matrices)})")
     table.add_column("after learning")
     for name in names:
         table.add_column(name, justify="right")
@@ -142,6 +145,17 @@ def accuracy_table(result: dict[str, Any]) -> Table:
             values = [matrix[after][on] for matrix in matrices]
             cells.append("" if values[0] is None else f"{100 * sum(values) / len(values):.1f}")
         table.add_row(name, *cells)
+    return table
+
+
+def _long_table(names: list[str], matrices: list[Any]) -> Table:
+    """A row for each task: just after it was learned, and at the end."""
+    table = Table(title=f"Accuracy (mean of {len(matrices)} seeds, %)")
+    for heading in ("task", "just after learning it", "at the end"):
+        table.add_column(heading, justify="left" if heading == "task" else "right")
+    for i, name in enumerate(names):
+        cells = [100 * sum(matrix[row][i] for matrix in matrices) / len(matrices) for row in (i, -1)]
+        table.add_row(name, *(f"{cell:.1f}" for cell in cells))
     return table
 
 

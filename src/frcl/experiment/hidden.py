@@ -15,6 +15,8 @@ from frcl.experiment.keeper import Keeper
 from frcl.learners.protocol import StreamLearner
 from frcl.seeding import fork
 
+LARGEST = 1e6
+
 
 @dataclass(frozen=True)
 class Anonymous:
@@ -57,6 +59,11 @@ def stream_labels(benchmark: Benchmark) -> list[int]:
     return list(range(max(int(benchmark.test_split(i).y.max()) + 1 for i in range(len(benchmark)))))
 
 
+def _storable(statistic: float) -> float | None:
+    """For JSON: None where no test was made; infinite (scores without any spread) becomes very large."""
+    return None if math.isnan(statistic) else round(max(-LARGEST, min(statistic, LARGEST)), 6)
+
+
 def learn_stream(
     keeper: Keeper, learner: StreamLearner, benchmark: Benchmark, seed: int, record: dict[str, Any]
 ) -> None:
@@ -75,7 +82,7 @@ def learn_stream(
             rows = torch.randint(len(train.x), (batch,), generator=fork(seed, f"stream/{t}")).to(train.x.device)
             with keeper.timed("train"):
                 log = learner.observe(train.x[rows], train.y[rows])
-            record["statistic"].append(None if math.isnan(log.statistic) else round(log.statistic, 6))
+            record["statistic"].append(_storable(log.statistic))
             if log.boundary:
                 record["found"].append(t)
             keeper.step(learner, seed, number, log)

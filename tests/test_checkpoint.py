@@ -155,6 +155,12 @@ def test_damaged_and_foreign_files_are_refused(saved, tmp_path):
         frcl.load(saved, net())
 
 
+def test_the_checkpoint_of_a_run_is_told_apart(tmp_path):
+    save_state(tmp_path / "checkpoint.frcl", {"progress": {}, "learner": None}, {})
+    with pytest.raises(CheckpointError, match="checkpoint of a run, not a saved learner"):
+        frcl.load(tmp_path / "checkpoint.frcl", net())
+
+
 def test_a_newer_format_is_refused(saved, monkeypatch):
     monkeypatch.setattr("frcl.files.VERSION", 2)
     with pytest.raises(CheckpointError, match="format version 1; this frcl reads version 2"):

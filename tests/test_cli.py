@@ -129,6 +129,9 @@ def test_your_own_data(done, inside):
     ("arguments", "code", "message"),
     [
         (("run", "splt-digits"), 2, "did you mean 'split-digits'"),
+        (("run", "nonsense", "--dry-run"), 2, "there is no benchmark 'nonsense'"),
+        (("run", "--method", "ewc", "--points", "3"), 2, "unknown option 'points' of method ewc"),
+        (("run", "--method", "ewc", "--hidden-boundaries"), 2, "hidden boundaries are for method frcl"),
         (("run", "--method", "frlc"), 2, "unknown method 'frlc'; did you mean 'frcl'"),
         (("run", "--set", "nois=1"), 2, "option 'nois' is unknown; did you mean 'noise'"),
         (("run", "--set", "noise"), 2, "--set wants key=value"),

@@ -53,7 +53,7 @@ def test_a_config_survives_its_file(tmp_path):
     ("layer", "message"),
     [
         ({"sedes": [1]}, "unknown option 'sedes'; did you mean 'seeds'"),
-        ({"learner": {"pionts": 3}}, r"unknown option 'pionts' in \[learner\]; did you mean 'points'"),
+        ({"learner": {"pionts": 3}}, "unknown option 'pionts' of method frcl; did you mean 'points'"),
         ({"learner": 3}, "'learner' is a table of options"),
         ({"seeds": []}, "at least one"),
         ({"seeds": [1, 1]}, "different whole numbers"),

@@ -243,3 +243,32 @@ def test_regression_tasks_of_your_own(tmp_path):
     assert result["average_accuracy"]["mean"] > 0.9
     assert result["ece"] is None
     assert result["tasks"] == ["a", "b"]
+
+
+def test_overwriting_leaves_nothing_of_the_old_run(tmp_path):
+    folder = tmp_path / "run"
+    runner.run(tiny(), folder, Silent())
+    (folder / "figures").mkdir()
+    (folder / "figures" / "old.png").write_bytes(b"")
+    runner.run(tiny({**TINY, "seeds": [0], "run": {}}), folder, Silent(), overwrite=True)
+    assert not (folder / "figures").exists()
+    assert not (folder / "kl_past.csv").exists()
+
+
+def test_targets_without_any_spread_have_a_finite_score():
+    from frcl.experiment.evaluate import _r_squared
+
+    y = torch.full((5,), 2.0)
+    assert _r_squared(y[:, None], y) == 1.0
+    assert _r_squared(y[:, None] + 1, y) == 0.0
+    assert _r_squared(torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([1.0, 2.0, 3.0])) == pytest.approx(0.5)
+
+
+def test_a_stream_counts_what_it_keeps(tmp_path):
+    result = runner.run(tiny(HIDDEN, seeds=[0]), tmp_path / "run", Silent())
+    one_task = 4 * (5 * 64 + 5 + 5 * 5)
+    found = len(result["boundaries"]["found"]) + 1
+    assert result["memory_bytes"] == {"total": found * one_task, "per_task": [one_task] * found}
+    assert len(np.load(tmp_path / "run" / "points.npz").files) == found
+    with pytest.raises(OptionError, match="not measured with hidden boundaries"):
+        tiny({**HIDDEN, "run": {"forward_transfer": True}})

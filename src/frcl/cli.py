@@ -1,4 +1,4 @@
-"""The command line: frcl run | resume | report | compare | list | data."""
+"""The command line: frcl run | resume | report | compare | tune | list | data."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from frcl.benchmarks.open import BENCHMARKS
+from frcl.benchmarks.open import BENCHMARKS, known_name
 from frcl.display import Live, Plain, Several, Silent, accuracy_table, in_words
 from frcl.errors import FrclError, OptionError
 from frcl.experiment import runner
-from frcl.experiment.config import METHODS, Config, parse_setting, read_toml, resolve, to_toml
+from frcl.experiment.config import Config, parse_setting, read_toml, resolve, to_toml
 from frcl.experiment.keeper import Interrupted, Observer
 from frcl.experiment.tensorboard import TensorBoard
+from frcl.learners.methods import METHODS
 from frcl.report import comparison_rows, find_runs, read_run, write_figures, write_report, write_tables
 
 DONE, FAILED, USAGE, STOPPED = 0, 1, 2, 130
@@ -78,9 +79,6 @@ def run(
 
     Without arguments it learns split-digits, which comes with scikit-learn, in a minute or so.
     """
-    layer = {} if config is None else read_toml(config)
-    name = benchmark or layer.pop("benchmark", "split-digits")
-    layer.pop("benchmark", None)
     flags = {
         "method": method,
         "seeds": None if seeds is None else _seeds(seeds),
@@ -90,7 +88,7 @@ def run(
         "stream": _given(tasks=tasks),
         "learner": _given(points=points, steps=steps, selection=selection, inference=inference),
     }
-    resolved = resolve(name, layer, _given(**flags), *(parse_setting(text) for text in settings or []))
+    resolved = _resolved(benchmark, config, _given(**flags), settings or [])
     if dry_run:
         typer.echo(to_toml(resolved), nl=False)
         return
@@ -158,10 +156,50 @@ def compare(
         )
 
 
+@app.command()
+def tune(
+    method: Annotated[str, typer.Argument(help="The method to tune; see `frcl list`.")],
+    benchmark: Annotated[str, typer.Argument(help="The benchmark to tune it on.")],
+    trials: Annotated[int | None, typer.Option(help="So many combinations, chosen by Optuna; all without it.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder with the data files.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="Any other option, as key=value.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Choose options among a grid on validation data of the first tasks; test data is never touched."""
+    from frcl.experiment.tune import Trial, grid_of
+    from frcl.experiment.tune import tune as search
+
+    layers = [parse_setting(text, method) for text in settings or []]
+    layer: dict[str, Any] = _given(device=device, data=None if data is None else str(data.resolve()))
+    for one in layers:
+        for part, values in one.items():
+            layer[part] = {**layer.get(part, {}), **values} if isinstance(values, dict) else values
+
+    def told(trial: Trial) -> None:
+        if not as_json:
+            out.print(f"{100 * trial.accuracy:6.2f} %  {trial.options}", highlight=False, markup=False, soft_wrap=True)
+
+    if not as_json:
+        out.print(f"tuning {', '.join(grid_of(method))} of {method} on {benchmark}", highlight=False)
+    found = search(method, known_name(benchmark), layer, trials=trials, on_trial=told)
+    best = found[0]
+    if as_json:
+        typer.echo(json.dumps([{"options": t.options, "accuracy": t.accuracy} for t in found]))
+        return
+    chosen = " ".join(f"--set {name}={value}" for name, value in best.options.items())
+    out.print(
+        f"chosen, with {100 * best.accuracy:.2f} % on validation data: {chosen}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+
+
 @app.command("list")
 def list_names() -> None:
     """List the benchmarks and the methods."""
-    for title, rows in (("Benchmarks", BENCHMARKS), ("Methods", METHODS)):
+    for title, rows in (("Benchmarks", BENCHMARKS), ("Methods", [(name, text) for name, text, _ in METHODS])):
         table = Table(title=title, show_header=False, title_justify="left")
         for name, text in rows:
             table.add_row(name, text)
@@ -207,6 +245,14 @@ def main() -> None:
 def _given(**values: Any) -> dict[str, Any]:
     """Only what was said."""
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _resolved(benchmark: str | None, file: Path | None, flags: dict[str, Any], settings: list[str]) -> Config:
+    """What the defaults, a config file, the flags and the settings make together, each over those before it."""
+    layer = {} if file is None else read_toml(file)
+    named = layer.pop("benchmark", "split-digits")
+    method = flags.get("method", layer.get("method", "frcl"))
+    return resolve(known_name(benchmark or named), layer, flags, *(parse_setting(text, method) for text in settings))
 
 
 def _seeds(text: str) -> list[int]:
@@ -293,8 +339,10 @@ def _conclude(result: dict[str, Any], folder: Path, quiet: bool, as_json: bool) 
         typer.echo(json.dumps(result))
     elif not quiet:
         out.print(accuracy_table(result))
-        out.print(f"average accuracy {in_words(result['average_accuracy'], 100, ' %')}", highlight=False)
-        out.print(f"forgetting {in_words(result['forgetting'], 100, ' %')}", highlight=False)
+        scale, unit = (100.0, " %") if result["score"] == "accuracy" else (1.0, "")
+        name = "average accuracy" if result["score"] == "accuracy" else "average share of variance explained (R²)"
+        out.print(f"{name} {in_words(result['average_accuracy'], scale, unit)}", highlight=False)
+        out.print(f"forgetting {in_words(result['forgetting'], scale, unit)}", highlight=False)
         out.print(f"NLL {in_words(result['nll'], digits=3)}, ECE {in_words(result['ece'], digits=3)}", highlight=False)
         out.print(f"report: {page}", highlight=False, soft_wrap=True)
 

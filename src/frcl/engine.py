@@ -21,13 +21,17 @@ class Optimiser:
 
     def step(self, loss: Tensor, *, check: bool = True) -> None:
         """Move the parameters down the gradient of `loss`; refuse a loss that is not finite."""
-        if check and not bool(loss.isfinite()):
-            raise NumericalError(
-                f"the loss is {float(loss.detach())}: nothing was updated. Lower the learning rate (rate), scale the "
-                "inputs, or raise noise, the variance on the inducing values."
-            )
+        if check:
+            _refuse_non_finite(loss)
         self._adam.zero_grad(set_to_none=True)
         loss.backward()
+        self._adam.step()
+
+    def apply(self, gradient: Mapping[str, Tensor], loss: Tensor) -> None:
+        """Move the parameters down a gradient that was worked out already."""
+        _refuse_non_finite(loss)
+        for name, tensor in self.params.items():
+            tensor.grad = gradient[name]
         self._adam.step()
 
     def state(self) -> Params:
@@ -44,6 +48,24 @@ class Optimiser:
             tensor = self.params[name]
             device = torch.device("cpu") if kind == "step" and not tensor.is_cuda else tensor.device
             self._adam.state[tensor][kind] = value.to(device).clone()
+
+
+def _refuse_non_finite(loss: Tensor) -> None:
+    if not bool(loss.isfinite()):
+        raise NumericalError(
+            f"the loss is {float(loss.detach())}; this step was not taken. Lower the learning rate (rate), scale the "
+            "inputs, or raise noise, the variance on the inducing values."
+        )
+
+
+def refuse_non_finite(params: Mapping[str, Tensor]) -> None:
+    """Refuse parameters that are not finite any more, where the loss was not looked at in every step."""
+    for name, value in params.items():
+        if not bool(value.isfinite().all()):
+            raise NumericalError(
+                f"{name!r} is not finite any more: learning has diverged. Go back to an earlier state; then lower the "
+                "learning rate (rate), scale the inputs, or raise noise."
+            )
 
 
 def leaf(tensor: Tensor) -> Tensor:

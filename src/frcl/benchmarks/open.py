@@ -25,6 +25,19 @@ BENCHMARKS = (
 )
 
 
+def known_name(name: str) -> str:
+    """The name of a benchmark, or the absolute path of a .toml file; an unknown name is refused."""
+    if name.lower().endswith(".toml"):
+        return str(Path(name).resolve())
+    names = [known for known, _ in BENCHMARKS]
+    if name not in names:
+        raise OptionError(
+            f"there is no benchmark {name!r}{nearest(name, names) or '.'} Known are {', '.join(names)}, or the "
+            "path of a .toml file that describes your own data."
+        )
+    return name
+
+
 def open_benchmark(
     name: str,
     options: BenchmarkOptions | None = None,
@@ -64,8 +77,4 @@ def open_benchmark(
             options.check_for("your own data", ())
             return own_tasks(Path(name), options=options, seed=seed, device=device)
         case _:
-            names = [known for known, _ in BENCHMARKS]
-            raise OptionError(
-                f"there is no benchmark {name!r}{nearest(name, names) or '.'} Known are {', '.join(names)}, or the "
-                "path of a .toml file that describes your own data."
-            )
+            raise OptionError(f"there is no benchmark {known_name(name)!r}")

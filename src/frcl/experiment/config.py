@@ -6,7 +6,7 @@ import difflib
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,10 +15,10 @@ from frcl.benchmarks.options import BenchmarkOptions
 from frcl.boundary import BoundaryDetector
 from frcl.errors import OptionError
 from frcl.experiment.networks import NetworkOptions
+from frcl.learners.methods import METHODS, MethodOptions, default_options
 from frcl.learners.options import FRCLOptions
 
 T = TypeVar("T")
-METHODS = (("frcl", "functional regularisation at inducing points: the paper's method"),)
 
 
 @dataclass(frozen=True)
@@ -71,28 +71,18 @@ class Config:
     hidden_boundaries: bool = False
     stream: BenchmarkOptions = field(default_factory=BenchmarkOptions)
     network: NetworkOptions = field(default_factory=NetworkOptions)
-    learner: FRCLOptions = field(default_factory=FRCLOptions)
+    learner: MethodOptions = field(default_factory=FRCLOptions)
     detector: DetectorOptions = field(default_factory=DetectorOptions)
     run: RunOptions = field(default_factory=RunOptions)
 
     def __post_init__(self) -> None:
+        if self.hidden_boundaries and self.run.forward_transfer:
+            raise OptionError("forward_transfer is not measured with hidden boundaries; leave one of the two out")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise OptionError(f"seeds must be different whole numbers, at least one; got {list(self.seeds)}")
-        known = [name for name, _ in METHODS]
-        if self.method not in known:
-            raise OptionError(f"unknown method {self.method!r}{suggestion(self.method, known)}")
-
-    def for_seed(self, seed: int) -> FRCLOptions:
-        return replace(self.learner, seed=seed)
 
 
-PARTS = {
-    "stream": BenchmarkOptions,
-    "network": NetworkOptions,
-    "learner": FRCLOptions,
-    "detector": DetectorOptions,
-    "run": RunOptions,
-}
+PARTS = ("stream", "network", "learner", "detector", "run")
 PLAIN = ("benchmark", "method", "seeds", "device", "data", "hidden_boundaries")
 
 
@@ -101,14 +91,30 @@ def suggestion(word: str, known: list[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
 
 
+def parts_of(method: str) -> dict[str, Any]:
+    """The options of each part as they are without any change; the learner's are those of the method."""
+    known = [name for name, _, _ in METHODS]
+    if method not in known:
+        raise OptionError(f"unknown method {method!r}{suggestion(method, known)}")
+    return {
+        "stream": BenchmarkOptions(),
+        "network": NetworkOptions(),
+        "learner": default_options(method),
+        "detector": DetectorOptions(),
+        "run": RunOptions(),
+    }
+
+
 def resolve(benchmark: str, *layers: Mapping[str, Any]) -> Config:
     """The configuration of a run on `benchmark`: its defaults, then each layer over those before it.
 
     A layer is a nested dictionary as in a config file: plain names on top, tables for the parts.
     """
+    method = next((layer["method"] for layer in reversed(layers) if "method" in layer), "frcl")
+    parts = parts_of(method)
     merged: dict[str, Any] = {part: {} for part in PARTS}
-    for layer in (_benchmark_defaults(benchmark), *layers):
-        _check_names(layer)
+    for layer in (_benchmark_defaults(benchmark, method, parts["learner"]), *layers):
+        _check_names(layer, parts, method)
         for name, value in layer.items():
             if name in PARTS:
                 if name == "learner" and "points" in value and "points_per_class" not in value:
@@ -116,28 +122,32 @@ def resolve(benchmark: str, *layers: Mapping[str, Any]) -> Config:
                 merged[name] |= value
             else:
                 merged[name] = value
-    merged["benchmark"] = benchmark
-    built: dict[str, Any] = {part: build(kind, merged.pop(part), part) for part, kind in PARTS.items()}
+    merged |= {"benchmark": benchmark, "method": method}
+    built = {part: build(type(parts[part]), {**vars(parts[part]), **merged.pop(part)}, part) for part in PARTS}
     return build(Config, {**merged, **built}, "the run")
 
 
-def _benchmark_defaults(benchmark: str) -> dict[str, Any]:
+def _benchmark_defaults(benchmark: str, method: str, options: Any) -> dict[str, Any]:
+    """From defaults.toml: the benchmark's network, its training where the method has such options, the method's own."""
     text = resources.files("frcl.experiment").joinpath("defaults.toml").read_text(encoding="utf-8")
     found: dict[str, Any] = tomllib.loads(text).get(benchmark, {})
-    return found
+    names = [f.name for f in fields(options)]
+    training = {name: value for name, value in found.get("training", {}).items() if name in names}
+    return {"network": found.get("network", {}), "learner": {**training, **found.get(method, {})}}
 
 
-def _check_names(layer: Mapping[str, Any]) -> None:
+def _check_names(layer: Mapping[str, Any], parts: Mapping[str, Any], method: str) -> None:
     for name, value in layer.items():
         if name not in PLAIN and name not in PARTS:
             raise OptionError(f"unknown option {name!r}{suggestion(name, [*PLAIN, *PARTS])}")
         if name in PARTS:
             if not isinstance(value, Mapping):
                 raise OptionError(f"{name!r} is a table of options, not {value!r}")
-            known = [f.name for f in fields(PARTS[name])]
+            known = [f.name for f in fields(parts[name])]
             for key in value:
                 if key not in known:
-                    raise OptionError(f"unknown option {key!r} in [{name}]{suggestion(key, known)}")
+                    owner = f"method {method}" if name == "learner" else f"[{name}]"
+                    raise OptionError(f"unknown option {key!r} of {owner}{suggestion(key, known)}")
 
 
 def build(kind: type[T], values: Mapping[str, Any], where: str) -> T:
@@ -159,23 +169,24 @@ def build(kind: type[T], values: Mapping[str, Any], where: str) -> T:
     return kind(**given)
 
 
-def parse_setting(text: str) -> dict[str, Any]:
+def parse_setting(text: str, method: str = "frcl") -> dict[str, Any]:
     """`key=value` or `part.key=value` as a layer; the value as TOML has it, or plain text."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise OptionError(f"--set wants key=value, as in --set rate=1e-3; got {text!r}")
     part, dot, key = name.strip().partition(".")
-    if not dot:
-        owners = [owner for owner, kind in PARTS.items() if part in [f.name for f in fields(kind)]]
-        if part in PLAIN:
-            return {part: _literal(value)}
-        if len(owners) != 1:
-            every = [f.name for kind in PARTS.values() for f in fields(kind)]
-            problem = f"is in {' and '.join(owners)}; write {owners[0]}.{part}" if owners else "is unknown"
-            hint = "" if owners else suggestion(part, [*PLAIN, *every])
-            raise OptionError(f"option {part!r} {problem}{hint}")
-        part, key = owners[0], part
-    return {part: {key: _literal(value)}}
+    if dot:
+        return {part: {key: _literal(value)}}
+    if part in PLAIN:
+        return {part: _literal(value)}
+    parts = {owner: [f.name for f in fields(options)] for owner, options in parts_of(method).items()}
+    owners = [owner for owner, names in parts.items() if part in names]
+    if not owners:
+        every = [*PLAIN, *(name for names in parts.values() for name in names)]
+        raise OptionError(f"option {part!r} is unknown{suggestion(part, every)}")
+    if len(owners) > 1:
+        raise OptionError(f"option {part!r} is in {' and '.join(owners)}; write {owners[0]}.{part}")
+    return {owners[0]: {part: _literal(value)}}
 
 
 def _literal(text: str) -> Any:

@@ -93,8 +93,11 @@ def _gaussian_nll(prediction: Prediction, y: Tensor) -> float:
 
 def _r_squared(mean: Tensor, y: Tensor) -> float:
     target = y.reshape(mean.shape).double()
-    left = (target - mean.double().to(target.device)).square().sum()
-    return float(1 - left / (target - target.mean(0)).square().sum())
+    left = float((target - mean.double().to(target.device)).square().sum())
+    spread = float((target - target.mean(0)).square().sum())
+    if spread == 0.0:
+        return 1.0 if left == 0.0 else 0.0  # nothing to explain
+    return 1.0 - left / spread
 
 
 def _mean(values: list[float]) -> float:

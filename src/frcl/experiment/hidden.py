@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -90,7 +92,15 @@ def learn_stream(
         with keeper.timed("evaluate"):
             row = [score(learner, benchmark.test_split(on), task) for on, task in enumerate(record["learned_as"])]
         record["rows"].append(row)
-        record["bytes"].append(learner.memory_bytes())
         keeper.progress.task += 1
         keeper.observer.evaluated(seed, number, row)
         keeper.checkpoint(learner)
+    with keeper.timed("select"):
+        _end(learner)
+    record["bytes"] = list(itertools.accumulate(summary.bytes() for summary in learner.tasks)) or [0]
+
+
+def _end(learner: StreamLearner) -> None:
+    """The stream is over, and with it the task still open; one too short for its points stays open."""
+    with contextlib.suppress(DataError):
+        learner.end_task()

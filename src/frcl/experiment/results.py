@@ -27,13 +27,13 @@ MEASURED = ("seconds", "peak_memory_bytes", "environment", "command", "started")
 CURVE = 400  # rows of the step log that result.json keeps
 
 
-def assemble(config: Config, names: Sequence[str], records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def assemble(config: Config, title: str, names: Sequence[str], records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Everything about the run but what was measured on the clock; `records` has one entry a seed."""
     matrices = [_matrix(record, len(names)) for record in records]
     result: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
-        "benchmark": config.benchmark,
+        "benchmark": title,
         "method": config.method,
         "config": to_dict(config),
         "seeds": list(config.seeds),

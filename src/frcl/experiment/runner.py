@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ from frcl.experiment import environment, results
 from frcl.experiment.config import Config, read_toml, resolve, to_toml
 from frcl.experiment.evaluate import final_scores, score
 from frcl.experiment.hidden import Anonymous, learn_stream, stream_labels
-from frcl.experiment.keeper import CHECKPOINT, LOG, Keeper, Observer, Progress, new_record, read_checkpoint
+from frcl.experiment.keeper import CHECKPOINT, LOG, PAST_LOG, Keeper, Observer, Progress, new_record, read_checkpoint
 from frcl.experiment.networks import build_network
 from frcl.files import write_atomically
 from frcl.learners.frcl import FRCL
+from frcl.learners.methods import make_learner
 from frcl.learners.protocol import Learner
 from frcl.learners.records import StepLog
 
@@ -42,8 +43,10 @@ def run(
         )
     benchmark_of(config, config.seeds[0])
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("result.json", CHECKPOINT, "report.html", "points.npz"):
+    for name in ("result.json", CHECKPOINT, "report.html", "points.npz", PAST_LOG):
         (folder / name).unlink(missing_ok=True)
+    for name in ("figures", "tables"):
+        shutil.rmtree(folder / name, ignore_errors=True)
     write_atomically(folder / "config.toml", to_toml(config).encode())
     with environment.threads(config.run.threads):
         return _carry_out(Keeper(config, folder, Progress(started=_now()), observer, stop), None)
@@ -69,25 +72,22 @@ def benchmark_of(config: Config, seed: int) -> Benchmark:
     return Anonymous(benchmark) if config.hidden_boundaries else benchmark
 
 
-def new_learner(config: Config, benchmark: Benchmark, seed: int) -> FRCL:
+def new_learner(config: Config, benchmark: Benchmark, seed: int) -> Learner:
     """A fresh learner of the method asked for, on a fresh network for the benchmark."""
-    net = build_network(config.network, benchmark.input_shape, seed)
-    match config.method:
-        case "frcl":
-            hidden = config.hidden_boundaries
-            return FRCL(
-                net,
-                detector=config.detector.detector() if hidden else None,
-                labels=stream_labels(benchmark) if hidden else None,
-                device=config.device,
-                **asdict(config.for_seed(seed)),
-            )
-        case _:
-            raise OptionError(f"unknown method {config.method!r}")
+    hidden = config.hidden_boundaries
+    return make_learner(
+        build_network(config.network, benchmark.input_shape, seed),
+        config.learner,
+        seed=seed,
+        device=config.device,
+        detector=config.detector.detector() if hidden else None,
+        labels=list(stream_labels(benchmark)) if hidden else None,
+    )
 
 
 def _carry_out(keeper: Keeper, learner_state: dict[str, Any] | None) -> dict[str, Any]:
     config, progress = keeper.config, keeper.progress
+    title = ""
     names: list[str] = []
     while progress.position < len(config.seeds):
         seed = config.seeds[progress.position]
@@ -97,18 +97,21 @@ def _carry_out(keeper: Keeper, learner_state: dict[str, Any] | None) -> dict[str
             learner.load_state_dict(learner_state)
             learner_state = None
         if not names:
-            names = list(benchmark.task_names)
+            title, names = benchmark.name, list(benchmark.task_names)
             keeper.observer.begin(config, names)
         _one_seed(keeper, learner, benchmark, seed)
-    return _finish(keeper, names or list(benchmark_of(config, config.seeds[0]).task_names))
+    if not names:
+        benchmark = benchmark_of(config, config.seeds[0])
+        title, names = benchmark.name, list(benchmark.task_names)
+    return _finish(keeper, title, names)
 
 
-def _one_seed(keeper: Keeper, learner: FRCL, benchmark: Benchmark, seed: int) -> None:
+def _one_seed(keeper: Keeper, learner: Learner, benchmark: Benchmark, seed: int) -> None:
     progress = keeper.progress
     if len(progress.records) == progress.position:
         progress.records.append(new_record())
     record = progress.records[-1]
-    if keeper.config.hidden_boundaries:
+    if keeper.config.hidden_boundaries and isinstance(learner, FRCL):
         learn_stream(keeper, learner, benchmark, seed, record)
     else:
         _learn_tasks(keeper, learner, benchmark, seed, record)
@@ -163,10 +166,10 @@ def _alone(config: Config, benchmark: Benchmark, number: int, seed: int) -> floa
     return score(fresh, benchmark.test_split(number), 0)
 
 
-def _finish(keeper: Keeper, names: list[str]) -> dict[str, Any]:
+def _finish(keeper: Keeper, title: str, names: list[str]) -> dict[str, Any]:
     config, progress = keeper.config, keeper.progress
     seconds = {name: round(value, 3) for name, value in progress.seconds.items()}
-    result = results.assemble(config, names, progress.records)
+    result = results.assemble(config, title, names, progress.records)
     result |= {
         "steps": results.step_curves(keeper.folder / LOG, config.seeds[0]),
         "seconds": {**seconds, "total": round(sum(seconds.values()), 3)},

@@ -56,6 +56,8 @@ def pack(
 
 def settings(meta: dict[str, Any]) -> tuple[dict[str, Any], BoundaryDetector | None, Labels]:
     """Options, detector and labels of the learner that wrote `meta`."""
+    if "progress" in meta:
+        raise CheckpointError("this is the checkpoint of a run, not a saved learner; go on with it by `frcl resume`")
     try:
         detector = BoundaryDetector(**meta["detector"]) if meta["detector"] else None
         changed(FRCLOptions(), meta["options"])

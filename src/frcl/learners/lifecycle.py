@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from frcl.engine import Optimiser, Params, in_chunks, leaf
+from frcl.engine import Optimiser, Params, in_chunks, leaf, refuse_non_finite
 from frcl.errors import DataError, OptionError
 from frcl.features import check_features, features
 from frcl.learners.current import CurrentTask
@@ -114,6 +114,7 @@ def open_task(
 def summarise(model: Model, current: CurrentTask, x: Tensor, y: Tensor, generator: torch.Generator) -> Summary:
     """What is kept of a task; in weight space its points are chosen among x. Nothing of x but Z is held on to."""
     params = detached(current.params)
+    refuse_non_finite(params)
     q, learned = posterior_of(params), part(params, LIKELIHOOD)
     before: float | None = None
     after: float | None = None

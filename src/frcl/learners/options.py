@@ -33,7 +33,7 @@ class FRCLOptions:
     # inference for the current task
     inference: Inference = "weight"  # Section 2.3, or "function" for Sections 2.1 and 2.2
     learn_inputs: bool = False  # function: learn Z as pseudo-inputs instead of keeping data points
-    initial_scale: float = 0.1  # L starts at this times I; Algorithm 1 has 1, which wants feature_scale near 0.1
+    initial_scale: float = 0.1  # L starts at this times I; Algorithm 1 has 1, with which early learning is slow
 
     # optimisation
     steps: int = 1000  # gradient steps of fit() a task

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from frcl.learners.records import Prediction, StepLog
+from frcl.learners.records import Prediction, StepLog, Summary
 
 
 class Learner(Protocol):
@@ -41,8 +41,11 @@ class StreamLearner(Learner, Protocol):
     """A learner that takes minibatches one at a time and may begin a new task by itself."""
 
     @property
-    def tasks(self) -> Sequence[object]:
+    def tasks(self) -> Sequence[Summary]:
         """What is kept of each finished task."""
 
     def observe(self, x: Any, y: Any) -> StepLog:
         """Learn from one minibatch."""
+
+    def end_task(self) -> object:
+        """End the task that is open."""

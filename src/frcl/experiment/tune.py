@@ -1,0 +1,134 @@
+"""Choosing hyper-parameters on validation data of the first tasks; test data is never touched."""
+
+from __future__ import annotations
+
+import itertools
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from frcl.benchmarks.tasks import Benchmark, Split, Task
+from frcl.errors import OptionError
+from frcl.experiment.config import Config, resolve
+from frcl.experiment.environment import threads
+from frcl.experiment.evaluate import score
+from frcl.experiment.runner import benchmark_of, new_learner
+
+TASKS = 3  # the first so many tasks of the benchmark
+
+
+@dataclass(frozen=True)
+class ValidationOnly:
+    """A benchmark that shows its validation data where test data is asked for."""
+
+    inner: Benchmark
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return self.inner.input_shape
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        return self.inner.task_names
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def task(self, number: int) -> Task:
+        task = self.inner.task(number)
+        return Task(task.name, task.train, task.validation, task.validation, task.size)
+
+    def test_split(self, number: int) -> Split:
+        return self.inner.task(number).validation
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One combination of options and what it reached: average accuracy on validation data, mean over seeds."""
+
+    options: dict[str, Any]
+    accuracy: float
+
+
+def grid_of(method: str) -> dict[str, list[Any]]:
+    """The values to try for each option of a method."""
+    text = resources.files("frcl.experiment").joinpath("grids.toml").read_text(encoding="utf-8")
+    grid: dict[str, list[Any]] = tomllib.loads(text).get(method, {})
+    if not grid:
+        raise OptionError(f"there is nothing to tune for method {method!r}")
+    return grid
+
+
+def combinations(grid: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    """Every combination, the first option slowest."""
+    for values in itertools.product(*grid.values()):
+        yield dict(zip(grid, values, strict=True))
+
+
+def tuning_config(method: str, benchmark: str, layer: Mapping[str, Any], options: Mapping[str, Any]) -> Config:
+    """The configuration of one trial: training data alone, the first tasks alone."""
+    base = {"method": method, "stream": {"tasks": TASKS, "train_on": "train"}, "seeds": [0]}
+    config = resolve(benchmark, base, layer, {"learner": dict(options)})
+    if config.stream.train_on != "train":
+        raise OptionError("tuning learns from the training data alone: leave train_on as it is")
+    return config
+
+
+def try_out(config: Config) -> float:
+    """Average accuracy on the validation data of all tasks after the last, mean over seeds."""
+    results = []
+    with threads(config.run.threads):
+        for seed in config.seeds:
+            benchmark = ValidationOnly(benchmark_of(config, seed))
+            learner = new_learner(config, benchmark, seed)
+            for number in range(len(benchmark)):
+                task = benchmark.task(number)
+                learner.fit(task.train.x, task.train.y, size=task.size)
+            results += [score(learner, benchmark.test_split(on), on) for on in range(len(benchmark))]
+    return sum(results) / len(results)
+
+
+def tune(
+    method: str,
+    benchmark: str,
+    layer: Mapping[str, Any],
+    *,
+    trials: int | None = None,
+    on_trial: Callable[[Trial], None] | None = None,
+) -> list[Trial]:
+    """All trials, the best first: the whole grid, or `trials` combinations of it chosen by Optuna."""
+    grid = grid_of(method)
+    done: list[Trial] = []
+
+    def attempt(options: dict[str, Any]) -> float:
+        trial = Trial(options, try_out(tuning_config(method, benchmark, layer, options)))
+        done.append(trial)
+        if on_trial is not None:
+            on_trial(trial)
+        return trial.accuracy
+
+    if trials is None:
+        for options in combinations(grid):
+            attempt(options)
+    else:
+        _with_optuna(grid, trials, attempt)
+    return sorted(done, key=lambda trial: -trial.accuracy)
+
+
+def _with_optuna(grid: Mapping[str, list[Any]], trials: int, attempt: Callable[[dict[str, Any]], float]) -> None:
+    try:
+        import optuna
+    except ImportError as error:
+        raise OptionError("--trials needs the package optuna: pip install 'frcl[tune]'") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
+    study.optimize(
+        lambda trial: attempt({name: trial.suggest_categorical(name, values) for name, values in grid.items()}),
+        n_trials=trials,
+    )

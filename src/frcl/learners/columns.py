@@ -1,0 +1,144 @@
+"""Columns of layers with lateral connections, as pure functions of named parameters.
+
+    h_l = f( W_l h_{l−1} + b_l + Σ_j U_l⁽ʲ⁾ h_{l−1}⁽ʲ⁾ )      j over the earlier columns (Rusu et al., 2016, equation 1)
+
+The first layer sees the input only; the head is the last layer, and has laterals too. U starts at zero, so that a new
+column starts as a plain network. Between convolutions U is a 1×1 convolution. The adapters of the original (a
+scaling, a projection and a non-linearity on the way of U) are left out: they are there for networks with many columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from frcl.engine import leaf
+from frcl.errors import CheckpointError, NetworkError
+from frcl.features import MLP, ConvNet, check_network
+from frcl.learners.plain import Params, under
+
+Layered = MLP | ConvNet
+Activations = list[Tensor]  # what each layer with weights after the first reads, and last the features [B, K − 1]
+COLUMN_HEAD = "head"  # [C, K]: on the column's own features and the bias
+LATERAL = "lateral/"  # + the place of the layer, or "head"; the blocks of the earlier columns side by side
+
+
+def layered(net: nn.Module) -> Layered:
+    """The network, if it is one whose hidden layers are known; any other is refused."""
+    if not isinstance(net, MLP | ConvNet) or type(net).forward not in (MLP.forward, ConvNet.forward):
+        raise NetworkError(
+            f"progressive networks and progress & compress take frcl.MLP or frcl.ConvNet, not {type(net).__name__}: "
+            "lateral connections join the hidden layers of several copies of the network, and of these two the hidden "
+            "layers are known. Use one of them, or another method."
+        )
+    check_network(net)
+    return net
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The architecture that all columns share; their weights are always passed in.
+
+    A column's own parameters have the names that they have in the network; its laterals are "lateral/…", its head is
+    "head".
+    """
+
+    net: Layered
+
+    @property
+    def joints(self) -> list[int]:
+        """Places in `net.layers` of the layers that laterals lead to: those with weights, but the first."""
+        return [i for i, module in enumerate(self.net.layers) if isinstance(module, nn.Linear | nn.Conv2d)][1:]
+
+    def activations(self, own: Params, x: Tensor, earlier: Sequence[Activations]) -> Activations:
+        """What a column computes of x, where earlier columns computed `earlier` of it."""
+        net, joints = self.net, self.joints
+        h = x.reshape(-1, net.channels, net.size, net.size) if isinstance(net, ConvNet) else x
+        read: Activations = []
+        for i, module in enumerate(net.layers):
+            out: Tensor = functional_call(module, under(own, f"layers.{i}."), (h,))
+            if i in joints:
+                if earlier:
+                    out = out + lateral(own[f"{LATERAL}{i}"], [column[len(read)] for column in earlier])
+                read.append(h)
+            h = out
+        return [*read, h]
+
+    def frozen(self, columns: Sequence[Params], x: Tensor) -> list[Activations]:
+        """What columns 0, 1, … compute of x, each reading those before it; no gradient reaches them."""
+        found: list[Activations] = []
+        with torch.no_grad():
+            for own in columns:
+                found.append(self.activations(own, x, found))
+        return found
+
+    def logits(self, own: Params, x: Tensor, earlier: Sequence[Activations]) -> Tensor:
+        """[B, C] of a column's head."""
+        Phi = self.activations(own, x, earlier)[-1]
+        out = torch.cat([Phi, Phi.new_ones(len(Phi), 1)], 1) @ own[COLUMN_HEAD].mT
+        if earlier:
+            out = out + lateral(own[f"{LATERAL}head"], [column[-1] for column in earlier])
+        return out
+
+    def start(self, earlier: int, head: Tensor, generator: torch.Generator | None) -> Params:
+        """A new column: weights He-uniform from `generator` (on the CPU), or the network's own for None; laterals zero.
+
+        What the network holds fixed (requires_grad is False) is taken from it as it is.
+        """
+        own = {name: value.detach().clone() for name, value in self.net.named_parameters()}
+        if generator is not None:
+            own |= self._fresh(generator)
+        own[COLUMN_HEAD] = head.detach().clone()
+        if earlier:
+            for i in self.joints:
+                weight = own[f"layers.{i}.weight"]
+                own[f"{LATERAL}{i}"] = weight.new_zeros(
+                    len(weight), earlier * weight.shape[1], *[1] * (weight.ndim - 2)
+                )
+            own[f"{LATERAL}head"] = head.new_zeros(len(head), earlier * (head.shape[1] - 1))
+        return own
+
+    def _fresh(self, generator: torch.Generator) -> Params:
+        drawn: Params = {}
+        for i, module in enumerate(self.net.layers):
+            if isinstance(module, nn.Linear | nn.Conv2d):
+                for name, given in module.named_parameters():
+                    value = torch.zeros_like(given, device="cpu", requires_grad=False)
+                    if name == "weight":
+                        nn.init.kaiming_uniform_(value, nonlinearity="relu", generator=generator)
+                    if given.requires_grad:
+                        drawn[f"layers.{i}.{name}"] = value.to(given.device)
+        return drawn
+
+    def trainable(self, own: Params) -> Params:
+        """The column as leaves that can be trained, but for what the network holds fixed."""
+        fixed = {name for name, p in self.net.named_parameters() if not p.requires_grad}
+        return {name: value.detach().clone() if name in fixed else leaf(value) for name, value in own.items()}
+
+    def check_fits(self, stored: Params, earlier: int) -> None:
+        """Refuse the column of another architecture, or one with another number of columns before it."""
+        head = stored.get(COLUMN_HEAD, torch.zeros(1, 1))
+        expected = {name: tuple(value.shape) for name, value in self.start(earlier, head, None).items()}
+        given = {name: tuple(value.shape) for name, value in stored.items()}
+        for name in sorted(expected.keys() | given.keys()):
+            if expected.get(name) != given.get(name):
+                raise CheckpointError(
+                    f"the checkpoint does not fit this network: in a column, {name!r} is {given.get(name, 'absent')} "
+                    f"in the checkpoint and should be {expected.get(name, 'absent')}"
+                )
+
+
+def lateral(U: Tensor, activations: Sequence[Tensor]) -> Tensor:
+    """Σ_j U⁽ʲ⁾ h⁽ʲ⁾ with U⁽ʲ⁾ side by side in U: [C, Σ n_j] for h [B, n_j], [C, Σ n_j, 1, 1] for maps."""
+    joined = torch.cat(list(activations), 1)
+    return F.conv2d(joined, U) if U.ndim == 4 else F.linear(joined, U)
+
+
+def moving(own: Params) -> Params:
+    """What an optimiser moves of a column."""
+    return {name: value for name, value in own.items() if value.requires_grad}

@@ -1,0 +1,226 @@
+"""A network with one head a task and a regulariser that holds it: finetuning, EWC, SI, LwF, replay and more."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from frcl.engine import Optimiser, leaf
+from frcl.errors import TaskError
+from frcl.features import check_features, check_network
+from frcl.learners.inputs import check_lengths, checked_inputs, data_mark
+from frcl.learners.plain import (
+    OnStep,
+    check_fits,
+    check_task,
+    class_spec,
+    gaussian_prediction,
+    initial_head,
+    minibatches,
+    packed,
+    plain_log,
+    point_prediction,
+    tensor_bytes,
+    under,
+    unpacked,
+)
+from frcl.learners.plain_options import TrainingOptions
+from frcl.learners.records import Prediction
+from frcl.learners.targets import TargetSpec
+from frcl.regularisers.protocol import HEAD, Heads, Moment, Params, Regulariser
+from frcl.regularisers.quadratic import RunningAnchor
+from frcl.regularisers.replay import Buffer
+from frcl.seeding import Streams
+
+CHUNK = 4096
+
+
+class Penalised:
+    """Minimises mean negative log-likelihood + penalty; what the penalty is, the regulariser says."""
+
+    def __init__(
+        self,
+        net: nn.Module,
+        options: TrainingOptions,
+        regulariser: Regulariser,
+        *,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        check_network(net)
+        self.device = torch.device(device)
+        self.net = copy.deepcopy(net).to(self.device)
+        self.options = options
+        self.regulariser = regulariser
+        self._model = Heads(self.net)
+        self._streams = Streams(options.seed, self.device)
+        self._specs: list[TargetSpec] = []
+        self._heads: Params = {}
+        self._shape: tuple[int, ...] | None = None
+        self._optimiser: Optimiser | None = None  # while a task is being learned
+        self._step = 0
+        self._mark: list[float] = []
+        self._N = 0.0
+
+    # -- learning -----------------------------------------------------------------------------------------
+
+    def fit(self, x: Any, y: Any, *, size: int | None = None, on_step: OnStep = None) -> None:
+        """Learn one task; called again with the same data after an interruption, goes on where it stopped."""
+        if self._optimiser is None:
+            inputs, labels, spec = self.check(x, y)
+            self._open(spec, inputs, float(size or len(inputs)))
+        else:
+            inputs = checked_inputs(x, self._shape, self._dtype, self.device)
+            check_lengths(inputs, y)
+            if self._mark != data_mark(inputs):
+                number = len(self._specs) - 1
+                raise TaskError(f"task {number} is still open: finish it with fit() on the data it began with")
+            labels = self._specs[-1].encode(y, self.device, self._dtype)
+        self._learn(inputs, labels, on_step)
+
+    def check(self, x: Any, y: Any) -> tuple[Tensor, Tensor, TargetSpec]:
+        """The data of a new task as tensors, or an error before anything is changed."""
+        inputs = checked_inputs(x, self._shape, self._dtype, self.device)
+        check_lengths(inputs, y)
+        spec = class_spec(y)
+        labels = spec.encode(y, self.device, self._dtype)
+        self.regulariser.check(labels)
+        check_features(self.net, inputs)
+        return inputs, labels, spec
+
+    def _learn(self, inputs: Tensor, labels: Tensor, on_step: OnStep) -> None:
+        options = self.options
+        for step, rows, targets in minibatches(
+            inputs, labels, options.batch_size, self._step, options.steps, self._streams
+        ):
+            nll, penalty = self._one_step(rows, targets)
+            self._step = step
+            if on_step is not None:
+                on_step(plain_log(len(self._specs) - 1, step, nll, penalty))
+        self.regulariser.end(self._now(), inputs, labels, self._streams["selection"])
+        self._optimiser = None
+
+    def _open(self, spec: TargetSpec, x: Tensor, N: float) -> None:
+        K = check_features(self.net, x) + 1
+        task = len(self._specs)
+        self._heads[f"{HEAD}{task}"] = leaf(initial_head(spec.functions, K, self._streams, self._dtype, self.device))
+        self._specs.append(spec)
+        self._shape = tuple(x.shape[1:])
+        self._step, self._mark, self._N = 0, data_mark(x), N
+        self._optimiser = Optimiser(self._trained(), self.options.rate)
+        self.regulariser.begin(self._now())
+
+    def _one_step(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        now, params = self._now(), self._params()
+        optimiser = self._optimiser
+        assert optimiser is not None
+        nll = F.cross_entropy(self._model.logits(params, x, now.task), y)
+        penalty = self.regulariser.penalty(now, params, x, self._streams["past"])
+        gradient = _gradient(nll, optimiser.params)
+        extra = _gradient(penalty, optimiser.params)
+        before = {name: value.detach().clone() for name, value in optimiser.params.items()}
+        optimiser.apply({name: gradient[name] + extra[name] for name in gradient}, nll.detach() + penalty.detach())
+        self.regulariser.after_step(gradient, before, {n: v.detach() for n, v in optimiser.params.items()})
+        return nll, penalty
+
+    def _trained(self) -> Params:
+        """What a step moves: the shared network, the current head, and the old ones where they are trained on."""
+        shared = {name: p for name, p in self.net.named_parameters() if p.requires_grad}
+        newest = f"{HEAD}{len(self._specs) - 1}"
+        heads = self._heads if self.regulariser.trains_old_heads else {newest: self._heads[newest]}
+        return {**shared, **heads}
+
+    def _params(self) -> Params:
+        return {**dict(self.net.named_parameters()), **self._heads}
+
+    def _now(self) -> Moment:
+        return Moment(self._model, self._params(), len(self._specs) - 1, self._N)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next((p.dtype for p in self.net.parameters() if p.is_floating_point()), torch.float32)
+
+    # -- prediction -----------------------------------------------------------------------------------------
+
+    def predict(self, x: Any, task: int | None = None) -> Prediction:
+        """Class probabilities; with a Laplace posterior (DLP) also the variance of the functions."""
+        number = check_task(task, len(self._specs))
+        inputs = checked_inputs(x, self._shape, self._dtype, self.device)
+        params, spec = self._params(), self._specs[number]
+        head = params[f"{HEAD}{number}"]
+        with torch.no_grad():
+            Phi = torch.cat([self._model.features(params, rows) for rows in inputs.split(CHUNK)])
+            precision = self._head_precision(number)
+            if precision is None:
+                return point_prediction(Phi @ head.mT, spec)
+            return gaussian_prediction(Phi @ head.mT, Phi.square() @ (1 / precision).mT, spec, self.options.seed)
+
+    def _head_precision(self, task: int) -> Tensor | None:
+        """Ω of a finished head where the regulariser is a posterior: var f_c(x) = Σ_k φ_k(x)²/Ω_ck, exact for the head.
+
+        The uncertainty of the shared weights is left out: to draw them from a diagonal posterior, in which many weights
+        have next to no information, ruins the features.
+        """
+        return self.regulariser.heads.get(f"{HEAD}{task}") if isinstance(self.regulariser, RunningAnchor) else None
+
+    # -- keeping --------------------------------------------------------------------------------------------
+
+    def memory_bytes(self) -> int:
+        """Heads, and what the regulariser keeps between tasks."""
+        return tensor_bytes([*self._heads.values(), *self.regulariser.kept()])
+
+    def kept_inputs(self) -> list[Tensor]:
+        """Stored examples of past tasks, where the method stores some."""
+        return list(self.regulariser.x) if isinstance(self.regulariser, Buffer) else []
+
+    def past_divergences(self) -> list[float]:
+        """Not a measure that these methods have."""
+        return []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides what happens next, copied."""
+        tensors: Params = {f"net/{name}": value for name, value in self.net.state_dict().items()}
+        tensors |= {f"heads/{name}": value for name, value in self._heads.items()}
+        tensors |= {f"regulariser/{name}": value for name, value in self.regulariser.state().items()}
+        if self._optimiser is not None:
+            tensors |= {f"adam/{name}": value for name, value in self._optimiser.state().items()}
+        meta = {
+            "specs": [spec.to_json() for spec in self._specs],
+            "open": self._optimiser is not None,
+            "step": self._step,
+            "mark": self._mark,
+            "N": self._N,
+            "shape": None if self._shape is None else list(self._shape),
+        }
+        return packed(self.options, self._streams, self.device, meta, tensors)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on exactly where the learner that gave `state` was."""
+        meta, tensors, streams = unpacked(state, self.options, self.device)
+        network = under(tensors, "net/")
+        check_fits(self.net, network)
+        self.net.load_state_dict(network)
+        self._streams = streams
+        self._specs = [TargetSpec.from_json(data) for data in meta["specs"]]
+        self._heads = {name: leaf(value) for name, value in under(tensors, "heads/").items()}
+        self._shape = None if meta["shape"] is None else tuple(meta["shape"])
+        self._step, self._mark, self._N = meta["step"], meta["mark"], meta["N"]
+        self.regulariser.load(under(tensors, "regulariser/"))
+        self._optimiser = None
+        if meta["open"]:
+            self._optimiser = Optimiser(self._trained(), self.options.rate)
+            self._optimiser.restore(under(tensors, "adam/"))
+
+
+def _gradient(value: Tensor, params: Params) -> Params:
+    """Its gradient by name; zero for what it does not depend on."""
+    if not value.requires_grad:
+        return {name: torch.zeros_like(p) for name, p in params.items()}
+    found = torch.autograd.grad(value, list(params.values()), allow_unused=True)
+    return {
+        name: torch.zeros_like(p) if part is None else part
+        for (name, p), part in zip(params.items(), found, strict=True)
+    }

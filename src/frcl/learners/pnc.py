@@ -1,0 +1,227 @@
+"""Progress & compress (Schwarz et al., 2018): an active column learns a task, then is distilled into a knowledge base.
+
+    progress   mean −log p_active(y | x)                                                     `steps` steps
+    compress   τ² · mean KL( p_active(· | x; τ) ‖ p_KB(· | x; τ) ) + λ/N · ½ Σ_j Ω_j (θ_j − θ*_j)²     `compress_steps`
+
+θ are the shared weights of the knowledge base (KB), θ* what they were after the task before, Ω ← γ Ω + N × Fisher
+information (online EWC). The active column has lateral connections from the KB at θ*, in both phases: what is distilled
+is one fixed function. It starts at fresh random weights at each task, one of the two ways of the original: then it
+depends on the past through the KB alone, and nothing of it has to be kept. Before the first task the KB knows nothing,
+and the first active column has no laterals.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from frcl.engine import Optimiser, leaf
+from frcl.errors import OptionError, TaskError
+from frcl.features import check_features
+from frcl.learners.columns import Columns, layered, moving
+from frcl.learners.inputs import check_lengths, checked_inputs, data_mark
+from frcl.learners.plain import (
+    OnStep,
+    Params,
+    check_fits,
+    check_task,
+    class_spec,
+    initial_head,
+    minibatches,
+    packed,
+    plain_log,
+    point_prediction,
+    tensor_bytes,
+    under,
+    unpacked,
+)
+from frcl.learners.plain_options import PnCOptions
+from frcl.learners.records import Prediction
+from frcl.learners.targets import TargetSpec
+from frcl.regularisers.distillation import distillation
+from frcl.regularisers.protocol import HEAD, Heads, Moment
+from frcl.regularisers.quadratic import FisherRecipe, RunningAnchor
+from frcl.seeding import Streams, fork
+
+CHUNK = 4096
+
+
+class ProgressAndCompress:
+    """A knowledge base with one head a task, `net`, which predicts; an active column while a task is being learned."""
+
+    def __init__(self, net: nn.Module, options: PnCOptions, *, device: str | torch.device = "cpu") -> None:
+        self.device = torch.device(device)
+        self.net = copy.deepcopy(layered(net)).to(self.device)
+        self.options = options
+        self._base = Heads(self.net)
+        self._columns = Columns(self.net)
+        self._anchor = RunningAnchor(
+            options.strength, options.decay, FisherRecipe(options.fisher, options.fisher_examples)
+        )
+        self._streams = Streams(options.seed, self.device)
+        self._specs: list[TargetSpec] = []
+        self._heads: Params = {}  # of the knowledge base
+        self._active: Params = {}  # empty between tasks
+        self._shape: tuple[int, ...] | None = None
+        self._optimiser: Optimiser | None = None  # of the phase that the next step belongs to
+        self._step = 0
+        self._mark: list[float] = []
+        self._N = 0.0
+
+    # -- learning -----------------------------------------------------------------------------------------
+
+    def fit(self, x: Any, y: Any, *, size: int | None = None, on_step: OnStep = None) -> None:
+        """Learn one task; called again with the same data after an interruption, goes on where it stopped.
+
+        Steps 1 to `steps` are the progress phase, those up to `steps` + `compress_steps` the compress phase; there the
+        log's likelihood term is minus the distillation divergence.
+        """
+        inputs = checked_inputs(x, self._shape, self._dtype, self.device)
+        check_lengths(inputs, y)
+        if size is not None and size < 1:
+            raise OptionError(f"size is the number of examples of the task, at least 1; got {size}")
+        if self._optimiser is None:
+            spec = class_spec(y)
+            labels = spec.encode(y, self.device, self._dtype)
+            self._open(spec, inputs, float(size or len(inputs)))
+        else:
+            labels = self._specs[-1].encode(y, self.device, self._dtype)
+            if self._mark != data_mark(inputs):
+                number = len(self._specs) - 1
+                raise TaskError(f"task {number} is still open: finish it with fit() on the data it began with")
+        self._learn(inputs, labels, on_step)
+
+    def _open(self, spec: TargetSpec, x: Tensor, N: float) -> None:
+        K = check_features(self.net, x) + 1
+        task = len(self._specs)
+        active, base = (initial_head(spec.functions, K, self._streams, self._dtype, self.device) for _ in range(2))
+        fresh = self._columns.start(len(self._known()), active, fork(self.options.seed, f"active/{task}"))
+        self._active = self._columns.trainable(fresh)
+        self._heads[f"{HEAD}{task}"] = leaf(base)
+        self._specs.append(spec)
+        self._shape = tuple(x.shape[1:])
+        self._step, self._mark, self._N = 0, data_mark(x), N
+        self._optimiser = Optimiser(self._trained(), self.options.rate)
+
+    def _learn(self, x: Tensor, y: Tensor, on_step: OnStep) -> None:
+        options, task = self.options, len(self._specs) - 1
+        last = options.steps + options.compress_steps
+        for step, rows, targets in minibatches(x, y, options.batch_size, self._step, last, self._streams):
+            optimiser = self._optimiser
+            assert optimiser is not None
+            fit, held = self._progress(rows, targets) if step <= options.steps else self._compress(rows)
+            optimiser.step(fit + held)
+            self._step = step
+            if step == options.steps:
+                self._optimiser = Optimiser(self._trained(), options.rate)
+            if on_step is not None:
+                on_step(plain_log(task, step, fit, held))
+        self._anchor.end(self._now(), x, y, self._streams["selection"])
+        self._optimiser, self._active = None, {}
+
+    def _trained(self) -> Params:
+        """What the next step moves: the active column, or the knowledge base with the task's head."""
+        if self._step < self.options.steps:
+            return moving(self._active)
+        newest = f"{HEAD}{len(self._specs) - 1}"
+        shared = {name: p for name, p in self.net.named_parameters() if p.requires_grad}
+        return {**shared, newest: self._heads[newest]}
+
+    def _progress(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        nll = F.cross_entropy(self._active_logits(x), y)
+        return nll, nll.new_zeros(())
+
+    def _compress(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Divergence from the active column, and the penalty."""
+        now = self._now()
+        with torch.no_grad():
+            teacher = self._active_logits(x)
+        student = self._base.logits(now.params, x, now.task)
+        divergence = distillation(student, teacher, self.options.temperature)
+        return divergence, self._anchor.penalty(now, now.params, x, self._streams["past"])
+
+    def _known(self) -> list[Params]:
+        """The knowledge base as it stood when the task began, θ*; nothing before the first task."""
+        return [self._anchor.anchor] if self._anchor.anchor else []
+
+    def _active_logits(self, x: Tensor) -> Tensor:
+        return self._columns.logits(self._active, x, self._columns.frozen(self._known(), x))
+
+    def _now(self) -> Moment:
+        params = {**dict(self.net.named_parameters()), **self._heads}
+        return Moment(self._base, params, len(self._specs) - 1, self._N)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next(self.net.parameters()).dtype
+
+    # -- prediction -----------------------------------------------------------------------------------------
+
+    def predict(self, x: Any, task: int | None = None) -> Prediction:
+        """Class probabilities from the knowledge base; for a task in its progress phase, from the active column."""
+        number = check_task(task, len(self._specs))
+        inputs = checked_inputs(x, self._shape, self._dtype, self.device)
+        now = self._now()
+        in_progress = bool(self._active) and number == now.task and self._step <= self.options.steps
+        with torch.no_grad():
+            parts = [
+                self._active_logits(rows) if in_progress else self._base.logits(now.params, rows, number)
+                for rows in inputs.split(CHUNK)
+            ]
+            return point_prediction(torch.cat(parts), self._specs[number])
+
+    # -- keeping --------------------------------------------------------------------------------------------
+
+    def memory_bytes(self) -> int:
+        """Heads of the knowledge base, θ* and Ω."""
+        return tensor_bytes([*self._heads.values(), *self._anchor.kept()])
+
+    def kept_inputs(self) -> list[Tensor]:
+        """None: no example is kept."""
+        return []
+
+    def past_divergences(self) -> list[float]:
+        """Not a measure that this method has."""
+        return []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides what happens next, copied."""
+        tensors: Params = {f"net/{name}": value for name, value in self.net.state_dict().items()}
+        tensors |= {f"heads/{name}": value for name, value in self._heads.items()}
+        tensors |= {f"anchor/{name}": value for name, value in self._anchor.state().items()}
+        tensors |= {f"active/{name}": value for name, value in self._active.items()}
+        if self._optimiser is not None:
+            tensors |= {f"adam/{name}": value for name, value in self._optimiser.state().items()}
+        meta = {
+            "specs": [spec.to_json() for spec in self._specs],
+            "open": self._optimiser is not None,
+            "step": self._step,
+            "mark": self._mark,
+            "N": self._N,
+            "shape": None if self._shape is None else list(self._shape),
+        }
+        return packed(self.options, self._streams, self.device, meta, tensors)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on exactly where the learner that gave `state` was."""
+        meta, tensors, streams = unpacked(state, self.options, self.device)
+        network, active = under(tensors, "net/"), under(tensors, "active/")
+        check_fits(self.net, network)
+        if meta["open"]:
+            self._columns.check_fits(active, min(1, len(meta["specs"]) - 1))
+        self.net.load_state_dict(network)
+        self._streams = streams
+        self._specs = [TargetSpec.from_json(data) for data in meta["specs"]]
+        self._heads = {name: leaf(value) for name, value in under(tensors, "heads/").items()}
+        self._active = self._columns.trainable(active)
+        self._shape = None if meta["shape"] is None else tuple(meta["shape"])
+        self._step, self._mark, self._N = meta["step"], meta["mark"], meta["N"]
+        self._anchor.load(under(tensors, "anchor/"))
+        self._optimiser = None
+        if meta["open"]:
+            self._optimiser = Optimiser(self._trained(), self.options.rate)
+            self._optimiser.restore(under(tensors, "adam/"))

@@ -1,0 +1,177 @@
+"""Progressive networks (Rusu et al., 2016): a column a task, lateral connections from all columns before it.
+
+A finished column never changes again, so nothing is forgotten; the price is memory and time, whose growth is linear in
+the number of tasks for the columns and quadratic for the lateral connections and for learning through all tasks.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from frcl.engine import Optimiser
+from frcl.errors import TaskError
+from frcl.features import check_features
+from frcl.learners.columns import Columns, layered, moving
+from frcl.learners.inputs import check_lengths, checked_inputs, data_mark
+from frcl.learners.plain import (
+    OnStep,
+    Params,
+    check_fits,
+    check_task,
+    class_spec,
+    initial_head,
+    minibatches,
+    packed,
+    plain_log,
+    point_prediction,
+    tensor_bytes,
+    under,
+    unpacked,
+)
+from frcl.learners.plain_options import ProgressiveOptions
+from frcl.learners.records import Prediction
+from frcl.learners.targets import TargetSpec
+from frcl.seeding import Streams, fork
+
+CHUNK = 4096
+
+
+class Progressive:
+    """One column with a head for each task; task t is predicted from columns 0 to t.
+
+    The first column starts at the weights of the network given, each later one at random weights of its own.
+    """
+
+    def __init__(self, net: nn.Module, options: ProgressiveOptions, *, device: str | torch.device = "cpu") -> None:
+        self.device = torch.device(device)
+        self.net = copy.deepcopy(layered(net)).to(self.device)  # the architecture, and where the first column starts
+        self.options = options
+        self._model = Columns(self.net)
+        self._streams = Streams(options.seed, self.device)
+        self._specs: list[TargetSpec] = []
+        self._columns: list[Params] = []
+        self._shape: tuple[int, ...] | None = None
+        self._optimiser: Optimiser | None = None  # while a task is being learned
+        self._step = 0
+        self._mark: list[float] = []
+
+    # -- learning -----------------------------------------------------------------------------------------
+
+    def fit(self, x: Any, y: Any, *, size: int | None = None, on_step: OnStep = None) -> None:
+        """Learn one task; called again with the same data after an interruption, goes on where it stopped.
+
+        `size` is taken as all learners take it, and decides nothing here: no part of the loss is divided by N.
+        """
+        inputs = checked_inputs(x, self._shape, self._dtype, self.device)
+        check_lengths(inputs, y)
+        if self._optimiser is None:
+            spec = class_spec(y)
+            labels = spec.encode(y, self.device, self._dtype)
+            self._open(spec, inputs)
+        else:
+            labels = self._specs[-1].encode(y, self.device, self._dtype)
+            if self._mark != data_mark(inputs):
+                number = len(self._specs) - 1
+                raise TaskError(f"task {number} is still open: finish it with fit() on the data it began with")
+        options, task = self.options, len(self._specs) - 1
+        for step, rows, targets in minibatches(
+            inputs, labels, options.batch_size, self._step, options.steps, self._streams
+        ):
+            nll = self._one_step(rows, targets)
+            self._step = step
+            if on_step is not None:
+                on_step(plain_log(task, step, nll, nll.new_zeros(())))
+        self._columns[-1] = {name: value.detach() for name, value in self._columns[-1].items()}
+        self._optimiser = None
+
+    def _open(self, spec: TargetSpec, x: Tensor) -> None:
+        K = check_features(self.net, x) + 1
+        task = len(self._specs)
+        head = initial_head(spec.functions, K, self._streams, self._dtype, self.device)
+        generator = fork(self.options.seed, f"column/{task}") if task else None
+        column = self._model.trainable(self._model.start(task, head, generator))
+        self._columns.append(column)
+        self._specs.append(spec)
+        self._shape = tuple(x.shape[1:])
+        self._step, self._mark = 0, data_mark(x)
+        self._optimiser = Optimiser(moving(column), self.options.rate)
+
+    def _one_step(self, x: Tensor, y: Tensor) -> Tensor:
+        optimiser = self._optimiser
+        assert optimiser is not None
+        nll = F.cross_entropy(self._logits(x, len(self._columns) - 1), y)
+        optimiser.step(nll)
+        return nll
+
+    def _logits(self, x: Tensor, task: int) -> Tensor:
+        earlier = self._model.frozen(self._columns[:task], x)
+        return self._model.logits(self._columns[task], x, earlier)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next(self.net.parameters()).dtype
+
+    # -- prediction -----------------------------------------------------------------------------------------
+
+    def predict(self, x: Any, task: int | None = None) -> Prediction:
+        """Class probabilities from the task's own column and those before it."""
+        number = check_task(task, len(self._specs))
+        inputs = checked_inputs(x, self._shape, self._dtype, self.device)
+        rows = max(1, CHUNK // (number + 1))  # the activations of all these columns are there at once
+        with torch.no_grad():
+            logits = torch.cat([self._logits(part, number) for part in inputs.split(rows)])
+            return point_prediction(logits, self._specs[number])
+
+    # -- keeping --------------------------------------------------------------------------------------------
+
+    def memory_bytes(self) -> int:
+        """All columns with their lateral connections and heads."""
+        return tensor_bytes([value for column in self._columns for value in column.values()])
+
+    def kept_inputs(self) -> list[Tensor]:
+        """None: no example is kept."""
+        return []
+
+    def past_divergences(self) -> list[float]:
+        """Not a measure that this method has."""
+        return []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides what happens next, copied."""
+        tensors: Params = {f"net/{name}": value for name, value in self.net.state_dict().items()}
+        for i, column in enumerate(self._columns):
+            tensors |= {f"columns/{i}/{name}": value for name, value in column.items()}
+        if self._optimiser is not None:
+            tensors |= {f"adam/{name}": value for name, value in self._optimiser.state().items()}
+        meta = {
+            "specs": [spec.to_json() for spec in self._specs],
+            "open": self._optimiser is not None,
+            "step": self._step,
+            "mark": self._mark,
+            "shape": None if self._shape is None else list(self._shape),
+        }
+        return packed(self.options, self._streams, self.device, meta, tensors)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on exactly where the learner that gave `state` was."""
+        meta, tensors, streams = unpacked(state, self.options, self.device)
+        network = under(tensors, "net/")
+        check_fits(self.net, network)
+        columns = [under(tensors, f"columns/{i}/") for i in range(len(meta["specs"]))]
+        for i, column in enumerate(columns):
+            self._model.check_fits(column, i)
+        self.net.load_state_dict(network)
+        self._streams, self._columns = streams, columns
+        self._specs = [TargetSpec.from_json(data) for data in meta["specs"]]
+        self._shape = None if meta["shape"] is None else tuple(meta["shape"])
+        self._step, self._mark = meta["step"], meta["mark"]
+        self._optimiser = None
+        if meta["open"]:
+            columns[-1] = self._model.trainable(columns[-1])
+            self._optimiser = Optimiser(moving(columns[-1]), self.options.rate)
+            self._optimiser.restore(under(tensors, "adam/"))

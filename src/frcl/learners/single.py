@@ -1,0 +1,85 @@
+"""A fresh network for each task: an upper bound that forgets nothing and shares nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from frcl.errors import CheckpointError
+from frcl.learners.penalised import Penalised
+from frcl.learners.plain import OnStep, check_task
+from frcl.learners.plain_options import SingleOptions
+from frcl.learners.records import Prediction, StepLog
+from frcl.regularisers.replay import Nothing
+from frcl.seeding import stream_seed
+
+
+class Single:
+    """One plain learner a task; each begins at the weights of the network given, with a seed of its own."""
+
+    def __init__(self, net: nn.Module, options: SingleOptions, *, device: str | torch.device = "cpu") -> None:
+        self.options = options
+        self._net = net
+        self._device = device
+        self._learners: list[Penalised] = []
+        self._open = False
+
+    def fit(self, x: Any, y: Any, *, size: int | None = None, on_step: OnStep = None) -> None:
+        """Learn one task with a network of its own."""
+        task = len(self._learners) - self._open
+        learner = self._learners[-1] if self._open else self._fresh(task)
+
+        def passed_on(log: StepLog) -> None:
+            if on_step is not None:
+                on_step(replace(log, task=task))
+
+        if not self._open:
+            learner.check(x, y)
+            self._learners.append(learner)
+            self._open = True
+        learner.fit(x, y, size=size, on_step=passed_on)
+        self._open = False
+
+    def _fresh(self, task: int) -> Penalised:
+        options = replace(self.options, seed=stream_seed(self.options.seed, f"task/{task}"))
+        return Penalised(self._net, options, Nothing(), device=self._device)
+
+    def predict(self, x: Any, task: int | None = None) -> Prediction:
+        """What the network of that task says."""
+        return self._learners[check_task(task, len(self._learners))].predict(x, 0)
+
+    def memory_bytes(self) -> int:
+        """Every network with its head."""
+        networks = sum(p.numel() * p.element_size() for one in self._learners for p in one.net.parameters())
+        return networks + sum(one.memory_bytes() for one in self._learners)
+
+    def kept_inputs(self) -> list[Tensor]:
+        """None: no example is kept."""
+        return []
+
+    def past_divergences(self) -> list[float]:
+        """Not a measure that this method has."""
+        return []
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of all networks, side by side."""
+        states = [one.state_dict() for one in self._learners]
+        tensors = {f"{i}/{name}": value for i, state in enumerate(states) for name, value in state["tensors"].items()}
+        return {"meta": {"open": self._open, "each": [state["meta"] for state in states]}, "tensors": tensors}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on exactly where the learner that gave `state` was."""
+        try:
+            each, is_open = state["meta"]["each"], state["meta"]["open"]
+        except (KeyError, TypeError) as error:
+            raise CheckpointError("this is not a state made by state_dict()") from error
+        learners = []
+        for i, meta in enumerate(each):
+            learner = self._fresh(i)
+            mine = {n.removeprefix(f"{i}/"): v for n, v in state["tensors"].items() if n.startswith(f"{i}/")}
+            learner.load_state_dict({"meta": meta, "tensors": mine})
+            learners.append(learner)
+        self._learners, self._open = learners, is_open

@@ -1,0 +1,124 @@
+"""Mean-field Gaussians over weights by name: their KL, draws from them, expected losses; coresets.
+
+What holds θ in variational continual learning (Nguyen et al., 2018): the posterior of one task is the prior of the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from frcl.errors import DataError
+from frcl.regularisers.protocol import Params
+from frcl.selection import random_start
+
+Coreset = Literal["none", "random", "kcenter"]
+
+
+class MeanField(NamedTuple):
+    """q(w) = Π_j N(w_j; μ_j, σ_j²): μ and log σ by name, with the same names and shapes."""
+
+    mean: Params
+    log_deviation: Params
+
+    def at(self, names: Iterable[str]) -> MeanField:
+        """The same tensors, of these names only."""
+        chosen = list(names)
+        return MeanField({n: self.mean[n] for n in chosen}, {n: self.log_deviation[n] for n in chosen})
+
+    def joined(self, other: MeanField) -> MeanField:
+        """Independent weights of both."""
+        return MeanField(self.mean | other.mean, self.log_deviation | other.log_deviation)
+
+
+def isotropic(like: Mapping[str, Tensor], deviation: float) -> MeanField:
+    """N(0, deviation² I) over weights of these names and shapes."""
+    zero = {name: torch.zeros_like(value, requires_grad=False) for name, value in like.items()}
+    return MeanField(zero, {name: torch.full_like(value, math.log(deviation)) for name, value in zero.items()})
+
+
+def detached(q: MeanField) -> MeanField:
+    """A copy that nothing else changes."""
+    mean, log_deviation = ({name: value.detach().clone() for name, value in part.items()} for part in q)
+    return MeanField(mean, log_deviation)
+
+
+def mean_field_kl(q: MeanField, p: MeanField) -> Tensor:
+    """KL(q ‖ p) = Σ_j ½ (σ_q²/σ_p² − 1 − log σ_q²/σ_p² + (μ_q − μ_p)²/σ_p²) over the weights of q; zero for q = p."""
+    total = torch.zeros(())
+    for name, mean in q.mean.items():
+        ratio = 2.0 * (q.log_deviation[name] - p.log_deviation[name])  # log σ_q²/σ_p²
+        moved = (mean - p.mean[name]) * torch.exp(-p.log_deviation[name])
+        total = total + 0.5 * (torch.expm1(ratio) - ratio + moved.square()).sum()
+    return total
+
+
+def standard_noise(like: Mapping[str, Tensor], samples: int, generator: torch.Generator) -> Params:
+    """ε ~ N(0, I), [samples, ...] for each name, on the generator's device."""
+    return {
+        name: torch.randn(samples, *value.shape, generator=generator, dtype=value.dtype, device=generator.device)
+        for name, value in like.items()
+    }
+
+
+def drawn(q: MeanField, noise: Params) -> Params:
+    """w = μ + σ ε: one draw for noise of the shape of w, S draws [S, ...] for noise [S, ...]."""
+    return {name: mean + q.log_deviation[name].exp() * noise[name] for name, mean in q.mean.items()}
+
+
+def expected_loss(loss: Callable[[Params], Tensor], q: MeanField, noise: Params) -> Tensor:
+    """E_q[loss(w)], estimated by the draws that the noise [S, ...] makes: unbiased, with a gradient by reparameterisation.
+
+    A draw at a time: as fast as torch.func.vmap on a CPU, and any network will do.
+    """
+    draws = drawn(q, noise)
+    parts = zip(*(value.unbind() for value in draws.values()), strict=True)
+    return torch.stack([loss(dict(zip(draws, weights, strict=True))) for weights in parts]).mean()
+
+
+# -- coresets -------------------------------------------------------------------------------------------
+
+
+def k_centres(x: Tensor, count: int, first: int = 0) -> Tensor:
+    """Greedy k-centre: `first`, then always the row of x [n, ...] that is farthest from all rows chosen so far.
+
+    Euclidean distance; `count` different indices. Leaves no row more than twice as far from a centre as the best choice
+    of centres would (Gonzalez, 1985).
+    """
+    rows = x.reshape(len(x), -1)
+    rows = rows if rows.is_floating_point() else rows.double()
+    distance = rows.new_full((len(rows),), math.inf)  # squared, to the nearest centre; negative for centres
+    chosen = [torch.tensor(first, device=x.device)]
+    while len(chosen) < count:
+        distance = torch.minimum(distance, (rows - rows[chosen[-1]]).square().sum(1))
+        distance[chosen[-1]] = -1.0
+        chosen.append(distance.argmax())
+    return torch.stack(chosen)
+
+
+def coreset_rows(
+    kind: Coreset, x: Tensor, y: Tensor, points: int, per_class: int | None, generator: torch.Generator
+) -> Tensor:
+    """Which rows of a task with classes y [n] are its coreset: `points` of all, or `per_class` of each class."""
+    if kind == "none":
+        return torch.zeros(0, dtype=torch.int64, device=x.device)
+    groups = [torch.arange(len(x), device=x.device)]
+    if per_class is not None:
+        groups = [(y == label).nonzero()[:, 0] for label in y.unique()]
+    count = points if per_class is None else per_class
+    smallest = min(len(group) for group in groups)
+    if smallest <= count:
+        option, whole = ("points", "the task") if per_class is None else ("points_per_class", "a class of the task")
+        raise DataError(
+            f"{option}={count} examples for the coreset, but {whole} has {smallest}, and some must remain to train on; "
+            f"lower {option}"
+        )
+    chosen = []
+    for group in groups:
+        within = k_centres(x[group], count) if kind == "kcenter" else random_start(len(group), count, generator)
+        chosen.append(group[within.to(x.device)])
+    return torch.cat(chosen)

@@ -1,0 +1,147 @@
+"""Quadratic anchors on θ: EWC (one a task), online EWC (one running), diagonal Laplace propagation.
+
+penalty = λ/N · ½ Σ_j Ω_j (θ_j − θ*_j)²      with Ω = N_i × Fisher information: nats per example
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from frcl.regularisers.fisher import FisherMode, diagonal_fisher
+from frcl.regularisers.protocol import Moment, Params, shared_only
+
+
+def quadratic(params: Params, anchor: Params, precision: Params) -> Tensor:
+    """½ Σ_j Ω_j (θ_j − θ*_j)², over the names in `anchor`."""
+    parts = [(precision[name] * (params[name] - value).square()).sum() for name, value in anchor.items()]
+    return 0.5 * torch.stack(parts).sum()
+
+
+@dataclass(frozen=True)
+class FisherRecipe:
+    """How the Fisher information of a finished task is worked out."""
+
+    mode: FisherMode = "exact"
+    examples: int = 2000
+
+    def information(self, now: Moment, x: Tensor, y: Tensor, generator: torch.Generator) -> Params:
+        """N × the mean Fisher information of the shared parameters and the task's own head, at their values now."""
+        rows = torch.randperm(len(x), generator=generator, device=generator.device)[: self.examples].to(x.device)
+        own = {**shared_only(now.params), f"head/{now.task}": now.params[f"head/{now.task}"]}
+        fisher = diagonal_fisher(
+            lambda params, inputs: now.model.logits(params, inputs, now.task),
+            own, x[rows], y[rows], self.mode, generator=generator,
+        )  # fmt: skip
+        return {name: now.N * value for name, value in fisher.items()}
+
+
+@dataclass
+class SeparateAnchors:
+    """EWC: each task keeps its own anchor and precision."""
+
+    strength: float
+    recipe: FisherRecipe
+    anchors: list[tuple[Params, Params]] = field(default_factory=list)  # (θ*, Ω) of each task
+    trains_old_heads: bool = False
+
+    def check(self, y: Tensor) -> None:
+        """Any task will do."""
+
+    def begin(self, now: Moment) -> None:
+        """Nothing to prepare."""
+
+    def penalty(self, now: Moment, params: Params, x: Tensor, generator: torch.Generator) -> Tensor:
+        total = x.new_zeros(())
+        for anchor, precision in self.anchors:
+            total = total + quadratic(params, anchor, precision)
+        return self.strength * total / now.N
+
+    def after_step(self, gradient: Params, before: Params, after: Params) -> None:
+        """Nothing to follow."""
+
+    def end(self, now: Moment, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
+        information = shared_only(self.recipe.information(now, x, y, generator))
+        anchor = {name: now.params[name].detach().clone() for name in information}
+        self.anchors.append((anchor, information))
+
+    def kept(self) -> list[Tensor]:
+        return list(self.state().values())
+
+    def state(self) -> Params:
+        return {
+            f"{i}/{part}/{name}": value
+            for i, pair in enumerate(self.anchors)
+            for part, values in zip(("anchor", "precision"), pair, strict=True)
+            for name, value in values.items()
+        }
+
+    def load(self, state: Params) -> None:
+        count = 1 + max((int(name.split("/", 1)[0]) for name in state), default=-1)
+        self.anchors = [(_under(state, f"{i}/anchor/"), _under(state, f"{i}/precision/")) for i in range(count)]
+
+
+@dataclass
+class RunningAnchor:
+    """Online EWC and diagonal Laplace propagation: Ω ← γ Ω + Ω_new, anchored at the latest θ.
+
+    With `prior_precision` there is an anchor at zero from the very beginning, the prior N(0, 1/precision), and the
+    precisions of old heads are kept too: together they are the Laplace posterior that DLP predicts with.
+    """
+
+    strength: float
+    decay: float
+    recipe: FisherRecipe
+    prior_precision: float | None = None
+    anchor: Params = field(default_factory=dict)
+    precision: Params = field(default_factory=dict)
+    heads: Params = field(default_factory=dict)  # precision of each finished head
+    trains_old_heads: bool = False
+
+    def check(self, y: Tensor) -> None:
+        """Any task will do."""
+
+    def begin(self, now: Moment) -> None:
+        if self.prior_precision is not None and not self.anchor:
+            for name, value in shared_only(now.params).items():
+                self.anchor[name] = torch.zeros_like(value).detach()
+                self.precision[name] = torch.full_like(value, self.prior_precision).detach()
+
+    def penalty(self, now: Moment, params: Params, x: Tensor, generator: torch.Generator) -> Tensor:
+        total = x.new_zeros(())
+        if self.anchor:
+            total = quadratic(params, self.anchor, self.precision)
+        if self.prior_precision is not None:
+            head = params[f"head/{now.task}"]
+            total = total + 0.5 * self.prior_precision * head.square().sum()
+        return self.strength * total / now.N
+
+    def after_step(self, gradient: Params, before: Params, after: Params) -> None:
+        """Nothing to follow."""
+
+    def end(self, now: Moment, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
+        information = self.recipe.information(now, x, y, generator)
+        for name, value in shared_only(information).items():
+            self.precision[name] = self.decay * self.precision[name] + value if name in self.precision else value
+            self.anchor[name] = now.params[name].detach().clone()
+        if self.prior_precision is not None:
+            own = f"head/{now.task}"
+            self.heads[own] = information[own] + self.prior_precision
+
+    def kept(self) -> list[Tensor]:
+        return list(self.state().values())
+
+    def state(self) -> Params:
+        parts = {"anchor": self.anchor, "precision": self.precision, "heads": self.heads}
+        return {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
+
+    def load(self, state: Params) -> None:
+        self.anchor, self.precision, self.heads = (
+            _under(state, f"{part}/") for part in ("anchor", "precision", "heads")
+        )
+
+
+def _under(state: Params, prefix: str) -> Params:
+    return {name[len(prefix) :]: value.clone() for name, value in state.items() if name.startswith(prefix)}

@@ -1,0 +1,214 @@
+"""One contract for every method: the table of methods is what these tests run over."""
+
+import gc
+import math
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+from frcl import MLP, DataError, FrclError, LabelError, TaskError
+from frcl.errors import CheckpointError
+from frcl.learners.methods import METHODS, make_learner
+from frcl.learners.protocol import Learner
+from streams import blobs, same_tensors
+
+NAMES = [name for name, _, _ in METHODS]
+STORES_DATA = {"frcl", "joint", "replay", "vcl-random", "vcl-kcenter"}
+HAS_VARIANCE = {"frcl", "dlp", "vcl", "vcl-random", "vcl-kcenter"}
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")),
+]
+SMALL = {
+    "steps": 40, "batch_size": 16, "points": 6, "search_steps": 10, "fisher_examples": 50, "adapt_steps": 5,
+    "compress_steps": 30, "predict_samples": 8,
+}  # fmt: skip
+
+
+def make(name: str, seed: int = 0, device: str = "cpu", **changes) -> Learner:
+    options = next(options for known, _, options in METHODS if known == name)
+    have = {field.name for field in fields(options)}
+    given = {key: value for key, value in {**SMALL, **changes}.items() if key in have}
+    return make_learner(MLP(4, (16, 8), last="relu", seed=1), replace(options, **given), seed=seed, device=device)
+
+
+TASKS = [blobs((0, 1), 90, 1), blobs((4, 7, 9), 90, 2), blobs((-2, 3), 60, 3)]
+
+
+def taught(name: str, count: int = 3, **changes) -> Learner:
+    learner = make(name, **changes)
+    for x, y in TASKS[:count]:
+        learner.fit(x, y)
+    return learner
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("device", DEVICES)
+def test_tasks_of_different_sizes_are_learned_and_predicted(name, device):
+    learner = make(name, device=device, steps=250, compress_steps=250, rate=5e-3, adapt_steps=50, points=10)
+    for number, (x, y) in enumerate(TASKS):
+        learner.fit(x, y)
+        p = learner.predict(x, task=number)
+        assert float((p.labels.cpu() == y).double().mean()) > 0.85
+    for number, (x, y) in enumerate(TASKS):
+        p = learner.predict(x, task=number)
+        assert p.classes == tuple(sorted(set(y.tolist())))
+        assert p.probs.shape == (len(x), len(p.classes))
+        assert p.probs.dtype == torch.float32
+        torch.testing.assert_close(p.probs.sum(1).cpu(), torch.ones(len(x)), rtol=0, atol=1e-5)
+        assert set(p.labels.tolist()) <= set(p.classes)
+        assert p.mean.isfinite().all()
+        assert (p.variance >= 0).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_variance_where_the_method_has_one(name):
+    p = taught(name, 2).predict(TASKS[0][0], task=0)
+    assert bool((p.variance > 0).all()) == (name in HAS_VARIANCE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_same_seed_same_result(name, global_random_state_untouched):
+    first, second, other = (taught(name, 2, seed=seed).state_dict()["tensors"] for seed in (0, 0, 1))
+    assert same_tensors(first, second)
+    assert not same_tensors(first, other)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_predictions_change_nothing_and_repeat(name):
+    learner = taught(name, 2)
+    before = learner.state_dict()
+    first, second = learner.predict(TASKS[0][0], task=0), learner.predict(TASKS[0][0], task=0)
+    assert torch.equal(first.probs, second.probs)
+    after = learner.state_dict()
+    assert same_tensors(before["tensors"], after["tensors"])
+    assert before["meta"] == after["meta"]
+    torch.testing.assert_close(learner.predict(TASKS[0][0][:3], task=0).probs, first.probs[:3], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("at", [1, 17, 40, 55])
+def test_resume_in_the_middle_of_a_task_is_bit_for_bit(name, at):
+    states = []
+
+    def save(log):
+        if log.step == at:
+            states.append(whole.state_dict())
+
+    whole = taught(name, 1)
+    whole.fit(*TASKS[1], on_step=save)
+    whole.fit(*TASKS[2])
+    if not states:
+        assert at > 40, "every method has these steps"
+        return
+    resumed = make(name)
+    resumed.load_state_dict(states[0])
+    resumed.fit(*TASKS[1])
+    resumed.fit(*TASKS[2])
+    assert same_tensors(whole.state_dict()["tensors"], resumed.state_dict()["tensors"])
+    assert whole.state_dict()["meta"] == resumed.state_dict()["meta"]
+    assert torch.equal(whole.predict(TASKS[0][0], task=0).probs, resumed.predict(TASKS[0][0], task=0).probs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_state_is_a_copy_and_a_foreign_one_is_refused(name):
+    learner = taught(name, 1)
+    state = learner.state_dict()
+    kept = {key: value.clone() for key, value in state["tensors"].items()}
+    learner.fit(*TASKS[1])
+    assert same_tensors(kept, state["tensors"])
+    with pytest.raises(CheckpointError):
+        make(name).load_state_dict({})
+    with pytest.raises(CheckpointError):
+        make(name, steps=41).load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_past_data_cannot_be_reached(name):
+    """Data poisoned with NaN after its task changes nothing later, and only methods that store data hold any of it."""
+
+    def learn(poison: bool) -> dict:
+        learner = make(name)
+        for x, y in TASKS:
+            mine, labels = x.clone(), y.clone()
+            learner.fit(mine, labels)
+            if poison:
+                mine.fill_(math.nan)
+                labels.fill_(-99)
+        return learner.state_dict()["tensors"]
+
+    assert same_tensors(learn(False), learn(True))
+    learner = taught(name, 2)
+    gc.collect()
+    rows = {tuple(row) for x, _ in TASKS[:2] for row in x.tolist()}
+    held = 0
+    for value in learner.state_dict()["tensors"].values():
+        if value.ndim == 2 and value.shape[1] == 4 and value.is_floating_point():
+            held += sum(tuple(row) in rows for row in value.tolist())
+    assert (held > 0) == (name in STORES_DATA)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_memory_is_counted(name):
+    learner = make(name)
+    assert learner.memory_bytes() == 0 or name == "pnc"
+    before = 0
+    for x, y in TASKS:
+        learner.fit(x, y)
+        assert learner.memory_bytes() > before
+        before = learner.memory_bytes()
+    stored = sum(Z.numel() * Z.element_size() for Z in learner.kept_inputs())
+    assert learner.memory_bytes() >= stored
+    assert bool(stored) == (name in STORES_DATA)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bad_input_is_refused_and_changes_nothing(name):
+    learner = taught(name, 1)
+    x, y = TASKS[1]
+    before = learner.state_dict()
+    for bad_x, bad_y, error in [
+        (x * math.nan, y, DataError),
+        (x[:, :3], y, FrclError),
+        (x, y[:5], DataError),
+        (x, torch.zeros_like(y), LabelError),
+        (x[:, 0], y, DataError),
+    ]:
+        with pytest.raises(error):
+            learner.fit(bad_x, bad_y)
+    for task in (1, -1, 99):
+        with pytest.raises(TaskError, match="unknown task"):
+            learner.predict(x, task=task)
+    with pytest.raises(TaskError, match="nothing has been learned"):
+        make(name).predict(x)
+    after = learner.state_dict()
+    assert same_tensors(before["tensors"], after["tensors"])
+    assert before["meta"] == after["meta"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_open_task_wants_its_own_data(name):
+    learner = make(name)
+
+    class Stop(Exception):
+        pass
+
+    def stop(log):
+        if log.step == 5:
+            raise Stop
+
+    with pytest.raises(Stop):
+        learner.fit(*TASKS[0], on_step=stop)
+    with pytest.raises(TaskError, match="still open"):
+        learner.fit(*TASKS[1])
+    learner.fit(*TASKS[0])
+    whole = taught(name, 1)
+    assert same_tensors(whole.state_dict()["tensors"], learner.state_dict()["tensors"])
+
+
+def test_names_are_what_the_command_line_promises():
+    assert NAMES == [
+        "frcl", "finetune", "joint", "single", "replay", "ewc", "online-ewc", "dlp", "si",
+        "vcl", "vcl-random", "vcl-kcenter", "lwf", "progressive", "pnc",
+    ]  # fmt: skip

@@ -190,6 +190,56 @@ def test_a_state_that_does_not_fit_leaves_the_learner_as_it_was(saved):
     assert before["meta"] == learner.state_dict()["meta"]
 
 
+def test_frozen_parameters_stay_frozen(tmp_path):
+    frozen = net()
+    frozen.layers[1].weight.requires_grad_(False)
+    learner = FRCL(frozen, points=4, steps=3)
+    x, y = blobs((0, 1), 60, 1)
+    learner.observe(x, y)
+    learner.save(tmp_path / "model.frcl")
+    loaded = frcl.load(tmp_path / "model.frcl", net())
+    assert not loaded.net.layers[1].weight.requires_grad
+    for one in (learner, loaded):
+        one.observe(x, y)
+    assert same_tensors(learner.state_dict()["tensors"], loaded.state_dict()["tensors"])
+
+
+def test_states_of_the_wrong_shape_are_refused():
+    learner = small_learner(steps=3)
+    x, y = blobs((0, 1), 60, 1)
+    learner.fit(x, y)
+    learner.observe(x, y)
+    for name, change in [
+        ("past/0/mean", lambda t: t[:, :2]),
+        ("streams/batches", lambda t: t[:10]),
+        ("current/params/posterior/mean", lambda t: t[:, :3]),
+    ]:
+        state = learner.state_dict()
+        state["tensors"][name] = change(state["tensors"][name])
+        other = small_learner(steps=3)
+        before = other.state_dict()
+        with pytest.raises(CheckpointError):
+            other.load_state_dict(state)
+        assert same_tensors(before["tensors"], other.state_dict()["tensors"])
+
+
+def test_a_fit_is_taken_up_only_as_it_began():
+    x, y = blobs((0, 1), 90, 1)
+    states = []
+    whole = small_learner(steps=12)
+    whole.fit(x, y, on_step=lambda log: states.append(whole.state_dict()) if log.step == 5 else None)
+    for change in ({"y": 1 - y}, {"size": 7}, {"likelihood": "softmax"}):
+        resumed = small_learner(steps=12)
+        resumed.load_state_dict(states[0])
+        with pytest.raises(frcl.TaskError, match="exactly as it began"):
+            resumed.fit(**{"x": x, "y": y, **change})
+    torch.set_num_threads(2)
+    try:
+        resumed.fit(x, y)
+    finally:
+        torch.set_num_threads(1)
+
+
 def test_writing_is_all_or_nothing(tmp_path, monkeypatch):
     path = tmp_path / "file"
     write_atomically(path, b"old")

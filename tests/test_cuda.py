@@ -44,7 +44,24 @@ def test_the_two_devices_agree_on_an_objective():
         learner.fit(x, y)
         learner.start_task(labels=(0, 1), size=120)
         logs[device] = learner.observe(x, y)
-    assert logs["cpu"].kl_now == pytest.approx(logs["cuda"].kl_now, rel=1e-4)
+    assert learner.tasks[0].Z.is_cuda
+    for term in ("kl_now", "log_likelihood"):
+        assert getattr(logs["cpu"], term) == pytest.approx(getattr(logs["cuda"], term), rel=0.05)
+
+
+def test_the_two_devices_agree_on_the_kl_of_a_summary(generator):
+    from frcl.summary import belief_from_weights, prior_kl, prior_kl_terms
+    from oracles import rand_posterior
+
+    for M in (6, 30):
+        belief = belief_from_weights(
+            rand_posterior(3, 12, generator), torch.randn(M, 12, generator=generator).double(), 1e-3
+        )
+        moved = torch.randn(1, M, 12, generator=generator, dtype=torch.float64)
+        terms = prior_kl_terms(belief)
+        local = prior_kl(moved, terms)
+        remote = prior_kl(moved.cuda(), type(terms)(*(value.cuda() for value in terms)))
+        torch.testing.assert_close(local, remote.cpu(), rtol=1e-8, atol=1e-8)
 
 
 def test_selection_agrees_between_devices(generator):

@@ -31,7 +31,7 @@ BAD_DATA = [
     (X, torch.zeros(60).long(), LabelError, "at least two classes; got"),
     (X, Y.float(), DataError, "look like labels"),
     (X, Y[:, None], LabelError, "one per example"),
-    (X, torch.where(Y == 0, math.nan, 0.3), DataError, "targets contain NaN"),
+    (X, torch.where(Y == 0, math.nan, 0.3), DataError, "targets contain values that are NaN"),
     (X, np.array([{}] * 60), DataError, "not supported"),
     (X[:4], Y[:4], DataError, "4 examples are fewer than the 6 inducing points"),
 ]
@@ -61,7 +61,7 @@ def test_bad_data_is_refused_by_observe(x, y, error, message, started, watched):
         learner.observe(X, Y)
         if message in ("at least two classes; got",):  # fine inside a task that has both
             return
-        if message in ("look like labels", "targets contain NaN"):
+        if message in ("look like labels", "targets contain values that are NaN"):
             error, message = LabelError, "pass integers"
     before = learner.state_dict()
     with pytest.raises(error, match=message):
@@ -106,7 +106,7 @@ def test_regression_targets_are_checked():
         learner.observe(X, y[:, 0])
     with pytest.raises(DataError, match="got strings"):
         learner.observe(X, np.array(["a"] * 60))
-    with pytest.raises(DataError, match="targets contain NaN"):
+    with pytest.raises(DataError, match="targets contain values that are NaN"):
         learner.observe(X, y * math.nan)
     whole = small_learner(steps=3)
     whole.fit(X, Y.float(), likelihood="gaussian")
@@ -141,7 +141,6 @@ def test_options_that_do_not_fit_the_task():
         ({"points_per_class": 2}, regression, OptionError, "points_per_class is for classification"),
         ({"likelihood": "bernoulli"}, torch.arange(60) % 3, OptionError, "for 2 classes; this task has 3"),
         ({"likelihood": "softmax"}, regression, LabelError, "the targets are floats"),
-        ({"labels": (0, "a")}, Y, LabelError, "all integers or all strings"),
         ({"labels": ("a", "b")}, Y, LabelError, "has labels|has \\['a', 'b'\\]|this task has"),
     ]:
         learner = small_learner(**options)
@@ -151,12 +150,132 @@ def test_options_that_do_not_fit_the_task():
         assert learner.state_dict()["meta"] == before
 
 
-def test_a_loss_that_is_not_finite_stops_before_the_update():
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("y", [Y, torch.arange(60) % 3])
+def test_a_loss_that_is_not_finite_leaves_the_learner_as_it_was(stream, y):
+    """Inputs so large that the first step has no finite loss: nothing is open afterwards, no stream has moved."""
     learner = small_learner(steps=50)
     learner.fit(X, Y)
-    with torch.no_grad():
-        learner.net.layers[-1].weight.mul_(1e30)
-    before = {name: value.clone() for name, value in learner.net.state_dict().items()}
+    before = learner.state_dict()
     with pytest.raises(NumericalError, match="this step was not taken"):
+        (learner.observe if stream else learner.fit)(X * 1e25, y)
+    after = learner.state_dict()
+    assert same_tensors(before["tensors"], after["tensors"])
+    assert before["meta"] == after["meta"]
+    learner.fit(X, Y)
+
+
+def test_a_task_that_diverged_can_be_dropped():
+    learner = small_learner(steps=50)
+
+    def spoil(log):
+        if log.step == 5:
+            with torch.no_grad():
+                learner.net.layers[-1].weight.mul_(1e30)
+
+    with pytest.raises(NumericalError):
+        learner.fit(X, Y, on_step=spoil)
+    with pytest.raises(TaskError, match=r"drop the task with abandon_task\(\)"):
+        learner.fit(X + 1, Y)
+    with pytest.raises(TaskError, match=r"abandon_task\(\)"):
+        learner.end_task()
+    learner.abandon_task()
+    with torch.no_grad():
+        learner.net.layers[-1].weight.mul_(1e-30)
+    learner.fit(X, Y)
+    with pytest.raises(TaskError, match="no task is open"):
+        learner.abandon_task()
+
+
+def test_a_boundary_that_cannot_be_acted_on_changes_nothing():
+    """The new task has more points than the window holds: the old one is not ended."""
+    learner = small_learner(
+        points_per_class=3, window=20, detector=BoundaryDetector(-1e9, warm_up=0, minimum_time=1), steps=3
+    )
+    learner.observe(X, Y)
+    learner.observe(X, Y)
+    before = learner.state_dict()
+    with pytest.raises(OptionError, match="cannot be chosen from a window of 20"):
+        learner.observe(X, torch.arange(60) % 10)
+    after = learner.state_dict()
+    assert same_tensors(before["tensors"], after["tensors"])
+    assert before["meta"] == after["meta"]
+
+
+def test_unusual_arrays_are_taken_or_refused_by_name():
+    learner = small_learner(steps=2)
+    odd = X.numpy()[::-1, ::-1]
+    learner.fit(odd, Y.numpy()[::-1])
+    learner.fit(X.numpy().astype(">f4"), Y.numpy().astype(">i8"))
+    learner.fit(X.numpy().astype(np.longdouble), Y.numpy().astype(np.uint8))
+    learner.fit(X, np.array(["a", "b"] * 30, dtype=object))
+    target = torch.rand(60, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    learner.fit(X, target)
+    learner.fit(X, target.detach().numpy()[::-1])
+    for x, y, error, message in [
+        ([[1.0], [1.0, 2.0]], [0, 1], DataError, "not a regular array"),
+        (X, [[0], [1, 2]] * 30, DataError, "not a regular array"),
+        (X.to_sparse(), Y, DataError, "sparse"),
+        (X, Y + 0j, DataError, "complex"),
+        (X, torch.zeros(60, 0), DataError, "no outputs"),
+        (X, np.array([2**64 - 1, 0] * 30, dtype=np.uint64), LabelError, "64-bit"),
+        (X, 1e300 * torch.rand(60, 1, dtype=torch.float64), DataError, "infinite in torch.float32"),
+        (X.long(), Y, DataError, "earlier ones were floats"),
+    ]:
+        with pytest.raises(error, match=message):
+            learner.fit(x, y)
+    with pytest.raises(OptionError, match="unknown likelihood 'gausian'"):
+        learner.fit(X, Y, likelihood="gausian")
+    with pytest.raises(OptionError, match="unknown likelihood 'gausian'"):
+        learner.start_task(likelihood="gausian")
+    for labels, message in (((1,), "at least two classes"), ((0, "a"), "all integers or all strings")):
+        with pytest.raises(LabelError, match=message):
+            learner.start_task(labels=labels)
+        with pytest.raises(LabelError, match=message):
+            small_learner(labels=labels)
+
+
+def test_numpy_scalars_are_plain_numbers(tmp_path):
+    learner = small_learner(steps=2, points=np.int64(4), seed=np.int64(3), labels=torch.arange(2))
+    learner.start_task(labels=np.array([0, 1]), size=60)
+    learner.observe(X, Y)
+    learner.save(tmp_path / "model.frcl")
+    with pytest.raises(OptionError, match="seed must be a whole number"):
+        small_learner(seed="a")
+
+
+def test_predictions_from_impossible_inputs_and_tasks():
+    learner = small_learner(steps=2)
+    learner.fit(X, Y)
+    with pytest.raises(NumericalError, match="too large to predict from"):
+        learner.predict(X * 1e36)
+    for task in (0.0, "0", True):
+        with pytest.raises(TaskError, match="named by its number"):
+            learner.predict(X, task=task)
+    assert learner.predict(X, task=np.int64(0)).probs.shape == (60, 2)
+
+
+def test_a_network_that_fails_later_is_named():
+    table = torch.nn.Sequential(torch.nn.Embedding(5, 3), torch.nn.Flatten())
+    tokens = torch.arange(60).reshape(30, 2) % 5
+    learner = FRCL(table, points=3, steps=2)
+    learner.fit(tokens, torch.arange(30) % 2)
+    for call in (lambda: learner.predict(tokens + 5), lambda: learner.fit(tokens + 5, torch.arange(30) % 2)):
+        with pytest.raises(FrclError, match="the network failed"):
+            call()
+
+
+def test_features_of_another_type_are_refused():
+    class Wide(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.layer(x).double()
+
+    learner = FRCL(Wide(), points=3, steps=2)
+    with pytest.raises(FrclError, match=r"weights are torch.float32, its features torch.float64"):
         learner.fit(X, Y)
-    assert same_tensors(before, learner.net.state_dict())
+    with pytest.raises(FrclError, match="is float16"):
+        FRCL(MLP(4, (3,)).half())

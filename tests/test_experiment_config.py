@@ -32,6 +32,15 @@ def test_defaults_are_those_of_the_papers_appendix(benchmark, widths, rate, batc
     assert config.learner.search_steps == 1000
 
 
+def test_none_survives_a_file(tmp_path):
+    config = resolve("omniglot", {"learner": {"past_tasks_per_step": None}})
+    (tmp_path / "config.toml").write_text(to_toml(config))
+    layer = read_toml(tmp_path / "config.toml")
+    again = resolve(layer.pop("benchmark"), layer)
+    assert again == config
+    assert again.learner.past_tasks_per_step is None
+
+
 def test_points_replace_points_per_class():
     assert resolve("omniglot").learner.points_per_class == 2
     assert resolve("omniglot", {"learner": {"points": 30}}).learner.points_per_class is None

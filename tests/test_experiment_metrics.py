@@ -34,7 +34,6 @@ def test_matrix_metrics(matrix):
     assert matrix.forgetting() == pytest.approx(((0.9 - 0.5) + (0.8 - 0.85)) / 2)
     assert matrix.forward_transfer([0.1, 0.75, 0.9]) == pytest.approx(((0.8 - 0.75) + (0.95 - 0.9)) / 2)
     assert matrix.to_json() == [[0.9, None, None], [0.7, 0.8, None], [0.5, 0.85, 0.95]]
-    assert matrix.complete
 
 
 def test_forgetting_looks_at_the_best_there_was():

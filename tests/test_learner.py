@@ -3,7 +3,7 @@
 import dataclasses
 import gc
 import math
-import weakref
+import types
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from torch import nn
 
 import frcl
 from frcl import FRCL, MLP
+from oracles import direct_prediction, direct_prior_kl, direct_trace
 from streams import accuracy, blobs, same_tensors, small_learner
 
 
@@ -216,15 +217,35 @@ def test_past_data_poisoned_after_the_task_changes_nothing():
     assert same_tensors(learn(False), learn(True))
 
 
-def test_no_reference_to_past_data_is_left():
+def reachable_storages(thing: object) -> set[int]:
+    """Where the tensors lie that can be reached from an object."""
+    seen, found, todo = set(), set(), [thing]
+    while todo:
+        item = todo.pop()
+        if id(item) in seen or isinstance(item, type | types.ModuleType | types.FunctionType):
+            continue
+        seen.add(id(item))
+        if isinstance(item, torch.Tensor):
+            found.add(item.untyped_storage().data_ptr())
+        todo += gc.get_referents(item)
+    return found
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_reference_to_past_data_is_left(stream):
+    """Nothing that can be reached from the learner shares memory with the data that it was given."""
     learner = small_learner(steps=3)
     x, y = blobs((0, 1), 120, 1)
-    kept = [weakref.ref(x), weakref.ref(y)]
-    learner.fit(x, y)
     rows = x.clone()
-    del x, y
-    gc.collect()
-    assert [ref() for ref in kept] == [None, None]
+    if stream:
+        learner.observe(x, y)
+        learner.end_task()
+    else:
+        learner.fit(x, y)
+    assert not {x.untyped_storage().data_ptr(), y.untyped_storage().data_ptr()} & reachable_storages(learner)
+    learner.leak = x  # the check would see it
+    assert x.untyped_storage().data_ptr() in reachable_storages(learner)
+    del learner.leak
     size = max(
         t.numel() for t in learner.state_dict()["tensors"].values() if t.ndim == 2 and t.shape[1:] == rows.shape[1:]
     )
@@ -269,6 +290,106 @@ def test_any_module_with_any_input_shape_and_integer_inputs():
     images = FRCL(frcl.ConvNet(8, filters=(4, 4)), points=3, steps=2)
     images.fit(torch.rand(30, 8, 8, generator=g), torch.arange(30) % 3)
     assert images.tasks[0].Z.shape == (3, 8, 8)
+
+
+def test_scales_reach_every_part_of_the_learner():
+    """σ_w and the feature scale away from one: prediction, score and divergence against the printed formulas."""
+    x, y = blobs((0, 1, 2), 90, 1)
+    options = {"prior_variance": 4.0, "feature_scale": 0.5, "noise": 1e-2}
+    learner = FRCL(MLP(4, (16, 8), seed=1).double(), points=6, steps=30, search_steps=20, **options)
+    learner.fit(x, y)
+    learner.start_task(labels=(0, 1, 2), size=90)
+    learner.observe(x[:30], y[:30])
+
+    def phi(inputs):
+        with torch.no_grad():
+            return torch.cat([0.5 * learner.net(inputs.double()), torch.ones(len(inputs), 1, dtype=torch.float64)], 1)
+
+    kept = learner.tasks[0]
+    mean, variance = direct_prediction(2.0 * phi(x), 2.0 * phi(kept.Z), kept.belief)
+    p = learner.predict(x, task=0)
+    torch.testing.assert_close(p.mean, mean, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(p.variance, variance, rtol=1e-6, atol=1e-8)
+    expected = float(direct_prior_kl(2.0 * phi(kept.Z), kept.belief))
+    assert learner.past_divergences() == [pytest.approx(expected)]
+    current = learner._state.current
+    now = learner.predict(x, task=1)
+    score = current.objective.surprise(current.params, current.memory, x.double()).detach()
+    k = 4.0 * phi(x).square().sum(1, keepdim=True)
+    torch.testing.assert_close(
+        score, 0.25 * ((now.variance + now.mean**2) / k + (k + now.mean**2) / now.variance - 2), rtol=1e-6, atol=1e-9
+    )
+    Phi = 2.0 * phi(x)
+    chosen = [int((x.double() == row).all(1).nonzero()[0]) for row in kept.Z]
+    fresh = FRCL(MLP(4, (16, 8), seed=1).double(), points=6, steps=30, search_steps=20, **options)
+    summary = fresh.fit(x, y)
+    with torch.no_grad():
+        Phi = 2.0 * torch.cat([0.5 * fresh.net(x.double()), torch.ones(90, 1, dtype=torch.float64)], 1)
+    assert summary.after == pytest.approx(direct_trace(Phi, torch.tensor(chosen), 1e-2), rel=1e-6)
+
+
+def test_options_of_the_start_are_used():
+    x, y = blobs((0, 1, 2), 90, 1)
+    learner = small_learner(initial_scale=0.7, samples=5, predict_samples=9, steps=1)
+    learner.start_task(labels=(0, 1, 2))
+    learner.observe(x, y)
+    current = learner._state.current
+    assert float(current.params["posterior/factor"][0, 0, 0].detach()) == pytest.approx(0.7, abs=0.01)
+    assert current.target.likelihood.noise_shape(4, 3, True) == (5, 4, 3)
+    assert current.target.likelihood.noise_shape(1, 3, False) == (9, 1, 3)
+    regression = small_learner(initial_target_noise=0.5, steps=1)
+    regression.fit(x, x[:, 0])
+    assert float(regression.predict(x).noise) == pytest.approx(0.5, rel=0.02)
+
+
+def test_a_network_that_does_not_take_zeros():
+    """Tasks with different numbers of points are padded; the padding must be inputs that the network knows."""
+
+    class Logarithm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = MLP(4, (16, 8), seed=1)
+
+        def forward(self, x):
+            return self.inner(x.log())
+
+    learner = FRCL(Logarithm(), points_per_class=3, steps=20, search_steps=5)
+    for seed, labels in ((1, (0, 1)), (2, (0, 1, 2)), (3, (0, 1))):
+        x, y = blobs(labels, 90, seed)
+        learner.fit(x.abs() + 0.1, y)
+    assert len(learner.tasks) == 3
+
+
+def test_predicting_under_inference_mode_does_not_spoil_training():
+    from frcl.likelihoods import gauss_hermite
+
+    gauss_hermite.cache_clear()
+    x, y = blobs((0, 1), 90, 1)
+    learner = small_learner(steps=3)
+    learner.fit(x, y)
+    gauss_hermite.cache_clear()
+    with torch.inference_mode():
+        learner.predict(x)
+    learner.fit(x, y)
+
+
+def test_heads_follow_a_network_that_is_changed_from_outside():
+    x, y = blobs((0, 1), 90, 1)
+    learner = small_learner(steps=3)
+    learner.fit(x, y)
+    before = learner.predict(x).mean
+    with torch.no_grad():
+        learner.net.layers[-1].weight.mul_(3.0)
+    assert not torch.equal(before, learner.predict(x).mean)
+
+
+def test_what_start_task_says_holds_for_fit_too():
+    x, y = blobs((0, 1), 90, 1)
+    learner = small_learner(steps=2)
+    learner.start_task(labels=(0, 1, 2), size=999)
+    summary = learner.fit(x, y)
+    assert summary.size == 999
+    assert summary.target.labels == (0, 1, 2)
 
 
 def test_float64_networks_stay_float64():

@@ -46,6 +46,23 @@ def test_bernoulli_agrees_with_brute_force(generator):
     )
 
 
+@pytest.mark.parametrize("spread", [30.0, 100.0])
+def test_bernoulli_with_a_wide_function(spread):
+    mean, variance = torch.tensor([[2.0]], dtype=D), torch.tensor([[spread]], dtype=D)
+    f = torch.linspace(-120, 120, 400_001, dtype=D)
+    density = Normal(2.0, spread**0.5).log_prob(f).exp() * (f[1] - f[0])
+    exact = float((density * torch.sigmoid(f)).sum())
+    assert float(Bernoulli().probabilities(mean, variance, NONE)[0, 1]) == pytest.approx(exact, abs=3e-3)
+
+
+def test_robustmax_has_a_finite_gradient_far_out_in_float32():
+    mean = torch.tensor([[0.0, 1e6, -1e6]], requires_grad=True)
+    variance = torch.full((1, 3), 1e-2, requires_grad=True)
+    RobustMax().expected_log_prob(mean, variance, torch.tensor([0]), NONE, {}).sum().backward()
+    assert mean.grad.isfinite().all()
+    assert variance.grad.isfinite().all()
+
+
 def test_softmax_without_variance_is_plain_cross_entropy(generator):
     mean, _ = moments(5, 4, generator)
     y = torch.tensor([0, 3, 2, 1, 1])

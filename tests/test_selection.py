@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -60,12 +62,42 @@ def test_rank_two_swaps_equal_direct_recomputation_after_1000_moves(generator, M
     assert state.value == pytest.approx(direct.value, rel=1e-5, abs=1e-8 * float(gram.trace()))
 
 
-def test_the_cost_of_a_swap_does_not_depend_on_the_size_of_the_task(generator):
-    """After the Gram matrix is there, nothing of size N is touched: the proposal sees K×K and M×K alone."""
-    Phi = features(50, 6, generator)
-    state = trace_state(Phi.T @ Phi, Phi[:4], 1e-3)
-    exchange = propose(state, Phi.T @ Phi, 1e-3, 0, Phi[9])
-    assert max(tensor.numel() for tensor in exchange if isinstance(tensor, torch.Tensor)) <= 6
+@pytest.mark.parametrize("M", [4, 9])
+def test_the_cost_of_a_swap_does_not_depend_on_the_size_of_the_task(generator, M):
+    """Floating-point operations of a proposal and its acceptance, counted, at two sizes of the task."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    counts, largest = [], []
+    for N in (50, 5000):
+        Phi = features(N, 6, generator)
+        gram = Phi.T @ Phi
+        state = trace_state(gram, Phi[:M], 1e-3)
+        with FlopCounterMode(display=False) as counter:
+            exchange = propose(state, gram, 1e-3, 0, Phi[9])
+            after = accept(state, exchange)
+        counts.append(counter.get_total_flops())
+        largest.append(max(t.numel() for t in (*exchange, *after) if isinstance(t, torch.Tensor)))
+    assert counts[0] == counts[1]
+    assert largest[0] == largest[1] <= max(M * M, M * 6, 36)
+
+
+def test_a_part_of_the_examples_stands_for_all_of_them(generator):
+    """The ELBO judged on a random part is near the one on everything: the KL keeps its weight."""
+    task = task_data("softmax", generator, N=2000)
+    task = replace(task, size=2000.0)
+    index = torch.arange(5)
+    part = replace(task, Phi=task.Phi[:400], y=task.y[:400])
+    assert negative_elbo(part, index) == pytest.approx(negative_elbo(task, index), rel=0.15)
+
+
+def test_a_search_without_other_examples_is_still_a_number(generator):
+    task = task_data("softmax", generator, N=6)
+    for criterion in ("predictive", "error", "elbo"):
+        found = select_by_targets(task, 6, Recipe(criterion, steps=5), generator)
+        assert sorted(found.index.tolist()) == list(range(6))
+        assert found.after == found.before
+        few = select_by_targets(task_data("softmax", generator), 6, Recipe(criterion, steps=5, examples=3), generator)
+        assert few.after <= few.before
 
 
 @pytest.mark.parametrize("M", [4, 9])
@@ -132,7 +164,7 @@ def task_data(kind: str, generator: torch.Generator, N: int = 40, K: int = 6) ->
     model = {"bernoulli": Bernoulli(), "softmax": Softmax(), "gaussian": Gaussian()}[kind]
     params = {"log_noise": torch.zeros(2, dtype=D)} if kind == "gaussian" else {}
     noise_mc = torch.randn(16, 1, C, generator=generator, dtype=D)
-    return TaskData(Phi, y, q, model, params, prior_deviation=1.5, noise=1e-2, noise_mc=noise_mc)
+    return TaskData(Phi, y, q, model, params, prior_deviation=1.5, noise=1e-2, noise_mc=noise_mc, size=2.0 * N)
 
 
 def direct_moments(task: TaskData, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -161,7 +193,7 @@ def test_supervised_criteria_equal_their_definitions(generator, kind):
     assert negative_log_predictive(task, index) == pytest.approx(-float(density[rest].mean()), rel=1e-6)
     kl = direct_prior_kl(1.5 * task.Phi[index], belief_from_weights(task.q, task.Phi[index], task.noise))
     expected = task.likelihood.expected_log_prob(mean, variance, task.y, task.noise_mc, task.params)
-    assert negative_elbo(task, index) == pytest.approx(float(kl - expected.sum()), rel=1e-6)
+    assert negative_elbo(task, index) == pytest.approx(float(kl - 2 * expected.sum()), rel=1e-6)
 
 
 @pytest.mark.parametrize("criterion", ["predictive", "error", "elbo"])

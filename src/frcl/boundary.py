@@ -130,7 +130,7 @@ class BoundaryDetector:
             case "max":
                 return float(statistic.max())
             case "median":
-                return float(statistic.median())
+                return float(statistic.quantile(0.5))
             case "mean":
                 return float(statistic.mean())
 

@@ -293,8 +293,7 @@ def _finally_closed(observer: Observer, work: Any) -> dict[str, Any]:
         result: dict[str, Any] = work()
         return result
     finally:
-        if isinstance(observer, Live):
-            observer.close()
+        observer.close()
 
 
 @contextmanager

@@ -32,6 +32,9 @@ class Silent:
     def end(self, result: dict[str, Any]) -> None:
         """Nothing to say."""
 
+    def close(self) -> None:
+        """Nothing to close."""
+
 
 class Plain:
     """One line a task, and one every few seconds: for logs and pipes."""
@@ -56,6 +59,9 @@ class Plain:
 
     def end(self, result: dict[str, Any]) -> None:
         """The caller says how it ended."""
+
+    def close(self) -> None:
+        """Nothing to close."""
 
     def _say(self, line: str) -> None:
         self._said = time.monotonic()
@@ -123,6 +129,10 @@ class Several:
     def end(self, result: dict[str, Any]) -> None:
         for observer in self._observers:
             observer.end(result)
+
+    def close(self) -> None:
+        for observer in self._observers:
+            observer.close()
 
 
 def terms(log: StepLog) -> str:

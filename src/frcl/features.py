@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -127,8 +128,24 @@ class ConvNet(nn.Module):
         return out
 
 
+@contextmanager
+def network_failures() -> Iterator[None]:
+    """Inside, what the network raises on inputs that it cannot take becomes a NetworkError."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, IndexError, ValueError) as error:
+        raise NetworkError(f"the network failed on these inputs: {error}") from error
+
+
 def check_network(net: nn.Module) -> None:
     """Refuse a network whose modules make it more than one fixed function of each input."""
+    for name, parameter in net.named_parameters():
+        if parameter.dtype == torch.float16:
+            raise NetworkError(
+                f"the network's {name!r} is float16, which overflows in training; call net.float() first"
+            )
     for name, module in net.named_modules():
         kind = type(module).__name__
         if isinstance(module, nn.modules.batchnorm._BatchNorm) or (
@@ -167,6 +184,11 @@ def check_features(net: nn.Module, x: Tensor) -> int:
         )
     if not first.is_floating_point():
         raise NetworkError(f"the network gives features of type {first.dtype}; expected floating point")
+    expected = next((p.dtype for p in net.parameters() if p.is_floating_point()), first.dtype)
+    if first.dtype != expected:
+        raise NetworkError(
+            f"the network's weights are {expected}, its features {first.dtype}; cast its output to {expected}"
+        )
     if not first.isfinite().all():
         raise NetworkError(
             "the network gives NaN or infinite features. Scale the inputs (for images, to [0, 1]) "

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from frcl.errors import OptionError
 
+FAR = 1e3  # deviations beyond which a normal tail is zero; its slope in float32 is not a number far enough out
 SMALL = 1e-12  # added to a variance under a square root, so that its gradient stays finite at zero
 
 
@@ -27,10 +28,11 @@ def gauss_hermite(nodes: int, dtype: torch.dtype, device: torch.device) -> tuple
     """Nodes t and weights w with E[g(f)] ≈ Σ w g(μ + σ t) for f ~ N(μ, σ²)."""
     points, weights = np.polynomial.hermite_e.hermegauss(nodes)
     weights = weights / math.sqrt(2 * math.pi)
-    return (
-        torch.as_tensor(points, dtype=dtype, device=device),
-        torch.as_tensor(weights, dtype=dtype, device=device),
-    )
+    with torch.inference_mode(False):  # they are kept, and may be needed in training later
+        return (
+            torch.as_tensor(points, dtype=dtype, device=device),
+            torch.as_tensor(weights, dtype=dtype, device=device),
+        )
 
 
 def gaussian_expectation_nodes(mean: Tensor, variance: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
@@ -58,7 +60,7 @@ class Likelihood(Protocol):
 class Bernoulli:
     """p(y | f) = 1/(1 + exp(−y f)), y ∈ {−1, 1} (Section 2); one function. Targets here are class 0 or 1."""
 
-    nodes: int = 20
+    nodes: int = 64  # enough for variances of f into the hundreds
     kind: str = "bernoulli"
 
     def functions(self, classes: int) -> int:
@@ -148,7 +150,7 @@ class RobustMax:
         f, weights = gaussian_expectation_nodes(mean, variance, self.nodes)  # [B, C, Q]
         deviation = (variance + SMALL).sqrt()
         z = (f[:, :, None, :] - mean[:, None, :, None]) / deviation[:, None, :, None]  # [B, c, j, Q]
-        below: Tensor = torch.special.log_ndtr(z)
+        below: Tensor = torch.special.log_ndtr(z.clamp(-FAR, FAR))
         own = torch.eye(mean.shape[1], dtype=torch.bool, device=mean.device)[None, :, :, None]
         return below.masked_fill(own, 0.0).sum(2).exp() @ weights
 

@@ -226,6 +226,7 @@ class TaskData:
     prior_deviation: float
     noise: float
     noise_mc: Tensor
+    size: float  # N of the task, of which these may be a part
 
     def moments(self, index: Tensor) -> Moments:
         """f at all N inputs, predicted from q(u) at the points in `index`."""
@@ -235,9 +236,10 @@ class TaskData:
         return Moments(*(value.to(self.Phi) for value in moments))
 
     def others(self, index: Tensor) -> Tensor:
-        """True at the examples that are not inducing points."""
+        """True at the examples that are not inducing points; everywhere if all of them are."""
         rest = torch.ones(len(self.Phi), dtype=torch.bool, device=self.Phi.device)
-        rest[index] = False
+        if len(index) < len(rest):
+            rest[index] = False
         return rest
 
 
@@ -255,12 +257,15 @@ def classification_error(task: TaskData, index: Tensor) -> float:
 
 
 def negative_elbo(task: TaskData, index: Tensor) -> float:
-    """−Σ_j E[log p(y_j | f_j)] + Σ_c KL(q(u_c | Z) ‖ p(u_c | Z)) over all examples."""
+    """−Σ_j E[log p(y_j | f_j)] + Σ_c KL(q(u_c | Z) ‖ p(u_c | Z)), the sum over all N examples of the task.
+
+    Where only n of them are at hand their sum stands for it, times N/n.
+    """
     belief = belief_from_weights(task.q, task.Phi[index], task.noise)
     Phi_z = (task.prior_deviation * task.Phi[index])[None]
     kl = float(prior_kl(Phi_z, prior_kl_terms(belief)))
     expected = task.likelihood.expected_log_prob(*task.moments(index), task.y, task.noise_mc, task.params)
-    return kl - float(expected.double().sum())
+    return kl - task.size * float(expected.double().mean())
 
 
 def swap_search(
@@ -318,8 +323,8 @@ def select_by_targets(
     """M points by a supervised criterion, judged on at most `recipe.examples` of the task's examples."""
     N, examples = len(task.Phi), recipe.examples
     rows = torch.arange(N)
-    if max(examples, M) < N:
-        rows = random_start(N, max(examples, M), generator, classes)
+    if max(examples, 2 * M) < N:
+        rows = random_start(N, max(examples, 2 * M), generator, classes)
         task = replace(task, Phi=task.Phi[rows.to(task.Phi.device)], y=task.y[rows.to(task.y.device)])
     start = random_start(len(rows), M, generator, None if classes is None else classes.cpu()[rows])
     measure = {"predictive": negative_log_predictive, "error": classification_error, "elbo": negative_elbo}

@@ -8,7 +8,7 @@ k(x, x') = φ(x)ᵀφ(x'). Everything with two equal indices is float64.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -48,9 +48,6 @@ class FunctionBelief:
 
     def bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in (self.mean, self.factor))
-
-    def to(self, device: torch.device) -> FunctionBelief:
-        return replace(self, mean=self.mean.to(device), factor=self.factor.to(device))
 
 
 def belief_from_weights(q: Posterior, Phi_z: Tensor, noise: float) -> FunctionBelief:
@@ -131,17 +128,19 @@ def pad_to(x: Tensor, sizes: tuple[int, ...]) -> Tensor:
     return out
 
 
-def prior_kl(Phi: Tensor, terms: PriorKL) -> Tensor:
+def prior_kl(Phi: Tensor, terms: PriorKL, smallest: int | None = None) -> Tensor:
     """Σ_c KL(q(u_c) ‖ p_θ(u_c)) for each task, [T]; Phi [T, M, K] at the (padded) inducing inputs.
 
     The value is exact and so is its first derivative: the derivative with respect to Φ has a closed form,
     found from the same factorisation, so nothing is differentiated through a Cholesky. Second derivatives
-    are not available. One M×M factorisation a task for M ≤ K, one K×K otherwise.
+    are not available. One M×M factorisation a task, or one K×K where every task has more points than features:
+    `smallest` is the fewest real points of a task, by default M (no padding). The K×K form would subtract nearly equal
+    numbers for a task with fewer.
     """
-    live = Phi.double() * terms.mask[..., None]
+    live = torch.where(terms.mask[..., None] > 0, Phi.double(), 0.0)
     fixed = live.detach()
     with torch.no_grad():
-        if Phi.shape[1] <= Phi.shape[2]:
+        if (Phi.shape[1] if smallest is None else smallest) <= Phi.shape[2]:
             value, slope = _kl_through_points(fixed, terms)
         else:
             value, slope = _kl_through_features(fixed, terms)
@@ -238,8 +237,3 @@ def head_moments(head: Head, belief: FunctionBelief, Phi_x: Tensor) -> Moments:
     spread = torch.einsum("bm,cmr->bcr", a, belief.factor.double()).square().sum(-1)
     common = left + belief.posterior_noise * a.square().sum(1)
     return Moments(Phi @ head.weights, common[:, None] + spread)
-
-
-def head_mean(head: Head, Phi_x: Tensor) -> Tensor:
-    """The mean alone: one matrix product, in the type of Phi_x."""
-    return Phi_x @ head.weights.to(Phi_x)

@@ -111,6 +111,8 @@ def resolve(benchmark: str, *layers: Mapping[str, Any]) -> Config:
     A layer is a nested dictionary as in a config file: plain names on top, tables for the parts.
     """
     method = next((layer["method"] for layer in reversed(layers) if "method" in layer), "frcl")
+    if not isinstance(method, str):
+        raise OptionError(f"method is the name of a method, not {method!r}")
     parts = parts_of(method)
     merged: dict[str, Any] = {part: {} for part in PARTS}
     for layer in (_benchmark_defaults(benchmark, method, parts["learner"]), *layers):
@@ -161,9 +163,17 @@ def build(kind: type[T], values: Mapping[str, Any], where: str) -> T:
         if wanted.startswith("float") and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if wanted.startswith("tuple[float") and isinstance(value, tuple):
-            value = tuple(float(item) for item in value)
+            value = tuple(float(item) if isinstance(item, int) else item for item in value)
+        if value == "none" and "None" in wanted:
+            value = None
         plain = {"int": int, "float": float, "bool": bool, "str": str}.get(wanted)
-        if plain is not None and (not isinstance(value, plain) or (plain is int and isinstance(value, bool))):
+        wrong = plain is not None and (not isinstance(value, plain) or (plain is int and isinstance(value, bool)))
+        inside = {"tuple[int, ...]": int, "tuple[float, ...]": float}.get(wanted)
+        if inside is not None and not (isinstance(value, tuple) and all(type(item) is inside for item in value)):
+            wrong = True
+        if wanted == "str | None" and not (value is None or isinstance(value, str)):
+            wrong = True
+        if wrong:
             raise OptionError(f"{name} in {where} must be of type {wanted}, not {value!r}")
         given[name] = value
     return kind(**given)
@@ -179,6 +189,8 @@ def parse_setting(text: str, method: str = "frcl") -> dict[str, Any]:
         return {part: {key: _literal(value)}}
     if part in PLAIN:
         return {part: _literal(value)}
+    if part == "seed":
+        raise OptionError("the seed of a learner is that of the run: set seeds, as in --seeds 10 or --set seeds=[3]")
     parts = {owner: [f.name for f in fields(options)] for owner, options in parts_of(method).items()}
     owners = [owner for owner, names in parts.items() if part in names]
     if not owners:
@@ -204,13 +216,16 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def to_toml(config: Config) -> str:
-    """The resolved configuration as a TOML file; options that are None are left out."""
+    """The resolved configuration as a TOML file; TOML has no null, so "none" stands for it."""
     values = to_dict(config)
-    lines = [f"{name} = {json.dumps(values[name])}" for name in PLAIN if values[name] is not None]
+    lines = [_line(name, values[name]) for name in PLAIN]
     for part in PARTS:
-        lines += ["", f"[{part}]"]
-        lines += [f"{key} = {json.dumps(value)}" for key, value in values[part].items() if value is not None]
+        lines += ["", f"[{part}]", *(_line(key, value) for key, value in values[part].items())]
     return "\n".join(lines) + "\n"
+
+
+def _line(name: str, value: Any) -> str:
+    return f"{name} = {json.dumps('none' if value is None else value)}"
 
 
 def read_toml(path: Path) -> dict[str, Any]:

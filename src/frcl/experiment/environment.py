@@ -48,6 +48,8 @@ def check_device(device: str) -> torch.device:
         found = torch.device(device)
     except RuntimeError as error:
         raise OptionError(f"unknown device {device!r}; use cpu, cuda or cuda:0") from error
+    if found.type not in ("cpu", "cuda"):
+        raise OptionError(f"unknown device {device!r}; use cpu, cuda or cuda:0")
     if found.type == "cuda" and not torch.cuda.is_available():
         raise OptionError("device cuda was asked for, but torch finds no CUDA device here; use --device cpu")
     return found

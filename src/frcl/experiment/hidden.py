@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from frcl.benchmarks.tasks import Benchmark, Split, Task
 from frcl.errors import DataError
@@ -25,6 +26,7 @@ class Anonymous:
     """A benchmark whose labels are 0..C−1 in every task, so that a label does not give away its task."""
 
     inner: Benchmark
+    _labels: dict[int, Tensor] = field(default_factory=dict)  # of each task asked for so far
 
     @property
     def name(self) -> str:
@@ -50,10 +52,12 @@ class Anonymous:
         return self._numbered(number, self.inner.test_split(number))
 
     def _numbered(self, number: int, split: Split) -> Split:
-        values = self.inner.test_split(number).y.unique()
-        if values.is_floating_point():
-            raise DataError("hidden boundaries are for classification; these tasks have real targets")
-        return Split(split.x, torch.searchsorted(values, split.y))
+        if number not in self._labels:
+            labels = self.inner.task(number).train.y.unique()
+            if labels.is_floating_point():
+                raise DataError("hidden boundaries are for classification; these tasks have real targets")
+            self._labels[number] = labels
+        return Split(split.x, torch.searchsorted(self._labels[number], split.y))
 
 
 def stream_labels(benchmark: Benchmark) -> list[int]:

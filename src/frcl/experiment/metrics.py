@@ -30,16 +30,9 @@ class AccuracyMatrix:
     def at(self, *, after: int, on: int) -> float:
         return self._rows[after][on]
 
-    @property
-    def complete(self) -> bool:
-        return len(self._rows) == self.tasks
-
     def to_json(self) -> list[list[float | None]]:
         """Rows "after", columns "on", None where a task had not been learned yet."""
         return [[*row, *[None] * (self.tasks - len(row))] for row in self._rows]
-
-    def rows(self) -> list[list[float]]:
-        return [list(row) for row in self._rows]
 
     def average(self) -> float:
         """Mean of the last row: accuracy over all tasks, after the last."""

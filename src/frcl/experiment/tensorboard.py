@@ -36,6 +36,9 @@ class TensorBoard:
         self._writer(seed).add_scalar("accuracy/average", sum(row) / len(row), task)
 
     def end(self, result: dict[str, Any]) -> None:
+        self.close()
+
+    def close(self) -> None:
         for writer in self._writers.values():
             writer.close()
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from frcl.boundary import BoundaryDetector
 from frcl.engine import Optimiser, Params, leaf
-from frcl.errors import CheckpointError, OptionError
+from frcl.errors import CheckpointError, FrclError, OptionError
 from frcl.learners.current import CurrentTask, Declared, LearnerState
-from frcl.learners.objective import THETA, Memory, Objective
+from frcl.learners.objective import THETA, Memory, Objective, posterior_of
 from frcl.learners.options import FRCLOptions, changed
 from frcl.learners.records import Summary
 from frcl.learners.targets import Label, TargetSpec
@@ -37,6 +37,8 @@ def pack(
         "device": _device(net).type,
         "version": state.version,
         "input_shape": None if state.input_shape is None else list(state.input_shape),
+        "input_floating": state.input_floating,
+        "trained": [name for name, p in net.named_parameters() if p.requires_grad],
         "declared": asdict(state.declared) if state.declared else None,
         "past": [_summary_meta(summary) for summary in state.past],
         "current": _current_meta(state.current) if state.current else None,
@@ -87,19 +89,25 @@ def unpack(
             bank=make_bank([s.Z for s in past], [s.belief for s in past]) if past else None,
             declared=_declared(meta["declared"]),
             input_shape=None if meta["input_shape"] is None else tuple(meta["input_shape"]),
+            input_floating=meta["input_floating"],
             version=meta["version"],
         )
+        trained = set(meta["trained"])
         if meta["current"] is not None:
             pieces = _under(tensors, "current/")
-            restored.current = _current_from(meta["current"], pieces, restored, net, options)
+            restored.current = _current_from(meta["current"], pieces, restored, net, options, trained)
         watch = None
         if detector is not None:
             count = sum(name.startswith("detector/") for name in tensors)
             reference = [tensors[f"detector/{i}"] for i in range(count)]
             watch = {**meta["detector_counters"], "reference": reference}
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
+    except CheckpointError:
+        raise
+    except (KeyError, TypeError, IndexError, AttributeError, RuntimeError, ValueError, FrclError) as error:
         raise CheckpointError(f"the state is incomplete, or not one made by state_dict(): {error!r}") from error
     net.load_state_dict(network)
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_(name in trained)
     if detector is not None and watch is not None:
         detector.load_state_dict(watch)
     return restored
@@ -212,12 +220,20 @@ def _current_tensors(current: CurrentTask) -> Tensors:
 
 
 def _current_from(
-    data: dict[str, Any], pieces: Tensors, state: LearnerState, net: nn.Module, options: FRCLOptions
+    data: dict[str, Any],
+    pieces: Tensors,
+    state: LearnerState,
+    net: nn.Module,
+    options: FRCLOptions,
+    trained: set[str],
 ) -> CurrentTask:
     device = _device(net)
     target = TargetSpec.from_json(data["target"])
-    params: Params = {THETA + name: p for name, p in net.named_parameters() if p.requires_grad}
+    params: Params = {THETA + name: p for name, p in net.named_parameters() if name in trained}
     params |= {name: leaf(value.to(device)) for name, value in _under(pieces, "params/").items()}
+    q = posterior_of(params)
+    if q.mean.shape[:1] != (target.functions,) or q.factor.shape != (*q.mean.shape, q.mean.shape[-1]):
+        raise CheckpointError("the posterior of the current task does not have the shape that its targets need")
     optimiser = Optimiser(params, options.rate)
     optimiser.restore(_under(pieces, "adam/"))
     window = None if data["window_seen"] is None else Window(options.window)

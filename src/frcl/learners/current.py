@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
 
 from frcl.engine import Optimiser, Params
 from frcl.learners.objective import Memory, Objective
@@ -22,6 +25,15 @@ class Declared:
     size: int | None = None
 
 
+@dataclass(frozen=True)
+class Before:
+    """A state to go back to when a minibatch turns out to be unusable."""
+
+    state: LearnerState
+    streams: dict[str, Tensor]
+    detector: dict[str, Any] | None
+
+
 @dataclass
 class CurrentTask:
     """The task being learned: everything that is dropped or turned into a summary when it ends."""
@@ -32,7 +44,7 @@ class CurrentTask:
     optimiser: Optimiser
     memory: Memory
     window: Window | None = None  # observe() keeps a sample of the data here; fit() has the data at hand
-    data_mark: list[float] | None = None  # fit(): which data it was called with
+    data_mark: str | None = None  # fit(): which data it was called with
     step: int = 0
 
 
@@ -46,10 +58,11 @@ class LearnerState:
     current: CurrentTask | None = None
     declared: Declared | None = None
     input_shape: tuple[int, ...] | None = None
+    input_floating: bool | None = None  # whether inputs are floats, once one was seen
     version: int = 0  # of θ: a step makes it one more
 
     def keep(self, summary: Summary) -> None:
         """The current task is over; its summary is all that stays."""
-        self.past.append(summary)
-        self.bank = make_bank([s.Z for s in self.past], [s.belief for s in self.past])
-        self.current = None
+        past = [*self.past, summary]
+        bank = make_bank([s.Z for s in past], [s.belief for s in past])
+        self.past, self.bank, self.current = past, bank, None

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from frcl.boundary import BoundaryDetector, Decision
-from frcl.errors import OptionError, TaskError
-from frcl.features import check_network
+from frcl.errors import DataError, FrclError, NumericalError, OptionError, TaskError
+from frcl.features import check_network, network_failures
 from frcl.files import load_state, save_state
 from frcl.learners import checkpoint
-from frcl.learners.current import CurrentTask, Declared, LearnerState
-from frcl.learners.inputs import check_lengths, checked_inputs, data_mark
+from frcl.learners.current import Before, CurrentTask, Declared, LearnerState
+from frcl.learners.inputs import check_lengths, checked_inputs, checked_size, data_mark
 from frcl.learners.lifecycle import CHUNK, Model, check_enough, check_opening, open_task, summarise
 from frcl.learners.objective import LIKELIHOOD, Noise, Terms, part
 from frcl.learners.options import FRCLOptions, changed
 from frcl.learners.records import Prediction, StepLog, Summary
-from frcl.learners.targets import Label, TargetSpec, infer_spec
+from frcl.learners.targets import Label, TargetSpec, check_likelihood, infer_spec, plain_labels
 from frcl.learners.window import Window
 from frcl.posterior import Moments
 from frcl.regularisers.functional import sample_tasks
@@ -60,7 +62,7 @@ class FRCL:
         self.device = first.device if device is None else torch.device(device)
         self.net = copy.deepcopy(net).to(self.device)
         self.detector = copy.deepcopy(detector)
-        self.labels = None if labels is None else tuple(labels)
+        self.labels = plain_labels(labels)
         self._model = Model(self.net, self.options, self.dtype, self.device)
         self._state = LearnerState(Streams(self.options.seed, self.device))
         self._heads: dict[int, tuple[int, Head]] = {}  # by task: the version of θ it was made for, the head
@@ -85,23 +87,27 @@ class FRCL:
         """
         inputs = self._inputs(x, y)
         current = self._state.current
+        begins = current is None
         if current is None:
-            target = infer_spec(y, self.options, self.labels, likelihood)
+            declared = self._state.declared or Declared()
+            target = self._declared_spec(y, likelihood)
             encoded = target.encode(y, self.device, self.dtype)
             check_enough(self._model, target, len(inputs))
-            current = self._open(target, _size(size, len(inputs)), inputs, encoded)
-            current.data_mark = data_mark(inputs)
-        elif current.data_mark != data_mark(inputs):
-            raise TaskError(
-                f"task {len(self._state.past)} is still open: finish it with end_task(), "
-                "or with fit() on the data it began with"
-            )
+            N = checked_size(declared.size if size is None else size, len(inputs))
+            before = self._before()
+            current = self._open(target, N, inputs, encoded)
+            current.data_mark = data_mark(inputs, encoded, likelihood, size)
         else:
-            encoded = current.target.encode(y, self.device, self.dtype)
+            encoded = self._continued(current, inputs, y, likelihood, size)
         shape, stream = (self.options.batch_size,), self._state.streams["batches"]
         while current.step < self.options.steps:
             index = torch.randint(len(inputs), shape, generator=stream, device=self.device)
-            terms = self._step(current, inputs[index], encoded[index])
+            try:
+                terms = self._step(current, inputs[index], encoded[index])
+            except FrclError:
+                if begins and current.step == 0:
+                    self._put_back(before)
+                raise
             if on_step is not None:
                 on_step(self._log(current, terms))
         return self._close(current, inputs, encoded)
@@ -115,9 +121,11 @@ class FRCL:
         """
         if self._state.current is not None:
             raise TaskError(f"task {len(self._state.past)} is still open; call end_task() first")
-        self._state.declared = Declared(
-            None if labels is None else tuple(labels), likelihood, _size(size, self.options.task_size)
-        )
+        if likelihood is not None:
+            check_likelihood(likelihood)
+        if size is not None:
+            checked_size(size, size)
+        self._state.declared = Declared(plain_labels(labels), likelihood, size)
 
     def observe(self, x: Any, y: Any) -> StepLog:
         """Learn from one minibatch of a stream (Algorithm 1): test for a boundary, then one gradient step.
@@ -126,17 +134,22 @@ class FRCL:
         """
         inputs = self._inputs(x, y)
         decision = Decision(False, float("nan"))
+        before = self._before()
         current = self._state.current
-        if current is None:
-            target = self._declared_spec(y)
-            encoded = target.encode(y, self.device, self.dtype)
-            current = self._open_stream(target, inputs, encoded)
-        elif self.detector is None:
-            encoded = current.target.encode(y, self.device, self.dtype)
-        else:
-            decision, encoded, current = self._watch(current, inputs, y)
-        window = self._window(current)
-        terms = self._step(current, inputs, encoded)
+        try:
+            if current is None:
+                target = self._declared_spec(y)
+                encoded = target.encode(y, self.device, self.dtype)
+                current = self._open_stream(target, inputs, encoded)
+            elif self.detector is None:
+                encoded = current.target.encode(y, self.device, self.dtype)
+            else:
+                decision, encoded, current = self._watch(current, inputs, y)
+            window = self._window(current)
+            terms = self._step(current, inputs, encoded)
+        except Exception:
+            self._put_back(before)
+            raise
         window.add(inputs, encoded, self._state.streams["window"])
         log = self._log(current, terms)
         return replace(log, boundary=decision.boundary, statistic=decision.statistic)
@@ -150,6 +163,14 @@ class FRCL:
         if self.detector is not None:
             self.detector.reset()
         return summary
+
+    def abandon_task(self) -> None:
+        """Drop the task that is open, with what was learned for it alone; the network stays as it is now."""
+        if self._state.current is None:
+            raise TaskError("no task is open")
+        self._state.current = None
+        if self.detector is not None:
+            self.detector.reset()
 
     # -- prediction -------------------------------------------------------------------------------------
 
@@ -165,9 +186,11 @@ class FRCL:
         owner = self._state.past[number] if number < len(self._state.past) else self._state.current
         assert owner is not None
         target = owner.target
-        with torch.no_grad():
+        with torch.no_grad(), network_failures():
             pieces = [self._moments(number, rows) for rows in inputs.split(CHUNK)]
             mean, variance = (torch.cat(values) for values in zip(*pieces, strict=True))
+            if not bool(mean.isfinite().all() & variance.isfinite().all()):
+                raise NumericalError("the features of these inputs are too large to predict from; scale the inputs")
             if target.labels is None:
                 params = owner.likelihood_params if isinstance(owner, Summary) else part(owner.params, LIKELIHOOD)
                 return Prediction(mean, variance, None, None, None, params["log_noise"].exp())
@@ -224,7 +247,8 @@ class FRCL:
             ),
             tasks=sample_tasks(len(self._state.past), self.options.past_tasks_per_step, streams["past"]),
         )
-        terms = current.objective(current.params, current.memory, (x, y), noise)
+        with network_failures():
+            terms = current.objective(current.params, current.memory, (x, y), noise)
         check = self.device.type == "cpu" or current.step % CUDA_CHECK_EVERY == 0
         current.optimiser.step(terms.loss, check=check)
         current.step += 1
@@ -239,37 +263,61 @@ class FRCL:
         """Ask the detector about a minibatch; at a boundary end the task and open the next one with it."""
         assert self.detector is not None
         window = self._window(current)
-        before = self.detector.state_dict()
-        try:
-            with torch.no_grad():
-                scores = current.objective.surprise(current.params, current.memory, x)
-            decision = self.detector.update(scores, allow=len(window) >= self._model.points(current.target))
-            target = self._declared_spec(y) if decision.boundary else current.target
-            encoded = target.encode(y, self.device, self.dtype)
-            if decision.boundary:
-                check_opening(self._model, target, x)
-        except BaseException:
-            self.detector.load_state_dict(before)
-            raise
+        with torch.no_grad(), network_failures():
+            scores = current.objective.surprise(current.params, current.memory, x)
+        if not bool(scores.isfinite().all()):
+            raise NumericalError("the features of these inputs are too large to be scored; scale the inputs")
+        decision = self.detector.update(scores, allow=len(window) >= self._model.points(current.target))
+        target = self._declared_spec(y) if decision.boundary else current.target
+        encoded = target.encode(y, self.device, self.dtype)
         if decision.boundary:
+            self._check_window(target)
+            check_opening(self._model, target, x)
             self._close(current, *window.data())
             current = self._open_stream(target, x, encoded)
         return decision, encoded, current
 
+    def _before(self) -> Before:
+        """What a minibatch may change before its step is taken."""
+        watch = None if self.detector is None else self.detector.state_dict()
+        return Before(copy.copy(self._state), self._state.streams.state(), watch)
+
+    def _put_back(self, before: Before) -> None:
+        self._state = before.state
+        self._state.streams.restore(before.streams)
+        if self.detector is not None and before.detector is not None:
+            self.detector.load_state_dict(before.detector)
+
     # -- beginning and end of a task ----------------------------------------------------------------------
 
-    def _declared_spec(self, y: Any) -> TargetSpec:
+    def _declared_spec(self, y: Any, likelihood: str | None = None) -> TargetSpec:
         declared = self._state.declared or Declared()
         labels = self.labels if declared.labels is None else declared.labels
-        return infer_spec(y, self.options, labels, declared.likelihood)
+        return infer_spec(y, self.options, labels, likelihood or declared.likelihood)
 
-    def _open_stream(self, target: TargetSpec, x: Tensor, y: Tensor) -> CurrentTask:
+    def _continued(self, current: CurrentTask, x: Tensor, y: Any, likelihood: str | None, size: int | None) -> Tensor:
+        """The targets of a task that fit() goes on with; any other data is refused."""
+        number = len(self._state.past)
+        if current.data_mark is None:
+            raise TaskError(f"task {number} is still open: end_task() ends what observe() began")
+        with contextlib.suppress(DataError):
+            encoded = current.target.encode(y, self.device, self.dtype)
+            if current.data_mark == data_mark(x, encoded, likelihood, size):
+                return encoded
+        raise TaskError(
+            f"task {number} is still open: call fit() exactly as it began, or drop the task with abandon_task()"
+        )
+
+    def _check_window(self, target: TargetSpec) -> None:
         if self._model.points(target) > self.options.window:
             raise OptionError(
                 f"{self._model.points(target)} points cannot be chosen from a window of {self.options.window} examples"
             )
+
+    def _open_stream(self, target: TargetSpec, x: Tensor, y: Tensor) -> CurrentTask:
+        self._check_window(target)
         declared = self._state.declared or Declared()
-        current = self._open(target, _size(declared.size, self.options.task_size), x, y)
+        current = self._open(target, checked_size(declared.size, self.options.task_size), x, y)
         current.window = Window(self.options.window)
         return current
 
@@ -277,7 +325,7 @@ class FRCL:
         state = self._state
         state.current = open_task(self._model, target, size, state.bank, x, y, state.streams["selection"])
         state.declared = None
-        state.input_shape = tuple(x.shape[1:])
+        state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
         return state.current
 
     def _close(self, current: CurrentTask, x: Tensor, y: Tensor) -> Summary:
@@ -299,18 +347,20 @@ class FRCL:
 
     def _head(self, number: int) -> Head:
         """The head of a past task, made anew when θ has moved since."""
+        version = self._state.version + sum(p._version for p in self.net.parameters())  # also if moved from outside
         cached = self._heads.get(number)
-        if cached is None or cached[0] != self._state.version:
+        if cached is None or cached[0] != version:
             summary = self._state.past[number]
             Phi_z = self.options.prior_deviation * self._model.features(summary.Z)
-            cached = (self._state.version, make_head(Phi_z, summary.belief))
+            cached = (version, make_head(Phi_z, summary.belief))
             self._heads[number] = cached
         return cached[1]
 
     # -- the border -----------------------------------------------------------------------------------------
 
     def _inputs(self, x: Any, y: Any | None = None) -> Tensor:
-        inputs = checked_inputs(x, self._state.input_shape, self.dtype, self.device)
+        state = self._state
+        inputs = checked_inputs(x, state.input_shape, self.dtype, self.device, state.input_floating)
         if y is not None:
             check_lengths(inputs, y)
         return inputs
@@ -318,7 +368,8 @@ class FRCL:
     def _window(self, current: CurrentTask) -> Window:
         if current.window is None:
             raise TaskError(
-                f"task {len(self._state.past)} was opened by fit(); finish it with fit() on the data it began with"
+                f"task {len(self._state.past)} was opened by fit(): go on by calling it exactly as it began, or drop "
+                "the task with abandon_task()"
             )
         return current.window
 
@@ -328,18 +379,11 @@ class FRCL:
             raise TaskError("nothing has been learned yet; call fit() or observe() first")
         if task is None:
             return count - 1
+        if not isinstance(task, int | np.integer) or isinstance(task, bool):
+            raise TaskError(f"a task is named by its number, 0 to {count - 1}; got {task!r}")
         if not 0 <= task < count:
             raise TaskError(f"unknown task {task}; tasks 0 to {count - 1} have been learned")
-        return task
-
-
-def _size(given: int | None, otherwise: int) -> int:
-    """N as given, or what it is otherwise."""
-    if given is None:
-        return otherwise
-    if given < 1:
-        raise OptionError(f"size is the number of examples of the task, at least 1; got {given}")
-    return given
+        return int(task)
 
 
 def load(path: str | Path, net: nn.Module, *, device: str | torch.device | None = None) -> FRCL:

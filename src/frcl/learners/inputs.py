@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from frcl.errors import DataError
+from frcl.errors import DataError, OptionError
 
 
-def checked_inputs(x: Any, shape: tuple[int, ...] | None, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """x [n, ...] on the device; floats in `dtype`, integers as they are; each of `shape` where that is known."""
-    tensor = x if isinstance(x, Tensor) else _tensor(x)
+def checked_inputs(
+    x: Any,
+    shape: tuple[int, ...] | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    floating: bool | None = None,
+) -> Tensor:
+    """x [n, ...] on the device; floats in `dtype`, integers as they are.
+
+    Each input is of `shape`, and the inputs are floats or not as `floating` says, where these are known.
+    """
+    tensor = x.detach() if isinstance(x, Tensor) else torch.as_tensor(numeric_array(x, "inputs"))
+    if tensor.is_sparse or tensor.layout != torch.strided:
+        raise DataError("inputs are a sparse tensor; expected a dense one: call .to_dense()")
     if tensor.ndim < 2 or len(tensor) == 0:
         raise DataError(
             "inputs must be [examples, ...] with at least one example and one more dimension; "
@@ -25,29 +37,55 @@ def checked_inputs(x: Any, shape: tuple[int, ...] | None, dtype: torch.dtype, de
         )
     if tensor.is_complex():
         raise DataError("inputs are complex; expected real numbers")
+    if floating is not None and tensor.is_floating_point() != floating:
+        raise DataError(f"inputs are {tensor.dtype}; earlier ones were {'floats' if floating else 'integers'}")
     if tensor.is_floating_point():
         tensor = tensor.to(dtype)
         if not bool(tensor.isfinite().all()):
             raise DataError("inputs contain NaN or infinite values; remove or replace them first")
-    return tensor.detach().to(device)
+    return tensor.to(device)
+
+
+def numeric_array(values: Any, what: str) -> np.ndarray[Any, np.dtype[Any]]:
+    """Anything like an array as one that torch can take: contiguous, native, of a plain numeric type."""
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise DataError(f"{what} are not a regular array: {error}") from error
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"{what} of type {array.dtype} are not supported; expected numbers")
+    plain = np.float64 if array.dtype.kind == "f" and array.dtype.itemsize > 8 else array.dtype.newbyteorder("=")
+    return np.ascontiguousarray(array, dtype=plain)
 
 
 def check_lengths(x: Tensor, y: Any) -> None:
     """One target per input."""
-    shape = tuple(y.shape) if isinstance(y, Tensor) else np.shape(y)
+    try:
+        shape = tuple(y.shape) if isinstance(y, Tensor) else np.shape(y)
+    except ValueError as error:
+        raise DataError(f"targets are not a regular array: {error}") from error
     count = shape[0] if shape else 0
     if count != len(x):
         raise DataError(f"{len(x)} inputs but {count} targets; give one target per input")
 
 
-def data_mark(x: Tensor) -> list[float]:
-    """A few numbers that tell one data set from another."""
-    values = x.double()
-    return [float(len(x)), float(values.sum()), float(values.square().sum())]
+def checked_size(given: int | None, otherwise: int) -> int:
+    """N as given, or what it is otherwise."""
+    if given is None:
+        return otherwise
+    if given < 1:
+        raise OptionError(f"size is the number of examples of the task, at least 1; got {given}")
+    return given
 
 
-def _tensor(x: Any) -> Tensor:
-    array = np.asarray(x)
-    if array.dtype.kind not in "biuf":
-        raise DataError(f"inputs of type {array.dtype} are not supported; expected numbers")
-    return torch.as_tensor(array)
+def data_mark(x: Tensor, *rest: object) -> str:
+    """A digest that tells one data set from another: the bytes of tensors, the text of everything else."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (x, *rest):
+        if isinstance(part, Tensor):
+            digest.update(f"{part.dtype}{tuple(part.shape)}".encode())
+            for rows in part.split(1024):
+                digest.update(rows.contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes())
+        else:
+            digest.update(repr(part).encode())
+    return digest.hexdigest()

@@ -124,7 +124,7 @@ def summarise(model: Model, current: CurrentTask, x: Tensor, y: Tensor, generato
     else:
         check_enough(model, current.target, len(x))
         Phi = model.features(x)
-        found = _choose(model, current.target, q, learned, Phi, y, generator)
+        found = _choose(model, current.target, q, learned, Phi, y, current.memory.N, generator)
         rows = found.index.to(model.device)
         Z, before, after = x[rows], found.before, found.after
         belief = belief_from_weights(q, Phi[rows], model.options.noise)
@@ -146,13 +146,15 @@ def _choose(
     params: Params,
     Phi: Tensor,
     y: Tensor,
+    size: float,
     generator: torch.Generator,
 ) -> Selected:
     options = model.options
     if not options.recipe.is_supervised:
         return _choose_by_inputs(model, target, Phi, y, generator)
     noise_mc = model.predictive_noise(target)
-    task = TaskData(Phi, y, q, target.likelihood, params, options.prior_deviation, options.noise, noise_mc)
+    scale = options.prior_deviation
+    task = TaskData(Phi, y, q, target.likelihood, params, scale, options.noise, noise_mc, size)
     classes = _start_classes(model, target, y)
     return select_by_targets(task, model.points(target), options.recipe, generator, classes)
 

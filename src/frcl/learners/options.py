@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from frcl.errors import OptionError
 from frcl.selection import Criterion, Recipe, Search, Start
 
@@ -69,6 +71,8 @@ class FRCLOptions:
             value = getattr(self, name)
             if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
                 raise OptionError(f"{name} must be a positive number, not {value!r}")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
+            raise OptionError(f"seed must be a whole number, not negative; got {self.seed!r}")
         if self.search == "greedy" and self.selection != "trace":
             raise OptionError(f'search="greedy" is for selection="trace", not for {self.selection!r}')
         if self.inference == "function" and self.selection not in ("random", "trace"):
@@ -112,4 +116,5 @@ def changed(options: FRCLOptions, changes: dict[str, Any]) -> FRCLOptions:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
             raise OptionError(f"unknown option {name!r}{hint}")
-    return replace(options, **changes)
+    plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in changes.items()}
+    return replace(options, **plain)

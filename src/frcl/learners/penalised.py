@@ -62,7 +62,7 @@ class Penalised:
         self._shape: tuple[int, ...] | None = None
         self._optimiser: Optimiser | None = None  # while a task is being learned
         self._step = 0
-        self._mark: list[float] = []
+        self._mark = ""
         self._N = 0.0
 
     # -- learning -----------------------------------------------------------------------------------------

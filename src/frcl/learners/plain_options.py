@@ -136,9 +136,9 @@ class ProgressiveOptions(TrainingOptions):
 class PnCOptions(TrainingOptions):
     """Progress & compress: an active column learns, then is distilled into the knowledge base (online EWC)."""
 
-    compress_steps: int = 1000
-    strength: float = 1.0  # of the online EWC penalty while compressing
-    decay: float = 1.0
-    temperature: float = 1.0
+    compress_steps: int = 1000  # steps of distillation after the `steps` of the active column
+    strength: float = 10.0  # of the online EWC penalty while compressing; 10 and 100 did best on the digits
+    decay: float = 1.0  # γ: what remains of the old Fisher information when a task is added
+    temperature: float = 1.0  # τ of the distillation
     fisher: FisherMode = "exact"
     fisher_examples: int = 2000

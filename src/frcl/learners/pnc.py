@@ -69,7 +69,7 @@ class ProgressAndCompress:
         self._shape: tuple[int, ...] | None = None
         self._optimiser: Optimiser | None = None  # of the phase that the next step belongs to
         self._step = 0
-        self._mark: list[float] = []
+        self._mark = ""
         self._N = 0.0
 
     # -- learning -----------------------------------------------------------------------------------------

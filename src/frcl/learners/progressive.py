@@ -58,7 +58,7 @@ class Progressive:
         self._shape: tuple[int, ...] | None = None
         self._optimiser: Optimiser | None = None  # while a task is being learned
         self._step = 0
-        self._mark: list[float] = []
+        self._mark = ""
 
     # -- learning -----------------------------------------------------------------------------------------
 

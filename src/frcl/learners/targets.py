@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from frcl.errors import DataError, LabelError
-from frcl.learners.options import FRCLOptions
+from frcl.errors import DataError, LabelError, OptionError
+from frcl.learners.inputs import numeric_array
+from frcl.learners.options import FRCLOptions, LikelihoodName
 from frcl.likelihoods import Bernoulli, Gaussian, Likelihood, RobustMax, Softmax, likelihood_from
 
 Label = int | str
@@ -35,7 +36,7 @@ class TargetSpec:
         """Targets as the likelihood wants them: classes [N] (int64), or [N, C] floats for regression."""
         values = as_values(y)
         if self.labels is None:
-            return _regression_targets(values, self.functions).to(device, dtype)
+            return _regression_targets(values, self.functions, dtype).to(device)
         known = np.array(self.labels)
         if isinstance(values, Tensor):
             if values.is_floating_point():
@@ -78,13 +79,22 @@ class TargetSpec:
 def as_values(y: Any) -> Tensor | Labels:
     """Targets as given by a user: integers and floats as a tensor, strings as an array."""
     if isinstance(y, Tensor):
-        return y.long() if y.dtype == torch.bool else y
-    array = np.asarray(y)
+        if y.is_complex():
+            raise DataError("targets are complex; use integers, strings or real numbers")
+        return y.detach() if y.is_floating_point() else y.detach().long()
+    try:
+        array = np.asarray(y)
+    except ValueError as error:
+        raise DataError(f"targets are not a regular array: {error}") from error
+    if array.dtype.kind == "O" and all(isinstance(value, str) for value in array.flat):
+        array = array.astype(str)
     match array.dtype.kind:
+        case "u" if array.size and int(array.max()) > np.iinfo(np.int64).max:
+            raise LabelError(f"label {int(array.max())} does not fit a 64-bit integer; use smaller numbers or strings")
         case "b" | "i" | "u":
             return torch.as_tensor(array.astype(np.int64))
         case "f":
-            return torch.as_tensor(array)
+            return torch.as_tensor(numeric_array(array, "targets"))
         case "U":
             return array
         case _:
@@ -96,6 +106,7 @@ def infer_spec(
 ) -> TargetSpec:
     """Which likelihood and labels a task has, from its targets and what the user declared."""
     kind = likelihood or options.likelihood
+    check_likelihood(kind)
     values = as_values(y)
     looks_real = isinstance(values, Tensor) and values.is_floating_point()
     if kind == "gaussian" or (kind == "auto" and looks_real and labels is None):
@@ -105,12 +116,28 @@ def infer_spec(
     return classification_spec(_distinct(values) if labels is None else labels, kind, options)
 
 
+def check_likelihood(name: str) -> None:
+    """Refuse a likelihood that there is not."""
+    if name not in get_args(LikelihoodName):
+        raise OptionError(f"unknown likelihood {name!r}; choose one of {', '.join(get_args(LikelihoodName))}")
+
+
+def plain_labels(labels: Sequence[Any] | None) -> tuple[Label, ...] | None:
+    """Labels as declared by a user, as plain integers or strings."""
+    if labels is None:
+        return None
+    plain = tuple(label.item() if isinstance(label, np.generic | Tensor) else label for label in labels)
+    kinds = {str if isinstance(label, str) else int if isinstance(label, int) else type(label) for label in plain}
+    if kinds not in ({int}, {str}):
+        raise LabelError("labels must be all integers or all strings")
+    if len(set(plain)) < 2:
+        raise LabelError(f"a classification task needs at least two classes; got labels {list(plain)}")
+    return tuple(label if isinstance(label, str) else int(label) for label in plain)
+
+
 def classification_spec(labels: Sequence[Label], kind: str, options: FRCLOptions) -> TargetSpec:
     """The specification of a classification task with these labels."""
-    plain: list[Any] = [label.item() if isinstance(label, np.generic | Tensor) else label for label in labels]
-    if not all(isinstance(label, int | str) for label in plain) or len({type(p) for p in plain}) > 1:
-        raise LabelError("labels must be all integers or all strings")
-    values = tuple(sorted(set(plain)))
+    values = tuple(sorted(set(labels)))
     if len(values) < 2:
         raise LabelError(
             f"a classification task needs at least two classes; got {_show(values)}. For a stream, declare the "
@@ -141,18 +168,21 @@ def _regression_spec(values: Tensor | Labels, options: FRCLOptions, *, sure: boo
                 'Convert them to integers for classification, or say likelihood="gaussian" for regression.'
             )
     outputs = 1 if values.ndim == 1 else values.shape[-1]
+    if outputs == 0:
+        raise DataError(f"targets of shape {tuple(values.shape)} have no outputs")
     return TargetSpec(Gaussian(options.initial_target_noise), outputs, None)
 
 
-def _regression_targets(values: Tensor | Labels, outputs: int) -> Tensor:
+def _regression_targets(values: Tensor | Labels, outputs: int, dtype: torch.dtype) -> Tensor:
     if not isinstance(values, Tensor):
         raise DataError("regression needs numbers as targets; got strings")
     if values.ndim == 1:
         values = values[:, None]
     if values.ndim != 2 or values.shape[1] != outputs:
         raise DataError(f"targets must be [N, {outputs}] for this task; got shape {tuple(values.shape)}")
+    values = values.to(dtype)
     if not bool(values.isfinite().all()):
-        raise DataError("targets contain NaN or infinite values; remove or replace them first")
+        raise DataError(f"targets contain values that are NaN or infinite in {dtype}; remove or rescale them first")
     return values
 
 

@@ -8,14 +8,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from frcl.summary import FunctionBelief, PriorKL, pad_to, prior_kl, prior_kl_terms, stack_terms
+from frcl.summary import FunctionBelief, PriorKL, prior_kl, prior_kl_terms, stack_terms
 
 
 class Bank(NamedTuple):
-    """All past summaries in one block: inducing inputs Z [T, M, ...], padded, and the terms of their KL."""
+    """All past summaries in one block: inducing inputs Z [T, M, ...], padded, and the terms of their KL.
+
+    Padding repeats a task's own first input, since a network may not take an input made up of zeros; what stands there
+    is masked out. `smallest` is the fewest points that a task has.
+    """
 
     Z: Tensor
     terms: PriorKL
+    smallest: int
 
     @property
     def tasks(self) -> int:
@@ -26,7 +31,8 @@ def make_bank(inputs: Sequence[Tensor], beliefs: Sequence[FunctionBelief]) -> Ba
     """Stack the summaries of all past tasks; tasks with fewer points are padded, which changes no value."""
     terms = stack_terms([prior_kl_terms(belief) for belief in beliefs])
     M = terms.mask.shape[1]
-    return Bank(torch.cat([pad_to(Z[None], (M,)) for Z in inputs]), terms)
+    padded = [torch.cat([Z, Z[:1].expand(M - len(Z), *Z.shape[1:])]) for Z in inputs]
+    return Bank(torch.stack(padded), terms, min(len(Z) for Z in inputs))
 
 
 def sample_tasks(tasks: int, at_most: int | None, generator: torch.Generator) -> Tensor | None:
@@ -38,7 +44,7 @@ def sample_tasks(tasks: int, at_most: int | None, generator: torch.Generator) ->
 
 def chosen(bank: Bank, index: Tensor | None) -> Bank:
     """The part of the bank that a step looks at."""
-    return bank if index is None else Bank(bank.Z[index], bank.terms.at(index))
+    return bank if index is None else Bank(bank.Z[index], bank.terms.at(index), bank.smallest)
 
 
 def functional_kl(Phi_z: Tensor, part: Bank, tasks: int) -> Tensor:
@@ -46,4 +52,4 @@ def functional_kl(Phi_z: Tensor, part: Bank, tasks: int) -> Tensor:
 
     Phi_z [|part|, M, K] are the features at part.Z, times σ_w.
     """
-    return prior_kl(Phi_z, part.terms).sum() * (tasks / part.tasks)
+    return prior_kl(Phi_z, part.terms, part.smallest).sum() * (tasks / part.tasks)

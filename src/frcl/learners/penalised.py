@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from frcl.engine import Optimiser, leaf
 from frcl.errors import TaskError
 from frcl.features import check_features, check_network
-from frcl.learners.inputs import check_lengths, checked_inputs, data_mark
+from frcl.learners.inputs import check_lengths, checked_inputs, checked_size, data_mark
 from frcl.learners.plain import (
     OnStep,
     check_fits,
@@ -71,7 +71,7 @@ class Penalised:
         """Learn one task; called again with the same data after an interruption, goes on where it stopped."""
         if self._optimiser is None:
             inputs, labels, spec = self.check(x, y)
-            self._open(spec, inputs, float(size or len(inputs)))
+            self._open(spec, inputs, float(checked_size(size, len(inputs))))
         else:
             inputs = checked_inputs(x, self._shape, self._dtype, self.device)
             check_lengths(inputs, y)

@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frcl.engine import Optimiser, leaf
-from frcl.errors import OptionError, TaskError
+from frcl.errors import TaskError
 from frcl.features import check_features
 from frcl.learners.columns import Columns, layered, moving
-from frcl.learners.inputs import check_lengths, checked_inputs, data_mark
+from frcl.learners.inputs import check_lengths, checked_inputs, checked_size, data_mark
 from frcl.learners.plain import (
     OnStep,
     Params,
@@ -82,17 +82,16 @@ class ProgressAndCompress:
         """
         inputs = checked_inputs(x, self._shape, self._dtype, self.device)
         check_lengths(inputs, y)
-        if size is not None and size < 1:
-            raise OptionError(f"size is the number of examples of the task, at least 1; got {size}")
+        N = float(checked_size(size, len(inputs)))
         if self._optimiser is None:
             spec = class_spec(y)
             labels = spec.encode(y, self.device, self._dtype)
-            self._open(spec, inputs, float(size or len(inputs)))
+            self._open(spec, inputs, N)
         else:
-            labels = self._specs[-1].encode(y, self.device, self._dtype)
             if self._mark != data_mark(inputs):
                 number = len(self._specs) - 1
                 raise TaskError(f"task {number} is still open: finish it with fit() on the data it began with")
+            labels = self._specs[-1].encode(y, self.device, self._dtype)
         self._learn(inputs, labels, on_step)
 
     def _open(self, spec: TargetSpec, x: Tensor, N: float) -> None:

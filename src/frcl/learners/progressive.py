@@ -74,10 +74,10 @@ class Progressive:
             labels = spec.encode(y, self.device, self._dtype)
             self._open(spec, inputs)
         else:
-            labels = self._specs[-1].encode(y, self.device, self._dtype)
             if self._mark != data_mark(inputs):
                 number = len(self._specs) - 1
                 raise TaskError(f"task {number} is still open: finish it with fit() on the data it began with")
+            labels = self._specs[-1].encode(y, self.device, self._dtype)
         options, task = self.options, len(self._specs) - 1
         for step, rows, targets in minibatches(
             inputs, labels, options.batch_size, self._step, options.steps, self._streams

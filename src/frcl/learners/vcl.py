@@ -75,7 +75,7 @@ class OpenTask:
     prior: MeanField  # of the same weights
     left_out: Tensor  # rows of the data that are the coreset
     N: float  # examples that are trained on
-    mark: list[float]
+    mark: str
     step: int = 0
 
 
@@ -208,7 +208,7 @@ class VCL:
         options, (x, y) = self.options, self._coresets[task]
         generator = fork(options.seed, f"coreset/{task}", self.device)
         moving = MeanField(*({name: leaf(value) for name, value in part.items()} for part in q))
-        now = OpenTask(Descent(moving, options.adapt_rate, options.deviation_speed), q, y[:0], float(len(x)), [])
+        now = OpenTask(Descent(moving, options.adapt_rate, options.deviation_speed), q, y[:0], float(len(x)), "")
         with torch.enable_grad():
             for _ in range(options.adapt_steps):
                 rows = torch.arange(len(x), device=self.device)

@@ -1,6 +1,6 @@
 """Mean-field Gaussians over weights by name: their KL, draws from them, expected losses; coresets.
 
-What holds θ in variational continual learning (Nguyen et al., 2018): the posterior of one task is the prior of the next.
+What holds θ in variational continual learning (Nguyen et al., 2018): one task's posterior is the next one's prior.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def drawn(q: MeanField, noise: Params) -> Params:
 
 
 def expected_loss(loss: Callable[[Params], Tensor], q: MeanField, noise: Params) -> Tensor:
-    """E_q[loss(w)], estimated by the draws that the noise [S, ...] makes: unbiased, with a gradient by reparameterisation.
+    """E_q[loss(w)], estimated by the draws that the noise [S, ...] makes: unbiased, differentiable in q.
 
     A draw at a time: as fast as torch.func.vmap on a CPU, and any network will do.
     """

@@ -1,0 +1,82 @@
+"""Tuning looks at validation data alone, tries what the grid says, and returns the best first."""
+
+import json
+from dataclasses import fields
+
+import pytest
+import torch
+
+from frcl import OptionError
+from frcl.benchmarks.tasks import Split, Task, TaskList
+from frcl.experiment import tune as module
+from frcl.experiment.tune import combinations, grid_of, try_out, tune, tuning_config
+from frcl.learners.methods import METHODS
+
+TINY = {"learner": {"steps": 20}, "network": {"widths": [8]}}
+
+
+def test_every_method_has_a_grid_of_its_own_options():
+    for name, _, options in METHODS:
+        grid = grid_of(name)
+        assert set(grid) <= {field.name for field in fields(options)}
+        assert all(len(values) > 1 for values in grid.values())
+    with pytest.raises(OptionError, match="nothing to tune"):
+        grid_of("nonsense")
+    assert list(combinations({"a": [1, 2], "b": [3]})) == [{"a": 1, "b": 3}, {"a": 2, "b": 3}]
+
+
+def test_test_data_is_never_touched(monkeypatch):
+    """A benchmark whose test data raises when looked at."""
+
+    class Locked(Split):
+        def __getattribute__(self, name):
+            if name in ("x", "y"):
+                raise AssertionError("test data was touched")
+            return super().__getattribute__(name)
+
+    x = torch.rand(60, 4, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] > 0.5).long()
+    open_part = Split(x, y)
+    locked = Locked(x, y)
+    tasks = tuple(Task(str(i), open_part, Split(x[:20], y[:20]), locked, 60) for i in range(2))
+    monkeypatch.setattr(module, "benchmark_of", lambda config, seed: TaskList("locked", tasks))
+    accuracy = try_out(tuning_config("finetune", "split-digits", TINY, {}))
+    assert 0 <= accuracy <= 1
+
+
+def test_the_best_comes_first_and_every_trial_is_told():
+    told = []
+    found = tune("finetune", "split-digits", TINY, on_trial=told.append)
+    assert len(found) == len(told) == len(grid_of("finetune")["rate"])
+    assert found[0].accuracy == max(trial.accuracy for trial in told)
+    assert found[0].options["rate"] in grid_of("finetune")["rate"]
+
+
+def test_training_is_on_training_data_alone():
+    config = tuning_config("ewc", "split-digits", {}, {"strength": 3.0})
+    assert (config.stream.train_on, config.stream.tasks, config.learner.strength) == ("train", 3, 3.0)
+    with pytest.raises(OptionError, match="training data alone"):
+        tuning_config("ewc", "split-digits", {"stream": {"train_on": "train+validation"}}, {})
+
+
+def test_optuna_is_an_extra():
+    try:
+        import optuna  # noqa: F401
+    except ImportError:
+        with pytest.raises(OptionError, match=r"pip install 'frcl\[tune\]'"):
+            tune("finetune", "split-digits", TINY, trials=2)
+    else:
+        assert len(tune("finetune", "split-digits", TINY, trials=2)) == 2
+
+
+def test_the_command(monkeypatch, capsys):
+    import sys
+
+    from frcl.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["frcl", "tune", "finetune", "split-digits", "--set", "steps=10", "--json"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [trial["accuracy"] for trial in found] == sorted((t["accuracy"] for t in found), reverse=True)

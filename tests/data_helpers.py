@@ -63,7 +63,9 @@ def zipped(members: Mapping[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
-            archive.writestr(name, content)
+            member = zipfile.ZipInfo(name, date_time=(2000, 1, 1, 0, 0, 0))  # the same bytes whenever it is made
+            member.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(member, content)
     return buffer.getvalue()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -91,6 +91,36 @@ class TaskList:
 
     def test_split(self, number: int) -> Split:
         return self.task(number).test
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A benchmark seen through a function of its tasks, and one that gives their test data without building them."""
+
+    inner: Benchmark
+    changed: Callable[[int, Task], Task]
+    test_data: Callable[[int], Split]
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return self.inner.input_shape
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        return self.inner.task_names
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def task(self, number: int) -> Task:
+        return self.changed(number, self.inner.task(number))
+
+    def test_split(self, number: int) -> Split:
+        return self.test_data(number)
 
 
 def checked_number(benchmark: Benchmark, number: int) -> int:

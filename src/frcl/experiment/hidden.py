@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from frcl.benchmarks.tasks import Benchmark, Split, Task
+from frcl.benchmarks.tasks import Benchmark, Seen, Split, Task
 from frcl.errors import DataError
 from frcl.experiment.evaluate import score
 from frcl.experiment.keeper import Keeper
@@ -21,43 +20,22 @@ from frcl.seeding import fork
 LARGEST = 1e6
 
 
-@dataclass(frozen=True)
-class Anonymous:
-    """A benchmark whose labels are 0..C−1 in every task, so that a label does not give away its task."""
+def anonymous(inner: Benchmark) -> Seen:
+    """The benchmark with labels 0..C−1 in every task, so that a label does not give away its task."""
+    labels: dict[int, Tensor] = {}  # of each task asked for so far
 
-    inner: Benchmark
-    _labels: dict[int, Tensor] = field(default_factory=dict)  # of each task asked for so far
+    def numbered(number: int, split: Split) -> Split:
+        if number not in labels:
+            labels[number] = inner.task(number).train.y.unique()
+            if labels[number].is_floating_point():
+                raise DataError("hidden boundaries are for classification; these tasks have real targets")
+        return Split(split.x, torch.searchsorted(labels[number], split.y))
 
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        return self.inner.input_shape
-
-    @property
-    def task_names(self) -> tuple[str, ...]:
-        return self.inner.task_names
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def task(self, number: int) -> Task:
-        task = self.inner.task(number)
-        train, validation, test = (self._numbered(number, part) for part in (task.train, task.validation, task.test))
+    def changed(number: int, task: Task) -> Task:
+        train, validation, test = (numbered(number, part) for part in (task.train, task.validation, task.test))
         return Task(task.name, train, validation, test, task.size)
 
-    def test_split(self, number: int) -> Split:
-        return self._numbered(number, self.inner.test_split(number))
-
-    def _numbered(self, number: int, split: Split) -> Split:
-        if number not in self._labels:
-            labels = self.inner.task(number).train.y.unique()
-            if labels.is_floating_point():
-                raise DataError("hidden boundaries are for classification; these tasks have real targets")
-            self._labels[number] = labels
-        return Split(split.x, torch.searchsorted(self._labels[number], split.y))
+    return Seen(inner, changed, lambda number: numbered(number, inner.test_split(number)))
 
 
 def stream_labels(benchmark: Benchmark) -> list[int]:

@@ -15,7 +15,7 @@ from frcl.errors import CheckpointError, OptionError
 from frcl.experiment import environment, results
 from frcl.experiment.config import Config, read_toml, resolve, to_toml
 from frcl.experiment.evaluate import final_scores, score
-from frcl.experiment.hidden import Anonymous, learn_stream, stream_labels
+from frcl.experiment.hidden import anonymous, learn_stream, stream_labels
 from frcl.experiment.keeper import CHECKPOINT, LOG, PAST_LOG, Keeper, Observer, Progress, new_record, read_checkpoint
 from frcl.experiment.networks import build_network
 from frcl.files import write_atomically
@@ -69,7 +69,7 @@ def benchmark_of(config: Config, seed: int) -> Benchmark:
     device = environment.check_device(config.device)
     data = None if config.data is None else Path(config.data)
     benchmark = open_benchmark(config.benchmark, config.stream, seed=seed, data=data, device=device)
-    return Anonymous(benchmark) if config.hidden_boundaries else benchmark
+    return anonymous(benchmark) if config.hidden_boundaries else benchmark
 
 
 def new_learner(config: Config, benchmark: Benchmark, seed: int) -> Learner:

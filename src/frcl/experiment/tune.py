@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
-from frcl.benchmarks.tasks import Benchmark, Split, Task
+from frcl.benchmarks.tasks import Benchmark, Seen
 from frcl.errors import OptionError
 from frcl.experiment.config import Config, resolve
 from frcl.experiment.environment import threads
@@ -19,33 +19,11 @@ from frcl.experiment.runner import benchmark_of, new_learner
 TASKS = 3  # the first so many tasks of the benchmark
 
 
-@dataclass(frozen=True)
-class ValidationOnly:
-    """A benchmark that shows its validation data where test data is asked for."""
-
-    inner: Benchmark
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        return self.inner.input_shape
-
-    @property
-    def task_names(self) -> tuple[str, ...]:
-        return self.inner.task_names
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def task(self, number: int) -> Task:
-        task = self.inner.task(number)
-        return Task(task.name, task.train, task.validation, task.validation, task.size)
-
-    def test_split(self, number: int) -> Split:
-        return self.inner.task(number).validation
+def validation_only(inner: Benchmark) -> Seen:
+    """The benchmark with its validation data where test data is asked for."""
+    return Seen(
+        inner, lambda _, task: replace(task, test=task.validation), lambda number: inner.task(number).validation
+    )
 
 
 @dataclass(frozen=True)
@@ -85,7 +63,7 @@ def try_out(config: Config) -> float:
     results = []
     with threads(config.run.threads):
         for seed in config.seeds:
-            benchmark = ValidationOnly(benchmark_of(config, seed))
+            benchmark = validation_only(benchmark_of(config, seed))
             learner = new_learner(config, benchmark, seed)
             for number in range(len(benchmark)):
                 task = benchmark.task(number)

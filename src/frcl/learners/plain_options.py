@@ -116,13 +116,11 @@ class VCLOptions(TrainingOptions):
 
     coreset: Literal["none", "random", "kcenter"] = "none"
     points: int = 40  # examples of the coreset of a task, left out of its training
-    points_per_class: int | None = None
+    points_per_class: int | None = None  # instead of `points`
     samples: int = 3  # networks drawn a step
     predict_samples: int = 20  # networks drawn for a prediction
     prior_deviation: float = 1.0  # of the first prior, and of each new head's
-    initial_deviation: float = 1e-3  # of the posterior at its start
-    deviation_speed: float = 1.0
-    reset: bool = False
+    initial_deviation: float = 0.03  # of the posterior at the start of each task
     adapt_steps: int = 500  # steps on the coreset before predicting
     adapt_rate: float = 1e-3
 

@@ -34,6 +34,10 @@ class MeanField(NamedTuple):
         """Independent weights of both."""
         return MeanField(self.mean | other.mean, self.log_deviation | other.log_deviation)
 
+    def named(self) -> Params:
+        """All tensors in one: "mean/NAME" and "log_deviation/NAME"."""
+        return {f"{part}/{name}": value for part, values in self._asdict().items() for name, value in values.items()}
+
 
 def isotropic(like: Mapping[str, Tensor], deviation: float) -> MeanField:
     """N(0, deviation² I) over weights of these names and shapes."""

@@ -137,6 +137,7 @@ class VCL:
         self._heads |= head
         self._specs.append(spec)
         self._shape = tuple(x.shape[1:])
+        self._adapted = {}
         q = self._learned()
         trained_on = N * (1.0 - len(left_out) / len(x))
         self._open = OpenTask(q, prior, Optimiser(q.named(), options.rate), left_out, trained_on, data_mark(x))

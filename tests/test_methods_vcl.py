@@ -1,0 +1,392 @@
+"""Variational continual learning: its formulas against exact answers, its coresets, what it keeps."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Normal, kl_divergence
+
+from frcl import MLP, DataError, OptionError, TaskError
+from frcl.learners.plain_options import VCLOptions
+from frcl.learners.vcl import VCL
+from frcl.regularisers.mean_field import (
+    MeanField,
+    coreset_rows,
+    detached,
+    drawn,
+    expected_loss,
+    isotropic,
+    k_centres,
+    mean_field_kl,
+    standard_noise,
+)
+from streams import accuracy, blobs, same_tensors
+
+D = torch.float64
+CORESETS = ["none", "random", "kcenter"]
+TASKS = [blobs((0, 1), 90, 1), blobs((4, 7, 9), 90, 2), blobs((-2, 3), 60, 3)]
+
+
+def field(generator: torch.Generator, requires_grad: bool = False) -> MeanField:
+    def some(scale: float) -> dict[str, Tensor]:
+        shapes = {"a": (3, 2), "b": (4,)}
+        return {
+            name: (scale * torch.randn(shape, generator=generator, dtype=D)).requires_grad_(requires_grad)
+            for name, shape in shapes.items()
+        }
+
+    return MeanField(some(1.0), some(0.5))
+
+
+def small(coreset: str = "none", net: nn.Module | None = None, **changes) -> VCL:
+    given = {"steps": 40, "batch_size": 16, "points": 6, "adapt_steps": 10, "predict_samples": 8, **changes}
+    return VCL(MLP(4, (16, 8), last="relu", seed=1) if net is None else net, VCLOptions(coreset=coreset, **given))
+
+
+def taught(coreset: str = "none", count: int = 2, **changes) -> VCL:
+    learner = small(coreset, **changes)
+    for x, y in TASKS[:count]:
+        learner.fit(x, y)
+    return learner
+
+
+# -- the formulas -----------------------------------------------------------------------------------------
+
+
+def test_kl_equals_torch_distributions(generator):
+    q, p = field(generator), field(generator)
+    expected = sum(
+        kl_divergence(
+            Normal(q.mean[name], q.log_deviation[name].exp()), Normal(p.mean[name], p.log_deviation[name].exp())
+        ).sum()
+        for name in q.mean
+    )
+    torch.testing.assert_close(mean_field_kl(q, p), expected, rtol=1e-12, atol=0)
+    part = mean_field_kl(q.at(["b"]), p) + mean_field_kl(q.at(["a"]), p)
+    torch.testing.assert_close(part, expected, rtol=1e-12, atol=0)
+    assert float(mean_field_kl(q, q)) == 0.0
+    assert float(mean_field_kl(q.at([]), p)) == 0.0
+
+
+def test_gradient_of_the_kl(generator):
+    q, p = field(generator, requires_grad=True), field(generator, requires_grad=True)
+    leaves = [*q.named().values(), *p.named().values()]
+
+    def kl(a1, b1, a2, b2, a3, b3, a4, b4):
+        return mean_field_kl(
+            MeanField({"a": a1, "b": b1}, {"a": a2, "b": b2}), MeanField({"a": a3, "b": b3}, {"a": a4, "b": b4})
+        )
+
+    assert torch.autograd.gradcheck(kl, leaves)
+    at_the_prior = torch.autograd.grad(mean_field_kl(q, detached(q)), list(q.named().values()))
+    assert all(bool((g == 0).all()) for g in at_the_prior)
+
+
+def test_draws_are_the_mean_plus_the_deviation_times_the_noise(generator):
+    q = field(generator)
+    zeros, ones = ({n: torch.full_like(v, f) for n, v in q.mean.items()} for f in (0.0, 1.0))
+    for name in q.mean:
+        assert torch.equal(drawn(q, zeros)[name], q.mean[name])
+        torch.testing.assert_close(drawn(q, ones)[name], q.mean[name] + q.log_deviation[name].exp())
+    draws = drawn(q, standard_noise(q.mean, 200_000, generator))
+    for name, value in draws.items():
+        sigma = q.log_deviation[name].exp()
+        assert value.shape == (200_000, *q.mean[name].shape)
+        assert ((value.mean(0) - q.mean[name]).abs() < 5 * sigma / math.sqrt(200_000)).all()
+        torch.testing.assert_close(value.var(0), sigma.square(), rtol=0.02, atol=0)
+
+
+def test_sequential_inference_is_exact_where_mean_field_is(generator):
+    """Linear regression with an orthogonal design, where the posterior has independent weights, in two tasks.
+
+    The negative log-likelihood is quadratic in w, so the eight sign vectors, with mean 0 and covariance I, give its
+    expectation exactly, and the optimum of the objective must be the posterior to the last digits.
+    """
+    signs = {"w": torch.tensor(list(itertools.product((-1.0, 1.0), repeat=3)), dtype=D)}
+    belief = isotropic({"w": torch.zeros(3, dtype=D)}, 1.5)
+    precision, weighted = torch.full((3,), 1 / 1.5**2, dtype=D), torch.zeros(3, dtype=D)
+    for n, variance in ((8, 0.5), (5, 0.2)):
+        X = torch.linalg.qr(torch.randn(n, 3, generator=generator, dtype=D)).Q * torch.tensor([1.0, 2.0, 3.0], dtype=D)
+        y = torch.randn(n, generator=generator, dtype=D)
+        q = MeanField(
+            *({name: v.clone().requires_grad_() for name, v in part.items()} for part in isotropic(belief.mean, 0.1))
+        )
+        fit_posterior(q, belief, X, y, variance, signs)
+        belief = detached(q)
+        precision = precision + X.square().sum(0) / variance
+        weighted = weighted + X.mT @ y / variance
+        torch.testing.assert_close(belief.mean["w"], weighted / precision, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(belief.log_deviation["w"].exp(), precision.rsqrt(), rtol=1e-6, atol=0)
+
+
+def fit_posterior(q: MeanField, prior: MeanField, X: Tensor, y: Tensor, variance: float, noise: dict) -> None:
+    solver = torch.optim.LBFGS(
+        q.named().values(), max_iter=500, tolerance_grad=1e-13, tolerance_change=0, line_search_fn="strong_wolfe"
+    )
+
+    def objective() -> Tensor:
+        solver.zero_grad()
+        nll = expected_loss(lambda w: -Normal(X @ w["w"], math.sqrt(variance)).log_prob(y).mean(), q, noise)
+        value = nll + mean_field_kl(q, prior) / len(y)
+        value.backward()
+        return value
+
+    solver.step(objective)
+
+
+# -- what the learner minimises ---------------------------------------------------------------------------
+
+
+def test_first_loss_is_the_likelihood_and_both_kls_over_the_number_trained_on():
+    x, y = TASKS[0]
+    logs = []
+    learner = small("random", steps=1, initial_deviation=0.02, prior_deviation=2.0)
+    before = {name: value.detach().clone() for name, value in learner.net.named_parameters()}
+    learner.fit(x, y, size=900, on_step=logs.append)
+    prior, N = Normal(0.0, 2.0), 900 * (90 - 6) / 90
+    shared = sum(float(kl_divergence(Normal(v.double(), 0.02), prior).sum()) for v in before.values())
+    assert logs[0].kl_past == pytest.approx(shared / N, rel=1e-5)
+    head = learner.state_dict()["tensors"]["heads/head/0"].double()
+    assert logs[0].kl_now == pytest.approx(float(kl_divergence(Normal(head, 0.02), prior).sum()) / N, rel=1e-3)
+    assert logs[0].loss == pytest.approx(-logs[0].log_likelihood + logs[0].kl_now + logs[0].kl_past, rel=1e-6)
+
+
+def test_the_prior_of_a_task_is_the_posterior_of_the_one_before():
+    learner = taught(count=1, initial_deviation=0.02, rate=1e-2)
+    state, logs = learner.state_dict()["tensors"], []
+    learner.fit(*TASKS[1], on_step=logs.append)
+    expected = 0.0
+    for name, _ in learner.net.named_parameters():
+        mean, sigma = state[f"net/{name}"].double(), state[f"log_deviation/{name}"].double().exp()
+        assert sigma.std() > 0, "deviations are learned"
+        expected += float(kl_divergence(Normal(mean, 0.02), Normal(mean, sigma)).sum())
+    assert logs[0].kl_past == pytest.approx(expected / 90, rel=1e-4)
+
+
+def test_without_noise_the_likelihood_is_that_of_the_network():
+    x, y = TASKS[0]
+    logs = []
+    learner = small(steps=1, batch_size=4096, initial_deviation=1e-9, rate=1e-12, samples=2)
+    learner.fit(x, y, on_step=logs.append)
+    state = learner.state_dict()["tensors"]
+    with torch.no_grad():
+        Phi = torch.cat([learner.net(x), torch.ones(len(x), 1)], 1)
+        exact = nn.functional.cross_entropy(Phi @ state["heads/head/0"].mT, y)
+    assert -logs[0].log_likelihood == pytest.approx(float(exact), rel=0.05)  # the batch is drawn with replacement
+
+
+def test_heads_of_old_tasks_and_frozen_weights_stay():
+    net = MLP(4, (16, 8), seed=1)
+    net.layers[1].weight.requires_grad_(False)
+    learner = small(net=net)
+    learner.fit(*TASKS[0])
+    first = learner.state_dict()["tensors"]
+    learner.fit(*TASKS[1])
+    second = learner.state_dict()["tensors"]
+    for name in ("heads/head/0", "log_deviation/head/0", "net/layers.1.weight"):
+        assert torch.equal(first[name], second[name])
+    assert torch.equal(second["net/layers.1.weight"], net.layers[1].weight)
+    assert "log_deviation/layers.1.weight" not in second
+    assert not torch.equal(first["net/layers.3.weight"], second["net/layers.3.weight"])
+
+
+# -- prediction ---------------------------------------------------------------------------------------------
+
+
+def test_variance_of_a_linear_model_is_the_closed_form():
+    """Without a network the functions are Gaussian: var f_c(x) = Σ_k φ_k(x)² σ_ck²."""
+    learner = small(net=nn.Flatten(), predict_samples=20_000, initial_deviation=0.3, rate=1e-2)
+    x, y = TASKS[1]
+    learner.fit(x, y)
+    state = learner.state_dict()["tensors"]
+    Phi = torch.cat([x, torch.ones(len(x), 1)], 1)[:10]
+    p = learner.predict(x[:10])
+    torch.testing.assert_close(p.mean, Phi @ state["heads/head/0"].mT, rtol=0, atol=0.05)
+    sigma = state["log_deviation/head/0"].exp()
+    torch.testing.assert_close(p.variance, Phi.square() @ sigma.square().mT, rtol=0.06, atol=0)
+
+
+@pytest.mark.parametrize("coreset", CORESETS)
+def test_predictions_leave_the_learner_as_it_was(coreset, global_random_state_untouched):
+    learner = taught(coreset)
+    before = learner.state_dict()
+    first = [learner.predict(x, task) for task, (x, _) in enumerate(TASKS[:2])]
+    assert same_tensors(before["tensors"], learner.state_dict()["tensors"])
+    assert before["meta"] == learner.state_dict()["meta"]
+    with torch.inference_mode():
+        again = learner.predict(TASKS[0][0], 0)
+    assert torch.equal(first[0].probs, again.probs)
+
+
+@pytest.mark.parametrize("coreset", ["random", "kcenter"])
+def test_adapted_posteriors_are_kept_until_something_is_learned(coreset):
+    learner = taught(coreset)
+    stale = learner.predict(TASKS[0][0], 0)
+    learner.fit(*TASKS[2])
+    fresh = small(coreset)
+    fresh.load_state_dict(learner.state_dict())
+    with torch.inference_mode():
+        expected = fresh.predict(TASKS[0][0], 0)
+    assert torch.equal(learner.predict(TASKS[0][0], 0).probs, expected.probs)
+    assert not torch.equal(stale.probs, expected.probs)
+
+
+def test_predictions_are_adapted_to_the_coreset_of_their_task():
+    """Other labels in the coreset of task 0 pull the predictions of task 0, and of no other task."""
+    changes = {"points": 20, "adapt_steps": 200, "adapt_rate": 5e-3, "initial_deviation": 0.2}
+    learner, misled = taught("random", **changes), small("random", **changes)
+    state = learner.state_dict()
+    wrong = 1 - state["tensors"]["coreset/0/y"]
+    state["tensors"]["coreset/0/y"] = wrong
+    misled.load_state_dict(state)
+    rows = learner.kept_inputs()[0]
+    right, pulled = (
+        float(model.predict(rows, 0).probs.gather(1, wrong[:, None]).mean()) for model in (learner, misled)
+    )
+    assert pulled > right + 0.2
+    assert torch.equal(learner.predict(TASKS[1][0], 1).probs, misled.predict(TASKS[1][0], 1).probs)
+
+
+def test_adaptation_is_held_by_the_posterior():
+    """With deviations near zero the KL to q allows no movement, however long the adaptation is."""
+    plain, held = (taught("random", 1, adapt_steps=steps, initial_deviation=1e-6, rate=1e-5) for steps in (1, 200))
+    x = TASKS[0][0]
+    torch.testing.assert_close(plain.predict(x).probs, held.predict(x).probs, rtol=0, atol=1e-2)
+    free = taught("random", 1, adapt_steps=200, initial_deviation=0.1, rate=1e-5)
+    assert float((free.predict(x).probs - plain.predict(x).probs).abs().max()) > 0.1
+
+
+# -- coresets -----------------------------------------------------------------------------------------------
+
+
+def test_k_centres_are_the_greedy_farthest_points(generator):
+    x = torch.randn(40, 3, generator=generator, dtype=D)
+    expected = [5]
+    while len(expected) < 8:
+        distances = [min(math.dist(a, x[c].tolist()) for c in expected) for a in x.tolist()]
+        expected.append(max(range(40), key=distances.__getitem__))
+    assert k_centres(x, 8, first=5).tolist() == expected
+    assert k_centres(x.reshape(40, 3, 1), 8, first=5).tolist() == expected
+
+
+def test_k_centres_cover_clusters_and_are_different_rows(generator):
+    centres = 10.0 * torch.eye(6)
+    which = torch.randint(6, (200,), generator=generator)
+    x = centres[which] + 0.1 * torch.randn(200, 6, generator=generator)
+    assert set(which[k_centres(x, 6)].tolist()) == set(range(6))
+    same = torch.ones(7, 2, dtype=torch.int64)
+    assert sorted(k_centres(same, 7).tolist()) == list(range(7))
+
+
+@pytest.mark.parametrize("kind", ["random", "kcenter"])
+def test_size_of_a_coreset(kind, generator):
+    x, y = TASKS[1]
+    classes = torch.searchsorted(torch.tensor([4, 7, 9]), y)
+    rows = coreset_rows(kind, x, classes, 11, None, generator)
+    assert len(set(rows.tolist())) == 11
+    rows = coreset_rows(kind, x, classes, 11, 5, generator)
+    assert classes[rows].bincount().tolist() == [5, 5, 5]
+    assert len(set(rows.tolist())) == 15
+    learner = taught(kind, 3, points_per_class=4)
+    assert [len(Z) for Z in learner.kept_inputs()] == [8, 12, 8]
+
+
+@pytest.mark.parametrize("kind", ["random", "kcenter"])
+def test_a_coreset_is_not_trained_on(kind):
+    """Wrong labels in the coreset leave the posterior as it is, bit for bit; wrong labels elsewhere do not."""
+    x, y = TASKS[0]
+    learner = taught(kind, 1)
+    stored = (x[:, None] == learner.kept_inputs()[0]).all(2).any(1)
+    assert int(stored.sum()) == 6
+    wrong_inside, wrong_outside = small(kind), small(kind)
+    wrong_inside.fit(x, torch.where(stored, 1 - y, y))
+    wrong_outside.fit(x, torch.where(stored, y, 1 - y))
+    posteriors = [
+        {n: v for n, v in one.state_dict()["tensors"].items() if n.startswith(("net/", "heads/", "log_deviation/"))}
+        for one in (learner, wrong_inside, wrong_outside)
+    ]
+    assert same_tensors(posteriors[0], posteriors[1])
+    assert not same_tensors(posteriors[0], posteriors[2])
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"), [({"points": 60}, "points=60"), ({"points_per_class": 30}, "per_class=30")]
+)
+def test_a_coreset_that_leaves_nothing_is_refused(changes, word):
+    learner = taught("random", 1, **changes)
+    before = learner.state_dict()
+    with pytest.raises(DataError, match=word):
+        learner.fit(*TASKS[2])
+    assert same_tensors(before["tensors"], learner.state_dict()["tensors"])
+    assert before["meta"] == learner.state_dict()["meta"]
+
+
+def test_options_are_checked():
+    with pytest.raises(OptionError, match="coreset"):
+        VCLOptions(coreset="kcentre")
+    with pytest.raises(OptionError, match="initial_deviation"):
+        VCLOptions(initial_deviation=0.0)
+
+
+# -- keeping ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("coreset", CORESETS)
+def test_resume_in_the_middle_of_a_task_is_bit_for_bit(coreset):
+    states = []
+    whole = taught(coreset, 1)
+    whole.fit(*TASKS[1], on_step=lambda log: states.append(whole.state_dict()) if log.step == 17 else None)
+    resumed = small(coreset)
+    resumed.load_state_dict(states[0])
+    with pytest.raises(TaskError, match="still open"):
+        resumed.fit(*TASKS[2])
+    for learner in (resumed, whole):
+        learner.fit(*(TASKS[1] if learner is resumed else TASKS[2]))
+    resumed.fit(*TASKS[2])
+    assert same_tensors(whole.state_dict()["tensors"], resumed.state_dict()["tensors"])
+    assert torch.equal(whole.predict(TASKS[1][0], 1).probs, resumed.predict(TASKS[1][0], 1).probs)
+    assert len(whole.kept_inputs()) == (0 if coreset == "none" else 3)
+
+
+@pytest.mark.parametrize("coreset", CORESETS)
+def test_memory_is_what_is_kept(coreset):
+    learner = taught(coreset, 3)
+    shared = 4 * 16 + 16 + 16 * 8 + 8
+    heads = (2 + 3 + 2) * 9
+    stored = 0 if coreset == "none" else 3 * 6 * (4 * 4 + 8)
+    assert learner.memory_bytes() == 2 * 4 * (shared + heads) + stored
+    assert small(coreset).memory_bytes() == 0
+
+
+# -- learning -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("coreset", CORESETS)
+def test_tasks_are_learned_and_held(coreset):
+    tasks = [blobs((3 * i, 3 * i + 1, 3 * i + 2), 300, i, dim=16) for i in range(3)]
+    learner = small(coreset, MLP(16, (40, 20), seed=1), steps=200, batch_size=64, points=20, adapt_steps=50)
+    for x, y in tasks:
+        learner.fit(x[:200], y[:200])
+    for number, (x, y) in enumerate(tasks):
+        assert accuracy(learner, x[200:], y[200:], number) > 0.9
+
+
+def test_the_kl_is_what_holds_a_task():
+    """Three products of signs, each of its own two coordinates; size = 10⁹ takes the KL away, all else alike."""
+    x = torch.randn(900, 6, generator=torch.Generator().manual_seed(0))
+    tasks = [
+        (x[300 * i : 300 * (i + 1)], (x[:, 2 * i] * x[:, 2 * i + 1] > 0)[300 * i : 300 * (i + 1)]) for i in range(3)
+    ]
+    lost = {}
+    for size in (None, 10**9):
+        learner = small(net=MLP(6, (60, 30), last="relu", seed=1), steps=250, batch_size=64, rate=5e-3)
+        learner.fit(*tasks[0], size=size)
+        at_first = accuracy(learner, *tasks[0], task=0)
+        assert at_first > 0.9
+        for x_i, y_i in tasks[1:]:
+            learner.fit(x_i, y_i, size=size)
+        lost[size] = at_first - accuracy(learner, *tasks[0], task=0)
+    assert lost[None] < 0.1
+    assert lost[10**9] > 0.2

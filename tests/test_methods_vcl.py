@@ -222,9 +222,10 @@ def test_predictions_leave_the_learner_as_it_was(coreset, global_random_state_un
 
 @pytest.mark.parametrize("coreset", ["random", "kcenter"])
 def test_adapted_posteriors_are_kept_until_something_is_learned(coreset):
-    learner = taught(coreset)
+    learner, during = taught(coreset), []
     stale = learner.predict(TASKS[0][0], 0)
-    learner.fit(*TASKS[2])
+    learner.fit(*TASKS[2], on_step=lambda log: during.append(learner.predict(TASKS[0][0], 0).probs))
+    assert not any(torch.equal(a, b) for a, b in itertools.pairwise(during))
     fresh = small(coreset)
     fresh.load_state_dict(learner.state_dict())
     with torch.inference_mode():

@@ -67,8 +67,8 @@ class VCL:
         E_q[−log p(y | x, w)] + KL(q_t ‖ q_{t−1})/N + KL(q(head) ‖ N(0, σ₀²))/N,      q_0 = N(0, σ₀²).
 
     Means begin at the network's own weights and go on from task to task. Deviations begin every task anew at
-    `initial_deviation`, where the authors' code goes on from the last task: with a few thousand steps of Adam that
-    leaves too much noise in the weights to learn the next task (ten tasks of Permuted-MNIST lose several points).
+    `initial_deviation`, where the authors' code goes on from the last task's: a new task is then learned with little
+    noise.
     With a coreset some examples of each task are left out of its training and stored. To predict for a task, a copy of
     q is first trained on the task's coreset, with q itself as the prior; predictions never change the learner.
     """

@@ -73,8 +73,8 @@ def test_every_step_is_logged(finished):
     folder, result = finished
     with (folder / "log.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [(int(r["seed"]), int(r["task"]), int(r["step"])) for r in rows] == [
-        (seed, task, step) for seed in (0, 1) for task in range(3) for step in range(1, 26)
+    assert [(int(r["task"]), int(r["step"]), int(r["seed"])) for r in rows] == [
+        (task, step, seed) for task in range(3) for step in range(1, 26) for seed in (0, 1)
     ]
     for row in rows:
         total = -float(row["log_likelihood"]) + float(row["kl_now"]) + float(row["kl_past"])
@@ -108,7 +108,7 @@ def test_a_finished_run_resumes_to_the_same_result(finished):
     assert comparable(runner.resume(folder, Silent())) == comparable(result)
 
 
-@pytest.mark.parametrize("after", [1, 40, 77, 110])
+@pytest.mark.parametrize("after", [1, 20, 40, 70])
 def test_a_run_stopped_politely_resumes_exactly(finished, tmp_path, after):
     calls = 0
 

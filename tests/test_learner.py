@@ -85,8 +85,7 @@ def test_large_inputs_are_predicted_in_pieces(monkeypatch):
     learner = small_learner()
     learner.fit(x, y)
     whole = learner.predict(x)
-    monkeypatch.setattr("frcl.learners.frcl.CHUNK", 16)
-    monkeypatch.setattr("frcl.learners.lifecycle.CHUNK", 10)
+    monkeypatch.setattr("frcl.learners.lifecycle.CHUNK", {"cpu": 16})
     pieces = learner.predict(x)
     torch.testing.assert_close(whole.probs, pieces.probs, rtol=1e-5, atol=1e-6)
     assert torch.equal(whole.labels, pieces.labels)
@@ -154,23 +153,27 @@ def test_function_space_inference(options):
 @pytest.mark.parametrize("selection", ["random", "trace", "predictive", "error", "elbo"])
 @pytest.mark.parametrize("start", ["uniform", "balanced"])
 def test_stored_points_are_those_that_the_search_returned(selection, start, monkeypatch):
-    import frcl.learners.lifecycle as module
+    import frcl.learners.lifecycle as lifecycle
+    import frcl.learners.work as work
+    from frcl.selection import Selected
 
     returned = []
 
     def spy(original):
         def wrapped(*args):
-            returned.append(original(*args))
-            return returned[-1]
+            answer = original(*args)
+            returned.extend(found for found in (answer if isinstance(answer, list) else [answer]))
+            return answer
 
         return wrapped
 
-    monkeypatch.setattr(module, "select_by_inputs", spy(module.select_by_inputs))
-    monkeypatch.setattr(module, "select_by_targets", spy(module.select_by_targets))
+    monkeypatch.setattr(lifecycle, "plan_by_inputs", spy(lifecycle.plan_by_inputs))
+    monkeypatch.setattr(lifecycle, "select_by_targets", spy(lifecycle.select_by_targets))
+    monkeypatch.setattr(work, "run_searches", spy(work.run_searches))
     x, y = blobs((0, 1, 2), 120, 1)
     learner = small_learner(selection=selection, start=start, search_steps=40, steps=30)
     summary = learner.fit(x, y)
-    (found,) = returned
+    (found,) = [one for one in returned if isinstance(one, Selected)]
     assert torch.equal(summary.Z, x[found.index])
     assert (summary.before, summary.after) == (found.before, found.after)
     assert summary.after <= summary.before
@@ -411,7 +414,7 @@ def test_same_seed_same_result_other_seed_another(global_random_state_untouched)
 
 
 def test_heads_are_cached_until_the_network_moves(monkeypatch):
-    import frcl.learners.frcl as module
+    import frcl.learners.predict as module
 
     made = []
     original = module.make_head

@@ -12,6 +12,8 @@ from torch.distributions import Categorical, kl_divergence
 
 import frcl
 from frcl import MLP, ConvNet
+from frcl.engine.program import Program, Terms
+from frcl.engine.train import train
 from frcl.learners.columns import Columns, layered, moving
 from frcl.learners.plain_options import PnCOptions, ProgressiveOptions
 from frcl.learners.pnc import ProgressAndCompress
@@ -168,6 +170,12 @@ def part(state: dict[str, Any], prefix: str) -> dict[str, Tensor]:
     return {name: value for name, value in state["tensors"].items() if name.startswith(prefix)}
 
 
+def next_terms(learner: Any, data: tuple[Tensor, Tensor]) -> tuple[Terms, Program]:
+    """The terms of the next step on all data at once, and the program that takes it."""
+    program = next(learner.learn(*data))
+    return program.loss(program.optimiser.params, program.constants, program.x, program.y, {}), program
+
+
 BLOBS = [blobs((0, 1), 200, 1), blobs((3, 5, 9), 240, 2), blobs((-1, 1), 200, 3)]
 
 
@@ -295,6 +303,18 @@ def test_states_that_do_not_fit_are_refused(kind):
         assert same_tensors(untouched, fresh.state_dict()["tensors"])
 
 
+@pytest.mark.parametrize("kind", ["progressive", "pnc"])
+def test_a_new_column_is_learned_by_the_cross_entropy_of_what_it_predicts(kind):
+    learner = make(kind)
+    for x, y in BLOBS:
+        terms, program = next_terms(learner, (x, y))
+        torch.testing.assert_close(terms.loss, F.cross_entropy(learner.predict(x).mean, program.y))
+        assert torch.equal(terms.log_likelihood, -terms.loss)
+        assert not terms.kl_now.any()
+        assert not terms.kl_past.any()
+        learner.fit(x, y)
+
+
 # -- progressive networks -----------------------------------------------------------------------------------
 
 
@@ -386,6 +406,20 @@ def test_each_phase_moves_its_own_part_only():
     assert not part(learner.state_dict(), "active/")
 
 
+def test_the_phases_are_two_programs_one_after_the_other():
+    learner = make("pnc", steps=8, compress_steps=6)
+    work = learner.learn(*BLOBS[0])
+    progress = next(work)
+    assert (progress.step, progress.first, progress.stop) == (0, 0, 8)
+    assert len(list(train([progress]))) == 8
+    compress = next(work)
+    assert (compress.step, compress.first, compress.stop) == (8, 8, 14)
+    assert compress.optimiser is not progress.optimiser
+    assert len(list(train([compress]))) == 6
+    assert next(work, None) is None
+    assert learner.predict(BLOBS[0][0], 0).mean.isfinite().all()
+
+
 def at_compress_start(learner: ProgressAndCompress, data: tuple[Tensor, Tensor]) -> None:
     def stop(log):
         if log.step == learner.options.steps:
@@ -415,15 +449,16 @@ def test_the_compress_loss_is_a_divergence_and_a_penalty():
     with torch.no_grad():
         for value in learner.net.parameters():
             value += 0.01
-    divergence, penalty = learner._compress(x)
+    terms, _ = next_terms(learner, (x, y))
     Phi = torch.cat([learner.net(x), torch.ones(len(x), 1)], 1)
     student = Phi @ learner.state_dict()["tensors"]["heads/head/1"].T
     teacher = learner._active_logits(x)
     kl = kl_divergence(Categorical(logits=teacher / 2), Categorical(logits=student / 2))
-    torch.testing.assert_close(divergence, 4 * kl.mean())
+    torch.testing.assert_close(-terms.log_likelihood, 4 * kl.mean())
     precision = {n.removeprefix("anchor/precision/"): v for n, v in part(learner.state_dict(), "anchor/prec").items()}
     expected = sum(0.5 * (precision[n] * (p - anchor[n]) ** 2).sum() for n, p in learner.net.named_parameters())
-    torch.testing.assert_close(penalty, 3.0 / len(y) * expected)
+    torch.testing.assert_close(terms.kl_past, 3.0 / len(y) * expected)
+    torch.testing.assert_close(terms.loss, 4 * kl.mean() + 3.0 / len(y) * expected)
 
 
 def test_distillation_has_no_gradient_where_the_knowledge_base_is_the_active_column():
@@ -432,9 +467,9 @@ def test_distillation_has_no_gradient_where_the_knowledge_base_is_the_active_col
     at_compress_start(learner, BLOBS[1])
 
     def gradient() -> float:
-        divergence, _ = learner._compress(BLOBS[1][0])
-        leaves = [*learner.net.parameters(), learner._heads["head/1"]]
-        return max(float(g.abs().max()) for g in torch.autograd.grad(divergence, leaves))
+        terms, program = next_terms(learner, BLOBS[1])
+        leaves = program.optimiser.params.values()
+        return max(float(g.abs().max()) for g in torch.autograd.grad(terms.log_likelihood, leaves))
 
     assert gradient() > 1e-2
     with torch.no_grad():
@@ -518,9 +553,9 @@ def test_while_a_task_is_in_progress_its_active_column_predicts():
     assert accuracy(learner, x, y) > 0.9
     torch.testing.assert_close(learner.predict(x).mean, learner._active_logits(x).detach())
     old = learner.predict(BLOBS[0][0], 0).mean
-    torch.testing.assert_close(old, learner._base.logits(learner._now().params, BLOBS[0][0], 0).detach())
+    torch.testing.assert_close(old, learner._base.logits(learner._params(), BLOBS[0][0], 0).detach())
     learner.fit(x, y)
-    torch.testing.assert_close(learner.predict(x).mean, learner._base.logits(learner._now().params, x, 1).detach())
+    torch.testing.assert_close(learner.predict(x).mean, learner._base.logits(learner._params(), x, 1).detach())
 
 
 def test_bytes_of_heads_anchor_and_importance():

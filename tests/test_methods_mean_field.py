@@ -1,14 +1,18 @@
-"""Mean-field Gaussians by name, and VCL built on them, against exact answers."""
+"""Mean-field Gaussians by name against exact answers: their KL, draws, sequential inference; coresets."""
+
+import itertools
+import math
 
 import pytest
 import torch
-from torch.distributions import Independent, Normal, kl_divergence
+from torch import Tensor
+from torch.distributions import Normal, kl_divergence
 
-from frcl import MLP
-from frcl.learners.plain_options import VCLOptions
-from frcl.learners.vcl import VCL
+from frcl import DataError
 from frcl.regularisers.mean_field import (
     MeanField,
+    coreset_rows,
+    detached,
     drawn,
     expected_loss,
     isotropic,
@@ -16,123 +20,136 @@ from frcl.regularisers.mean_field import (
     mean_field_kl,
     standard_noise,
 )
-from streams import accuracy, blobs
+from streams import blobs
 
 D = torch.float64
 
 
-def random_field(generator: torch.Generator) -> MeanField:
-    shapes = {"a": (3, 2), "b": (4,)}
-    mean = {name: torch.randn(shape, generator=generator, dtype=D) for name, shape in shapes.items()}
-    log_deviation = {name: 0.3 * torch.randn(shape, generator=generator, dtype=D) for name, shape in shapes.items()}
-    return MeanField(mean, log_deviation)
+def field(generator: torch.Generator, requires_grad: bool = False) -> MeanField:
+    def some(scale: float) -> dict[str, Tensor]:
+        shapes = {"a": (3, 2), "b": (4,)}
+        return {
+            name: (scale * torch.randn(shape, generator=generator, dtype=D)).requires_grad_(requires_grad)
+            for name, shape in shapes.items()
+        }
 
-
-def as_distribution(q: MeanField) -> Independent:
-    mean = torch.cat([value.flatten() for value in q[0].values()])
-    log_deviation = torch.cat([value.flatten() for value in q[1].values()])
-    return Independent(Normal(mean, log_deviation.exp()), 1)
+    return MeanField(some(1.0), some(0.5))
 
 
 def test_kl_equals_torch_distributions(generator):
-    q, p = random_field(generator), random_field(generator)
-    torch.testing.assert_close(mean_field_kl(q, p), kl_divergence(as_distribution(q), as_distribution(p)))
-    assert float(mean_field_kl(q, q)) == pytest.approx(0.0, abs=1e-12)
-    wide = isotropic(q[0], 2.0)
-    expected = kl_divergence(as_distribution(q), Independent(Normal(torch.zeros(10, dtype=D), 2.0), 1))
-    torch.testing.assert_close(mean_field_kl(q, wide), expected)
+    q, p = field(generator), field(generator)
+    expected = sum(
+        kl_divergence(
+            Normal(q.mean[name], q.log_deviation[name].exp()), Normal(p.mean[name], p.log_deviation[name].exp())
+        ).sum()
+        for name in q.mean
+    )
+    torch.testing.assert_close(mean_field_kl(q, p), expected, rtol=1e-12, atol=0)
+    part = mean_field_kl(q.at(["b"]), p) + mean_field_kl(q.at(["a"]), p)
+    torch.testing.assert_close(part, expected, rtol=1e-12, atol=0)
+    wide = sum(kl_divergence(Normal(v, q.log_deviation[n].exp()), Normal(0.0, 2.0)).sum() for n, v in q.mean.items())
+    torch.testing.assert_close(mean_field_kl(q, isotropic(q.mean, 2.0)), wide, rtol=1e-12, atol=0)
+    assert float(mean_field_kl(q, q)) == 0.0
+    assert float(mean_field_kl(q.at([]), p)) == 0.0
 
 
-def test_draws_have_the_right_moments(generator):
-    q = random_field(generator)
-    draws = drawn(q, standard_noise(q[0], 100_000, generator))
+def test_gradient_of_the_kl(generator):
+    q, p = field(generator, requires_grad=True), field(generator, requires_grad=True)
+    leaves = [*q.named().values(), *p.named().values()]
+
+    def kl(a1, b1, a2, b2, a3, b3, a4, b4):
+        return mean_field_kl(
+            MeanField({"a": a1, "b": b1}, {"a": a2, "b": b2}), MeanField({"a": a3, "b": b3}, {"a": a4, "b": b4})
+        )
+
+    assert torch.autograd.gradcheck(kl, leaves)
+    at_the_prior = torch.autograd.grad(mean_field_kl(q, detached(q)), list(q.named().values()))
+    assert all(bool((g == 0).all()) for g in at_the_prior)
+
+
+def test_draws_are_the_mean_plus_the_deviation_times_the_noise(generator):
+    q = field(generator)
+    zeros, ones = ({n: torch.full_like(v, f) for n, v in q.mean.items()} for f in (0.0, 1.0))
+    for name in q.mean:
+        assert torch.equal(drawn(q, zeros)[name], q.mean[name])
+        torch.testing.assert_close(drawn(q, ones)[name], q.mean[name] + q.log_deviation[name].exp())
+    draws = drawn(q, standard_noise(q.mean, 200_000, generator))
     for name, value in draws.items():
-        torch.testing.assert_close(value.mean(0), q[0][name], rtol=0, atol=0.03)
-        torch.testing.assert_close(value.std(0), q[1][name].exp(), rtol=0.03, atol=0.01)
-
-
-def test_expected_loss_of_a_quadratic_is_exact_in_the_mean(generator):
-    """E[Σ w²] = Σ μ² + σ²."""
-    q = random_field(generator)
-    noise = standard_noise(q[0], 20_000, generator)
-    value = expected_loss(lambda w: torch.stack([v.square().sum() for v in w.values()]).sum(), q, noise)
-    exact = sum((q[0][n].square() + (2 * q[1][n]).exp()).sum() for n in q[0])
-    assert float(value) == pytest.approx(float(exact), rel=0.02)
+        sigma = q.log_deviation[name].exp()
+        assert value.shape == (200_000, *q.mean[name].shape)
+        assert ((value.mean(0) - q.mean[name]).abs() < 5 * sigma / math.sqrt(200_000)).all()
+        torch.testing.assert_close(value.var(0), sigma.square(), rtol=0.02, atol=0)
 
 
 def test_sequential_inference_is_exact_where_mean_field_is(generator):
-    """Conjugate regression y = w x + noise with orthogonal design: two tasks in a row end at the exact posterior."""
-    n = 8
-    X = torch.linalg.qr(torch.randn(n, 3, generator=generator, dtype=D)).Q * torch.tensor([1.0, 2.0, 3.0], dtype=D)
-    noise_variance = 0.5
-    prior = isotropic({"w": torch.zeros(3, dtype=D)}, 1.5)
+    """Linear regression with an orthogonal design, where the posterior has independent weights, in two tasks.
+
+    The negative log-likelihood is quadratic in w, so the eight sign vectors, with mean 0 and covariance I, give its
+    expectation exactly, and the optimum of the objective must be the posterior to the last digits.
+    """
+    signs = {"w": torch.tensor(list(itertools.product((-1.0, 1.0), repeat=3)), dtype=D)}
+    belief = isotropic({"w": torch.zeros(3, dtype=D)}, 1.5)
     precision, weighted = torch.full((3,), 1 / 1.5**2, dtype=D), torch.zeros(3, dtype=D)
-    for _ in range(2):
-        y = X @ torch.randn(3, generator=generator, dtype=D)
+    for n, variance in ((8, 0.5), (5, 0.2)):
+        X = torch.linalg.qr(torch.randn(n, 3, generator=generator, dtype=D)).Q * torch.tensor([1.0, 2.0, 3.0], dtype=D)
+        y = torch.randn(n, generator=generator, dtype=D)
         q = MeanField(
-            {"w": torch.zeros(3, dtype=D).requires_grad_()}, {"w": torch.full((3,), -1.0, dtype=D).requires_grad_()}
+            *({name: v.clone().requires_grad_() for name, v in part.items()} for part in isotropic(belief.mean, 0.1))
         )
-        adam = torch.optim.Adam([q[0]["w"], q[1]["w"]], lr=0.02)
-        for step in range(3000):
-            for group in adam.param_groups:
-                group["lr"] = 0.02 * (1 - step / 3000)
-            half = standard_noise(q[0], 2, generator)
-            noise = {"w": torch.cat([half["w"], -half["w"]])}  # antithetic: exact for the mean, less noise for the rest
+        fit_posterior(q, belief, X, y, variance, signs)
+        belief = detached(q)
+        precision = precision + X.square().sum(0) / variance
+        weighted = weighted + X.mT @ y / variance
+        torch.testing.assert_close(belief.mean["w"], weighted / precision, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(belief.log_deviation["w"].exp(), precision.rsqrt(), rtol=1e-6, atol=0)
 
-            def loss(w, y=y):
-                return (y - X @ w["w"]).square().sum() / (2 * noise_variance)
 
-            value = expected_loss(loss, q, noise) + mean_field_kl(q, prior)
-            adam.zero_grad()
-            value.backward()
-            adam.step()
-        prior = MeanField(*({name: v.detach() for name, v in part.items()} for part in q))
-        precision = precision + X.square().sum(0) / noise_variance
-        weighted = weighted + X.T @ y / noise_variance
-    torch.testing.assert_close(prior[0]["w"], weighted / precision, rtol=0.02, atol=0.02)
-    torch.testing.assert_close(prior[1]["w"].exp(), precision.rsqrt(), rtol=0.05, atol=0.01)
+def fit_posterior(q: MeanField, prior: MeanField, X: Tensor, y: Tensor, variance: float, noise: dict) -> None:
+    solver = torch.optim.LBFGS(
+        q.named().values(), max_iter=500, tolerance_grad=1e-13, tolerance_change=0, line_search_fn="strong_wolfe"
+    )
+
+    def objective() -> Tensor:
+        solver.zero_grad()
+        nll = expected_loss(lambda w: -Normal(X @ w["w"], math.sqrt(variance)).log_prob(y).mean(), q, noise)
+        value = nll + mean_field_kl(q, prior) / len(y)
+        value.backward()
+        return value
+
+    solver.step(objective)
+
+
+# -- coresets -----------------------------------------------------------------------------------------------
 
 
 def test_k_centres_are_the_greedy_farthest_points(generator):
     x = torch.randn(40, 3, generator=generator, dtype=D)
-    chosen = k_centres(x, 6, first=5).tolist()
     expected = [5]
-    while len(expected) < 6:
-        distances = torch.cdist(x, x[expected]).min(1).values
-        expected.append(int(distances.argmax()))
-    assert chosen == expected
+    while len(expected) < 8:
+        distances = [min(math.dist(a, x[c].tolist()) for c in expected) for a in x.tolist()]
+        expected.append(max(range(40), key=distances.__getitem__))
+    assert k_centres(x, 8, first=5).tolist() == expected
+    assert k_centres(x.reshape(40, 3, 1), 8, first=5).tolist() == expected
 
 
-@pytest.mark.parametrize("coreset", ["none", "random", "kcenter"])
-def test_tasks_are_learned_and_kept(coreset):
-    options = VCLOptions(
-        steps=250, batch_size=32, rate=5e-3, coreset=coreset, points=10, adapt_steps=30, predict_samples=10
-    )
-    learner = VCL(MLP(4, (16, 8), last="relu", seed=1), options)
-    tasks = [blobs((0, 1), 120, seed) for seed in (1, 2, 3)]
-    for x, y in tasks:
-        learner.fit(x, y)
-    assert sum(accuracy(learner, x, y, i) for i, (x, y) in enumerate(tasks)) / 3 > 0.9
-    kept = learner.kept_inputs()
-    assert [len(Z) for Z in kept] == ([] if coreset == "none" else [10, 10, 10])
+def test_k_centres_cover_clusters_and_are_different_rows(generator):
+    centres = 10.0 * torch.eye(6)
+    which = torch.randint(6, (200,), generator=generator)
+    x = centres[which] + 0.1 * torch.randn(200, 6, generator=generator)
+    assert set(which[k_centres(x, 6)].tolist()) == set(range(6))
+    same = torch.ones(7, 2, dtype=torch.int64)
+    assert sorted(k_centres(same, 7).tolist()) == list(range(7))
 
 
-@pytest.mark.parametrize("coreset", ["random", "kcenter"])
-def test_the_coreset_is_left_out_of_training(coreset, monkeypatch):
-    import frcl.learners.vcl as module
-
-    seen = []
-    original = module.minibatches
-
-    def spy(*args):
-        for step, rows, labels in original(*args):
-            seen.append(rows)
-            yield step, rows, labels
-
-    monkeypatch.setattr(module, "minibatches", spy)
-    options = VCLOptions(steps=60, batch_size=64, coreset=coreset, points=10, adapt_steps=2, predict_samples=2)
-    learner = VCL(MLP(4, (8,), seed=1), options)
-    learner.fit(*blobs((0, 1), 60, 1))
-    trained = {tuple(row) for rows in seen for row in rows.tolist()}
-    assert not trained & {tuple(row) for row in learner.kept_inputs()[0].tolist()}
-    assert len(trained) == 50
+@pytest.mark.parametrize("kind", ["random", "kcenter"])
+def test_size_of_a_coreset(kind, generator):
+    x, y = blobs((0, 1, 2), 90, 2)
+    rows = coreset_rows(kind, x, y, 11, None, generator)
+    assert len(set(rows.tolist())) == 11
+    rows = coreset_rows(kind, x, y, 11, 5, generator)
+    assert y[rows].bincount().tolist() == [5, 5, 5]
+    assert len(set(rows.tolist())) == 15
+    for points, per_class, word in ((90, None, "points=90"), (1, 30, "points_per_class=30")):
+        with pytest.raises(DataError, match=word):
+            coreset_rows(kind, x, y, points, per_class, generator)
+    assert len(coreset_rows("none", x, y, 11, None, generator)) == 0

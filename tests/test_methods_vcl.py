@@ -1,43 +1,21 @@
-"""Variational continual learning: its formulas against exact answers, its coresets, what it keeps."""
+"""Variational continual learning: what it minimises, how it predicts, its coresets, what it keeps."""
 
 import itertools
-import math
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
-from frcl import MLP, DataError, OptionError, TaskError
+from frcl import MLP, ConvNet, DataError, OptionError, TaskError
 from frcl.learners.plain_options import VCLOptions
 from frcl.learners.vcl import VCL
-from frcl.regularisers.mean_field import (
-    MeanField,
-    coreset_rows,
-    detached,
-    drawn,
-    expected_loss,
-    isotropic,
-    k_centres,
-    mean_field_kl,
-    standard_noise,
-)
+from frcl.regularisers.mean_field import standard_noise
+from frcl.seeding import Streams, fork, stream_seed
 from streams import accuracy, blobs, same_tensors
 
-D = torch.float64
 CORESETS = ["none", "random", "kcenter"]
 TASKS = [blobs((0, 1), 90, 1), blobs((4, 7, 9), 90, 2), blobs((-2, 3), 60, 3)]
-
-
-def field(generator: torch.Generator, requires_grad: bool = False) -> MeanField:
-    def some(scale: float) -> dict[str, Tensor]:
-        shapes = {"a": (3, 2), "b": (4,)}
-        return {
-            name: (scale * torch.randn(shape, generator=generator, dtype=D)).requires_grad_(requires_grad)
-            for name, shape in shapes.items()
-        }
-
-    return MeanField(some(1.0), some(0.5))
 
 
 def small(coreset: str = "none", net: nn.Module | None = None, **changes) -> VCL:
@@ -50,90 +28,6 @@ def taught(coreset: str = "none", count: int = 2, **changes) -> VCL:
     for x, y in TASKS[:count]:
         learner.fit(x, y)
     return learner
-
-
-# -- the formulas -----------------------------------------------------------------------------------------
-
-
-def test_kl_equals_torch_distributions(generator):
-    q, p = field(generator), field(generator)
-    expected = sum(
-        kl_divergence(
-            Normal(q.mean[name], q.log_deviation[name].exp()), Normal(p.mean[name], p.log_deviation[name].exp())
-        ).sum()
-        for name in q.mean
-    )
-    torch.testing.assert_close(mean_field_kl(q, p), expected, rtol=1e-12, atol=0)
-    part = mean_field_kl(q.at(["b"]), p) + mean_field_kl(q.at(["a"]), p)
-    torch.testing.assert_close(part, expected, rtol=1e-12, atol=0)
-    assert float(mean_field_kl(q, q)) == 0.0
-    assert float(mean_field_kl(q.at([]), p)) == 0.0
-
-
-def test_gradient_of_the_kl(generator):
-    q, p = field(generator, requires_grad=True), field(generator, requires_grad=True)
-    leaves = [*q.named().values(), *p.named().values()]
-
-    def kl(a1, b1, a2, b2, a3, b3, a4, b4):
-        return mean_field_kl(
-            MeanField({"a": a1, "b": b1}, {"a": a2, "b": b2}), MeanField({"a": a3, "b": b3}, {"a": a4, "b": b4})
-        )
-
-    assert torch.autograd.gradcheck(kl, leaves)
-    at_the_prior = torch.autograd.grad(mean_field_kl(q, detached(q)), list(q.named().values()))
-    assert all(bool((g == 0).all()) for g in at_the_prior)
-
-
-def test_draws_are_the_mean_plus_the_deviation_times_the_noise(generator):
-    q = field(generator)
-    zeros, ones = ({n: torch.full_like(v, f) for n, v in q.mean.items()} for f in (0.0, 1.0))
-    for name in q.mean:
-        assert torch.equal(drawn(q, zeros)[name], q.mean[name])
-        torch.testing.assert_close(drawn(q, ones)[name], q.mean[name] + q.log_deviation[name].exp())
-    draws = drawn(q, standard_noise(q.mean, 200_000, generator))
-    for name, value in draws.items():
-        sigma = q.log_deviation[name].exp()
-        assert value.shape == (200_000, *q.mean[name].shape)
-        assert ((value.mean(0) - q.mean[name]).abs() < 5 * sigma / math.sqrt(200_000)).all()
-        torch.testing.assert_close(value.var(0), sigma.square(), rtol=0.02, atol=0)
-
-
-def test_sequential_inference_is_exact_where_mean_field_is(generator):
-    """Linear regression with an orthogonal design, where the posterior has independent weights, in two tasks.
-
-    The negative log-likelihood is quadratic in w, so the eight sign vectors, with mean 0 and covariance I, give its
-    expectation exactly, and the optimum of the objective must be the posterior to the last digits.
-    """
-    signs = {"w": torch.tensor(list(itertools.product((-1.0, 1.0), repeat=3)), dtype=D)}
-    belief = isotropic({"w": torch.zeros(3, dtype=D)}, 1.5)
-    precision, weighted = torch.full((3,), 1 / 1.5**2, dtype=D), torch.zeros(3, dtype=D)
-    for n, variance in ((8, 0.5), (5, 0.2)):
-        X = torch.linalg.qr(torch.randn(n, 3, generator=generator, dtype=D)).Q * torch.tensor([1.0, 2.0, 3.0], dtype=D)
-        y = torch.randn(n, generator=generator, dtype=D)
-        q = MeanField(
-            *({name: v.clone().requires_grad_() for name, v in part.items()} for part in isotropic(belief.mean, 0.1))
-        )
-        fit_posterior(q, belief, X, y, variance, signs)
-        belief = detached(q)
-        precision = precision + X.square().sum(0) / variance
-        weighted = weighted + X.mT @ y / variance
-        torch.testing.assert_close(belief.mean["w"], weighted / precision, rtol=1e-6, atol=1e-8)
-        torch.testing.assert_close(belief.log_deviation["w"].exp(), precision.rsqrt(), rtol=1e-6, atol=0)
-
-
-def fit_posterior(q: MeanField, prior: MeanField, X: Tensor, y: Tensor, variance: float, noise: dict) -> None:
-    solver = torch.optim.LBFGS(
-        q.named().values(), max_iter=500, tolerance_grad=1e-13, tolerance_change=0, line_search_fn="strong_wolfe"
-    )
-
-    def objective() -> Tensor:
-        solver.zero_grad()
-        nll = expected_loss(lambda w: -Normal(X @ w["w"], math.sqrt(variance)).log_prob(y).mean(), q, noise)
-        value = nll + mean_field_kl(q, prior) / len(y)
-        value.backward()
-        return value
-
-    solver.step(objective)
 
 
 # -- what the learner minimises ---------------------------------------------------------------------------
@@ -208,6 +102,42 @@ def test_variance_of_a_linear_model_is_the_closed_form():
     torch.testing.assert_close(p.variance, Phi.square() @ sigma.square().mT, rtol=0.06, atol=0)
 
 
+class Branching(nn.Module):
+    """Looks at its outputs, which no network can where several are computed as one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = MLP(4, (3,), seed=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.layer(x)
+        return out if bool((out.detach() < 1e6).all()) else -out
+
+
+@pytest.mark.parametrize(
+    "net",
+    [MLP(4, (16, 8), seed=1), ConvNet(2, filters=(5,), seed=1), Branching(), nn.Flatten()],
+    ids=lambda n: type(n).__name__,
+)
+def test_predictions_are_the_mean_over_networks_drawn_one_after_another(net):
+    learner = small(net=net, steps=20, predict_samples=23, initial_deviation=0.3)
+    x, y = blobs((0, 1), 2100, 1)
+    x = x.reshape(-1, 2, 2) if isinstance(net, ConvNet) else x
+    learner.fit(x[:50], y[:50])
+    state, generator, logits = learner.state_dict()["tensors"], fork(0, "prediction"), []
+    means = {name: state[f"net/{name}"] for name, _ in net.named_parameters()} | {"head/0": state["heads/head/0"]}
+    for _ in range(23):
+        noise = standard_noise(means, 1, generator)
+        w = {n: mean + state[f"log_deviation/{n}"].exp() * noise[n][0] for n, mean in means.items()}
+        head = w.pop("head/0")
+        Phi = torch.func.functional_call(net, w, (x,)).detach()
+        logits.append(Phi @ head[:, :-1].mT + head[:, -1])
+    p = learner.predict(x)
+    torch.testing.assert_close(p.mean, torch.stack(logits).mean(0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(p.variance, torch.stack(logits).var(0, correction=0), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(p.probs, torch.stack(logits).softmax(-1).mean(0), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("coreset", CORESETS)
 def test_predictions_leave_the_learner_as_it_was(coreset, global_random_state_untouched):
     learner = taught(coreset)
@@ -250,6 +180,39 @@ def test_predictions_are_adapted_to_the_coreset_of_their_task():
     assert torch.equal(learner.predict(TASKS[1][0], 1).probs, misled.predict(TASKS[1][0], 1).probs)
 
 
+@pytest.mark.parametrize("points", [6, 20])
+def test_adaptation_is_gradient_steps_with_the_posterior_as_the_prior(points):
+    """The same steps by torch.optim.Adam on a loss put together by hand; batches of 16, the smaller coreset whole."""
+    learner = taught("random", 1, points=points, adapt_steps=13, adapt_rate=1e-2, initial_deviation=0.1)
+    tensors = learner.state_dict()["tensors"]
+    x, y = tensors["coreset/0/x"], tensors["coreset/0/y"]
+    mean = {name: tensors[f"net/{name}"].clone().requires_grad_() for name, _ in learner.net.named_parameters()}
+    mean["head/0"] = tensors["heads/head/0"].clone().requires_grad_()
+    sigma = {name: tensors[f"log_deviation/{name}"].clone().requires_grad_() for name in mean}
+    prior = {name: Normal(mean[name].detach().clone(), sigma[name].detach().exp()) for name in mean}
+    adam = torch.optim.Adam([*mean.values(), *sigma.values()], lr=1e-2)
+    streams = Streams(stream_seed(0, "coreset/0"), torch.device("cpu"))
+    for ahead in (10, 3):
+        noise = standard_noise(mean, 3 * ahead, streams["likelihood"])
+        rows = torch.arange(points).expand(ahead, points)
+        if points > 16:
+            rows = torch.randint(points, (ahead, 16), generator=streams["batches"])
+        for step in range(ahead):
+            loss = sum(kl_divergence(Normal(mean[n], sigma[n].exp()), prior[n]).sum() for n in mean) / points
+            for sample in range(3 * step, 3 * step + 3):
+                w = {n: mean[n] + sigma[n].exp() * noise[n][sample] for n in mean}
+                Phi = torch.func.functional_call(learner.net, w, (x[rows[step]],), strict=False)
+                logits = Phi @ w["head/0"][:, :-1].mT + w["head/0"][:, -1]
+                loss = loss + nn.functional.cross_entropy(logits, y[rows[step]]) / 3
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+    found = learner._belief(0)
+    for name in mean:
+        torch.testing.assert_close(found.mean[name], mean[name].detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found.log_deviation[name], sigma[name].detach(), rtol=1e-4, atol=1e-5)
+
+
 def test_adaptation_is_held_by_the_posterior():
     """With deviations near zero the KL to q allows no movement, however long the adaptation is."""
     plain, held = (taught("random", 1, adapt_steps=steps, initial_deviation=1e-6, rate=1e-5) for steps in (1, 200))
@@ -262,36 +225,21 @@ def test_adaptation_is_held_by_the_posterior():
 # -- coresets -----------------------------------------------------------------------------------------------
 
 
-def test_k_centres_are_the_greedy_farthest_points(generator):
-    x = torch.randn(40, 3, generator=generator, dtype=D)
-    expected = [5]
-    while len(expected) < 8:
-        distances = [min(math.dist(a, x[c].tolist()) for c in expected) for a in x.tolist()]
-        expected.append(max(range(40), key=distances.__getitem__))
-    assert k_centres(x, 8, first=5).tolist() == expected
-    assert k_centres(x.reshape(40, 3, 1), 8, first=5).tolist() == expected
-
-
-def test_k_centres_cover_clusters_and_are_different_rows(generator):
-    centres = 10.0 * torch.eye(6)
-    which = torch.randint(6, (200,), generator=generator)
-    x = centres[which] + 0.1 * torch.randn(200, 6, generator=generator)
-    assert set(which[k_centres(x, 6)].tolist()) == set(range(6))
-    same = torch.ones(7, 2, dtype=torch.int64)
-    assert sorted(k_centres(same, 7).tolist()) == list(range(7))
+@pytest.mark.parametrize("kind", ["random", "kcenter"])
+def test_a_coreset_for_each_task(kind):
+    learner = taught(kind, 3, points_per_class=4)
+    assert [len(Z) for Z in learner.kept_inputs()] == [8, 12, 8]
 
 
 @pytest.mark.parametrize("kind", ["random", "kcenter"])
-def test_size_of_a_coreset(kind, generator):
-    x, y = TASKS[1]
-    classes = torch.searchsorted(torch.tensor([4, 7, 9]), y)
-    rows = coreset_rows(kind, x, classes, 11, None, generator)
-    assert len(set(rows.tolist())) == 11
-    rows = coreset_rows(kind, x, classes, 11, 5, generator)
-    assert classes[rows].bincount().tolist() == [5, 5, 5]
-    assert len(set(rows.tolist())) == 15
-    learner = taught(kind, 3, points_per_class=4)
-    assert [len(Z) for Z in learner.kept_inputs()] == [8, 12, 8]
+def test_minibatches_are_of_all_examples_but_the_coreset(kind):
+    x, y = TASKS[0]
+    learner = small(kind)
+    program = next(learner.learn(x, y))
+    seen = x[program.draw(100)["rows"].unique()]
+    stored = {tuple(row) for row in learner.kept_inputs()[0].tolist()}
+    assert len(seen) == 84
+    assert not stored & {tuple(row) for row in seen.tolist()}
 
 
 @pytest.mark.parametrize("kind", ["random", "kcenter"])

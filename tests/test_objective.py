@@ -5,12 +5,12 @@ import torch
 from torch import nn
 
 from frcl import MLP, FRCLOptions
-from frcl.engine import Params
+from frcl.engine.tensors import Params
 from frcl.learners.objective import Memory, Noise, Objective
 from frcl.likelihoods import Bernoulli, Softmax
-from frcl.posterior import Posterior, kl_weight
+from frcl.posterior import Posterior, kl_weight, triangular
 from frcl.regularisers.functional import make_bank
-from frcl.summary import belief_from_weights
+from frcl.summary import belief_from_weights, prior_kl_terms
 from oracles import direct_prior_kl, rand_posterior
 
 D = torch.float64
@@ -44,7 +44,7 @@ def test_scale_and_parts(setting):
         for Z in inputs:
             Z.add_(0.3)  # the network has moved relative to the stored beliefs
     objective = Objective(net, Bernoulli(), options)
-    memory = Memory(50.0, make_bank(inputs, beliefs), None)
+    memory = Memory(50.0, make_bank(inputs, [prior_kl_terms(belief) for belief in beliefs]), None)
     terms = objective(params, memory, (x, y), Noise(torch.empty(0, dtype=D), None))
     q = Posterior(params["posterior/mean"], params["posterior/factor"])
     Phi = phi(x)
@@ -53,11 +53,11 @@ def test_scale_and_parts(setting):
     expected = Bernoulli().expected_log_prob(mean[:, None], variance[:, None], y, torch.empty(0), {}).mean()
     past = sum(direct_prior_kl(2**0.5 * phi(Z), b) for Z, b in zip(inputs, beliefs, strict=True))
     torch.testing.assert_close(terms.log_likelihood, expected)
-    torch.testing.assert_close(terms.kl_now, kl_weight(q, 2.0) / 50)
+    torch.testing.assert_close(terms.kl_now, kl_weight(triangular(q), 2.0) / 50)
     torch.testing.assert_close(terms.kl_past, past / 50)
-    torch.testing.assert_close(terms.loss, -expected + kl_weight(q, 2.0) / 50 + past / 50)
+    torch.testing.assert_close(terms.loss, -expected + kl_weight(triangular(q), 2.0) / 50 + past / 50)
     ours = torch.autograd.grad(terms.loss, list(params.values()))
-    direct_loss = -expected + kl_weight(q, 2.0) / 50 + past / 50
+    direct_loss = -expected + kl_weight(triangular(q), 2.0) / 50 + past / 50
     direct = torch.autograd.grad(direct_loss, list(params.values()))
     for a, b in zip(ours, direct, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
@@ -66,7 +66,7 @@ def test_scale_and_parts(setting):
 def test_one_sampled_task_counts_for_all(setting):
     net, options, params, inputs, beliefs, batch, _ = setting
     objective = Objective(net, Bernoulli(), options)
-    memory = Memory(50.0, make_bank(inputs, beliefs), None)
+    memory = Memory(50.0, make_bank(inputs, [prior_kl_terms(belief) for belief in beliefs]), None)
     noise = [Noise(torch.empty(0, dtype=D), torch.tensor([i])) for i in range(2)]
     parts = [objective(params, memory, batch, n).kl_past for n in noise]
     whole = objective(params, memory, batch, Noise(torch.empty(0, dtype=D), None)).kl_past
@@ -89,7 +89,7 @@ def test_calling_it_changes_nothing_and_repeats(setting, global_random_state_unt
     q = rand_posterior(2, 5, torch.Generator().manual_seed(0))
     params = params | {"posterior/mean": q.mean, "posterior/factor": q.factor}
     before = {name: value.detach().clone() for name, value in params.items()}
-    memory = Memory(50.0, make_bank(inputs, beliefs), None)
+    memory = Memory(50.0, make_bank(inputs, [prior_kl_terms(belief) for belief in beliefs]), None)
     noise = Noise(torch.randn(2, 8, 2, generator=torch.Generator().manual_seed(0), dtype=D), None)
     first = objective(params, memory, batch, noise)
     second = objective(params, memory, batch, noise)
@@ -101,7 +101,7 @@ def test_it_can_be_mapped_over_seeds(setting):
     """A leading axis over parameters and noise gives what single calls give."""
     net, options, params, inputs, beliefs, batch, _ = setting
     objective = Objective(net, Bernoulli(), options)
-    memory = Memory(50.0, make_bank(inputs, beliefs), None)
+    memory = Memory(50.0, make_bank(inputs, [prior_kl_terms(belief) for belief in beliefs]), None)
     none = Noise(torch.empty(0, dtype=D), None)
     shifted = {name: value.detach() + 0.01 for name, value in params.items()}
     stacked = {name: torch.stack([params[name].detach(), shifted[name]]) for name in params}
@@ -142,6 +142,6 @@ def test_the_network_is_called_once_a_step(setting):
             return self.inner(x)
 
     wrapped = {name.replace("theta/", "theta/inner."): value for name, value in params.items()}
-    memory = Memory(50.0, make_bank(inputs, beliefs), None)
+    memory = Memory(50.0, make_bank(inputs, [prior_kl_terms(belief) for belief in beliefs]), None)
     Objective(Counting(), Bernoulli(), options)(wrapped, memory, batch, Noise(torch.empty(0, dtype=D), None))
     assert calls == [8 + 2 * 6]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from frcl import FRCL, MLP
 from frcl.likelihoods import RobustMax, Softmax
-from frcl.posterior import kl_weight, weight_moments
+from frcl.posterior import kl_weight, triangular, weight_moments
 from frcl.selection import random_start, trace_greedy, trace_swaps
 from frcl.summary import belief_from_weights, head_moments, make_head, prior_kl, prior_kl_terms
 from oracles import direct_prediction, direct_prior_kl, direct_trace, rand_posterior
@@ -32,7 +32,7 @@ def test_kl_value_gradient_and_bounds(shape):
     belief = belief_from_weights(q, Phi, 1e-2)
     terms = prior_kl_terms(belief)
     at_home = float(prior_kl(Phi[None], terms))
-    assert -1e-6 <= at_home <= float(kl_weight(q, 1.0)) + 1e-6
+    assert -1e-6 <= at_home <= float(kl_weight(triangular(q), 1.0)) + 1e-6
     ours = torch.randn(M, K, generator=g, dtype=D).requires_grad_()
     direct = ours.detach().clone().requires_grad_()
     value, expected = prior_kl(ours[None], terms)[0], direct_prior_kl(direct, belief)
@@ -91,5 +91,5 @@ def test_a_task_of_any_shape_can_be_learned_kept_and_asked(C, width, M, seed):
     assert p.probs.shape == (len(x), C)
     torch.testing.assert_close(p.probs.sum(1), torch.ones(len(x)), rtol=0, atol=1e-5)
     assert (p.variance >= 0).all()
-    q = weight_moments(rand_posterior(C, 4, g), torch.randn(5, 4, generator=g, dtype=D))
+    q = weight_moments(triangular(rand_posterior(C, 4, g)), torch.randn(5, 4, generator=g, dtype=D))
     assert q.mean.shape == q.variance.shape == (5, C)

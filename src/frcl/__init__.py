@@ -12,7 +12,9 @@ from frcl.errors import (
     TaskError,
 )
 from frcl.features import MLP, ConvNet
-from frcl.learners.frcl import FRCL, load
+from frcl.learners.ensemble import Ensemble
+from frcl.learners.frcl import FRCL
+from frcl.learners.load import load
 from frcl.learners.options import FRCLOptions
 from frcl.learners.records import Prediction, StepLog, Summary
 
@@ -25,6 +27,7 @@ __all__ = [
     "CheckpointError",
     "ConvNet",
     "DataError",
+    "Ensemble",
     "FRCLOptions",
     "FrclError",
     "LabelError",

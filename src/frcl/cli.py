@@ -1,4 +1,4 @@
-"""The command line: frcl run | resume | report | compare | tune | list | data."""
+"""The command line: frcl run | resume | report | compare | tune | list | data | bench."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from frcl.benchmarks.open import BENCHMARKS, known_name
+from frcl.cli_bench import bench
 from frcl.display import Live, Plain, Several, Silent, accuracy_table, in_words
 from frcl.errors import FrclError, OptionError
 from frcl.experiment import runner
@@ -222,6 +223,9 @@ def data_files(
         state = "verified" if file.verified else (file.problem or ("missing" if file.needed else "not needed"))
         table.add_row(file.dataset, file.name, state, "" if file.path is None else str(file.path))
     out.print(table)
+
+
+app.command()(bench)
 
 
 def main() -> None:

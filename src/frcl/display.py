@@ -14,6 +14,7 @@ from frcl.experiment.keeper import Observer
 from frcl.learners.records import StepLog
 
 WIDE = 8  # more tasks than this do not fit a matrix in a terminal
+REDRAW = 0.1  # seconds between two updates of the bar
 PLAIN_SECONDS = 10.0  # between two lines while a task is learned
 
 
@@ -82,6 +83,8 @@ class Live:
             transient=True,
         )
         self._accuracy = ""
+        self._done: dict[int, int] = {}  # steps by seed
+        self._drawn = 0.0
 
     def begin(self, config: Config, names: list[str]) -> None:
         self._config, self._names = config, names
@@ -91,8 +94,13 @@ class Live:
 
     def step(self, seed: int, task: int, log: StepLog) -> None:
         steps = self._config.learner.steps
-        within = (log.step - 1) % steps + 1
-        done = (self._config.seeds.index(seed) * len(self._names) + task) * steps + within
+        self._done[seed] = task * steps + (log.step - 1) % steps + 1
+        now = time.monotonic()
+        if now - self._drawn < REDRAW:
+            return
+        self._drawn = now
+        before = min(self._config.seeds.index(one) for one in self._done)  # seeds finished before a run was taken up
+        done = before * len(self._names) * steps + sum(self._done.values())
         text = f"seed {seed} task {task + 1}/{len(self._names)}"
         parts = f"loss {log.loss:.3f} now {log.kl_now:.3f} past {log.kl_past:.3f}{self._accuracy}"
         self._progress.update(self._bar, completed=done, description=text, terms=parts)

@@ -26,7 +26,12 @@ PROBE_SIZE = 8
 def features(net: nn.Module, theta: Mapping[str, Tensor], x: Tensor, scale: float) -> Tensor:
     """[scale · net(x; θ), 1], shape [B, K]: K counts the bias column."""
     out: Tensor = functional_call(net, dict(theta), (x,))
-    return torch.cat([scale * out, out.new_ones(out.shape[0], 1)], dim=1)
+    return torch.cat([times(scale, out), out.new_ones(out.shape[0], 1)], dim=1)
+
+
+def times(factor: float, x: Tensor) -> Tensor:
+    """factor · x, without any work for a factor of one."""
+    return x if factor == 1.0 else factor * x
 
 
 def _initialise(net: nn.Module, seed: int) -> None:
@@ -77,16 +82,13 @@ def _pool(size: int, padding: Literal["valid", "same"]) -> tuple[nn.Module, int]
     """Max pooling 3×3 with stride 2 and the size of the map after it.
 
     "valid" drops what does not fill a window; a map smaller than the window is pooled whole, since four
-    such blocks do not fit 28×28 (28 → 13 → 6 → 2 → 1). "same" pads (28 → 14 → 7 → 4 → 2).
+    such blocks do not fit 28×28 (28 → 13 → 6 → 2 → 1). "same" pads (28 → 14 → 7 → 4 → 2): on both sides for an odd
+    size; on the far side only for an even one, where a window may reach over the edge (`ceil_mode`).
     """
     if padding == "valid":
         window = min(3, size)
         return nn.MaxPool2d(window, stride=2), (size - window) // 2 + 1
-    after = math.ceil(size / 2)
-    missing = max((after - 1) * 2 + 3 - size, 0)
-    before = missing // 2
-    pad = nn.ConstantPad2d((before, missing - before) * 2, -math.inf)
-    return nn.Sequential(pad, nn.MaxPool2d(3, stride=2)), after
+    return nn.MaxPool2d(3, stride=2, padding=size % 2, ceil_mode=size % 2 == 0), math.ceil(size / 2)
 
 
 class ConvNet(nn.Module):
@@ -124,8 +126,33 @@ class ConvNet(nn.Module):
         _initialise(self, seed)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layers(x.reshape(-1, self.channels, self.size, self.size))
-        return out
+        """The layers in turn, but bias and ReLU after the pooling, on a quarter of the map: max(h) + b = max(h + b)."""
+        h = x.reshape(-1, self.channels, self.size, self.size)
+        for i in range(0, len(self.layers) - 1, 3):
+            convolution, pool = self.layers[i], self.layers[i + 2]
+            assert isinstance(convolution, nn.Conv2d)
+            assert convolution.bias is not None
+            h = pool(nn.functional.conv2d(h, convolution.weight, padding=1))
+            h = _channels_last(torch.relu(h + convolution.bias[:, None, None]))
+        return h.flatten(1)
+
+
+def _channels_last(h: Tensor) -> Tensor:
+    """The same map with its channels side by side in memory, which convolutions on CUDA want."""
+    return h.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) if h.is_cuda else h
+
+
+FIXED = "fixed/"  # prefix of such parts among the constants of a training step
+
+
+def fixed_parts(net: nn.Module) -> dict[str, Tensor]:
+    """What a network holds besides the weights that are trained: buffers, and weights without a gradient."""
+    return {**{n: p for n, p in net.named_parameters() if not p.requires_grad}, **dict(net.named_buffers())}
+
+
+def is_stackable(net: nn.Module) -> bool:
+    """Whether several copies of the network are worth computing as one: a batched convolution is slower than each."""
+    return not any(isinstance(module, nn.modules.conv._ConvNd) for module in net.modules())
 
 
 @contextmanager

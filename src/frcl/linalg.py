@@ -38,9 +38,7 @@ def logdet_from_cholesky(L: Tensor) -> Tensor:
 
 def add_diagonal(A: Tensor, value: Tensor | float) -> Tensor:
     """A + diag(value), value a number or [..., n]."""
-    n = A.shape[-1]
-    diagonal = torch.as_tensor(value, dtype=A.dtype, device=A.device).expand(*A.shape[:-2], n)
-    return A + torch.diag_embed(diagonal)
+    return torch.diagonal_scatter(A, A.diagonal(dim1=-2, dim2=-1) + value, dim1=-2, dim2=-1)
 
 
 def lower_factor(H: Tensor) -> Tensor:
@@ -49,15 +47,12 @@ def lower_factor(H: Tensor) -> Tensor:
     return R.mT
 
 
-def low_rank_factor(A: Tensor) -> Tensor:
-    """F [n, r] with F Fᵀ = A for symmetric positive semi-definite A [n, n], r its numerical rank (≥ 1)."""
+def low_rank_factor(A: Tensor, rank: int) -> Tensor:
+    """F [n, rank] with F Fᵀ = A for symmetric positive semi-definite A [n, n] of at most that rank."""
     values: Tensor
     vectors: Tensor
     values, vectors = torch.linalg.eigh(A)
-    floor = values[-1].clamp_min(0) * A.shape[-1] * torch.finfo(A.dtype).eps
-    keep = values > floor
-    keep[-1] = True
-    return vectors[:, keep] * values[keep].clamp_min(0).sqrt()
+    return vectors[:, -rank:] * values[-rank:].clamp_min(0).sqrt()
 
 
 def kl_to_isotropic(mean: Tensor, L: Tensor, prior_variance: float) -> Tensor:

@@ -33,15 +33,21 @@ def initial_posterior(C: int, n: int, scale: float, dtype: torch.dtype, device: 
     return Posterior(torch.zeros(C, n, dtype=dtype, device=device), scale * eye.repeat(C, 1, 1))
 
 
+def triangular(q: Posterior) -> Posterior:
+    """q with its factor as L, zeros above the diagonal."""
+    return Posterior(q.mean, q.factor.tril())
+
+
 def weight_moments(q: Posterior, Phi: Tensor) -> Moments:
-    """f(x) = wᵀφ(x) under q(w): mean φᵀμ_c, variance ‖L_cᵀφ‖²; Phi [B, K]."""
-    spread = torch.einsum("bk,ckj->bcj", Phi, q.factor.tril())
+    """f(x) = wᵀφ(x) under q(w): mean φᵀμ_c, variance ‖L_cᵀφ‖²; Phi [B, K], q triangular."""
+    C, K = q.mean.shape
+    spread = (Phi @ q.factor.transpose(0, 1).reshape(K, C * K)).unflatten(1, (C, K))
     return Moments(Phi @ q.mean.mT, spread.square().sum(-1))
 
 
 def kl_weight(q: Posterior, prior_variance: float) -> Tensor:
-    """Σ_c KL(q(w_c) ‖ N(0, σ_w² I)), the second term of the weight-space objective (Section 2.3)."""
-    return kl_to_isotropic(q.mean, q.factor.tril(), prior_variance).sum()
+    """Σ_c KL(q(w_c) ‖ N(0, σ_w² I)), the second term of the weight-space objective (Section 2.3); q triangular."""
+    return kl_to_isotropic(q.mean, q.factor, prior_variance).sum()
 
 
 def function_moments(q: Posterior, Phi_x: Tensor, Phi_z: Tensor, noise: float) -> tuple[Moments, Tensor]:

@@ -22,18 +22,40 @@ def fork(seed: int, name: str, device: torch.device | str = "cpu") -> torch.Gene
 
 
 class Streams:
-    """The named generators of one learner, with a state that can be saved and put back."""
+    """The named generators of one learner, with a state that can be saved and put back.
+
+    Random numbers of several steps may be drawn ahead: `hold` remembers the state before them, and until `release` that
+    is the state that is saved.
+    """
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self.seed = seed
         self._generators = {name: fork(seed, name, device) for name in STREAMS}
+        self._held: dict[str, Tensor] | None = None
 
     def __getitem__(self, name: str) -> torch.Generator:
         return self._generators[name]
 
+    def hold(self) -> None:
+        """Remember the state: what is drawn from here on is for steps not yet taken."""
+        self._held = self._now()
+
+    def release(self) -> None:
+        """All steps drawn for have been taken."""
+        self._held = None
+
+    def rewind(self) -> None:
+        """Back to where the state was held, if it was."""
+        if self._held is not None:
+            self.restore(self._held)
+
     def state(self) -> dict[str, Tensor]:
-        return {name: generator.get_state() for name, generator in self._generators.items()}
+        return self._now() if self._held is None else {name: value.clone() for name, value in self._held.items()}
 
     def restore(self, state: dict[str, Tensor]) -> None:
         for name, generator in self._generators.items():
             generator.set_state(state[name].to("cpu", torch.uint8))
+        self._held = None
+
+    def _now(self) -> dict[str, Tensor]:
+        return {name: generator.get_state() for name, generator in self._generators.items()}

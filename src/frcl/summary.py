@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -102,7 +102,7 @@ def prior_kl_terms(belief: FunctionBelief) -> PriorKL:
         return mean.new_tensor([value])
 
     return PriorKL(
-        F=low_rank_factor(outer)[None],
+        F=low_rank_factor(outer, L.shape[2])[None],  # the mean lies in the span of L's columns where R < M
         mask=mean.new_ones(1, belief.M),
         C=one(belief.C),
         noise=one(belief.noise),
@@ -137,14 +137,36 @@ def prior_kl(Phi: Tensor, terms: PriorKL, smallest: int | None = None) -> Tensor
     `smallest` is the fewest real points of a task, by default M (no padding). The K×K form would subtract nearly equal
     numbers for a task with fewer.
     """
-    live = torch.where(terms.mask[..., None] > 0, Phi.double(), 0.0)
-    fixed = live.detach()
+    fewest = Phi.shape[1] if smallest is None else smallest
+    fixed = Phi.detach().double()
+    if fewest < Phi.shape[1]:
+        fixed = torch.where(terms.mask[..., None] > 0, fixed, 0.0)
     with torch.no_grad():
-        if (Phi.shape[1] if smallest is None else smallest) <= Phi.shape[2]:
-            value, slope = _kl_through_points(fixed, terms)
-        else:
-            value, slope = _kl_through_features(fixed, terms)
-    return value + (slope * (live - fixed)).sum((1, 2))
+        compute = _kl_through_points if fewest <= Phi.shape[2] else _kl_through_features
+        value, slope = compute(fixed, terms)
+        if fewest < Phi.shape[1]:
+            slope = slope * terms.mask[..., None]
+    total: Tensor = _WithSlope.apply(Phi, value, slope.to(Phi.dtype))  # type: ignore[no-untyped-call]
+    return total
+
+
+class _WithSlope(torch.autograd.Function):
+    """A value [T] that is known together with its derivative by Φ [T, M, K]."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(Phi: Tensor, value: Tensor, slope: Tensor) -> Tensor:  # noqa: ARG004
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:  # noqa: ARG004
+        ctx.save_for_backward(inputs[2])
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+        (slope,) = ctx.saved_tensors
+        return upstream.to(slope.dtype)[:, None, None] * slope, None, None
 
 
 def _kl_through_points(Phi: Tensor, terms: PriorKL) -> tuple[Tensor, Tensor]:
@@ -189,9 +211,8 @@ def _kl_through_features(Phi: Tensor, terms: PriorKL) -> tuple[Tensor, Tensor]:
     trace = trace + extra * ((M - K) / noise + inverse.diagonal(dim1=1, dim2=2).sum(1))
     logdet = logdet_from_cholesky(chol_B) + (M - K) * noise.log()
     value = 0.5 * (trace + terms.C * logdet) + terms.constant
-    Phi_inverse = Phi @ inverse
-    slope = C * Phi_inverse - rest @ X.mT / noise[:, None, None]
-    return value, slope - extra[:, None, None] * (Phi_inverse @ inverse)
+    slope = Phi @ (C * inverse - extra[:, None, None] * (inverse @ inverse)) - rest @ (X / noise[:, None, None]).mT
+    return value, slope
 
 
 class Head(NamedTuple):

@@ -47,16 +47,19 @@ class DetectorOptions:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a run is carried out; none of it changes what is learned, but for rounding with other `threads`."""
+    """How a run is carried out; none of it changes what is learned, but for rounding with other `threads` or seeds."""
 
     checkpoint_seconds: float = 5.0  # time between two checkpoints while a task is learned
     log_past_every: int = 0  # log the KL of every past task each so many steps; 0: not
     forward_transfer: bool = False  # learn every task alone as well, to measure forward transfer
+    seeds_together: int = 10  # at most so many seeds are trained as one program, where the method can
     threads: int = 1  # CPU threads: one is fastest for small networks, and does not suffer from busy neighbours
 
     def __post_init__(self) -> None:
-        if self.threads < 1 or self.log_past_every < 0 or self.checkpoint_seconds < 0:
-            raise OptionError("threads must be at least 1, log_past_every and checkpoint_seconds at least 0")
+        if min(self.threads, self.seeds_together) < 1 or self.log_past_every < 0 or self.checkpoint_seconds < 0:
+            raise OptionError(
+                "threads and seeds_together must be at least 1, log_past_every and checkpoint_seconds at least 0"
+            )
 
 
 @dataclass(frozen=True)

@@ -69,14 +69,15 @@ def learn_stream(
             record["statistic"].append(_storable(log.statistic))
             if log.boundary:
                 record["found"].append(t)
-            keeper.step(learner, seed, number, log)
+            terms = (log.loss, log.log_likelihood, log.kl_now, log.kl_past)
+            keeper.stepped({seed: learner}, number, log.step, [[terms]])
         record["learned_as"].append(len(learner.tasks))  # the one still open
         with keeper.timed("evaluate"):
             row = [score(learner, benchmark.test_split(on), task) for on, task in enumerate(record["learned_as"])]
         record["rows"].append(row)
         keeper.progress.task += 1
         keeper.observer.evaluated(seed, number, row)
-        keeper.checkpoint(learner)
+        keeper.checkpoint([learner])
     with keeper.timed("select"):
         _end(learner)
     record["bytes"] = list(itertools.accumulate(summary.bytes() for summary in learner.tasks)) or [0]

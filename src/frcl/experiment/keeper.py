@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from frcl.engine.program import Values
 from frcl.errors import CheckpointError, FrclError
 from frcl.experiment.config import Config
 from frcl.experiment.logs import CsvLog
@@ -17,6 +18,7 @@ from frcl.learners.protocol import Learner
 from frcl.learners.records import StepLog
 
 CHECKPOINT = "checkpoint.frcl"
+PATIENCE = 20.0  # a checkpoint waits so many times what the last one took
 LOG, LOG_HEADER = "log.csv", ("seed", "task", "step", "loss", "log_likelihood", "kl_now", "kl_past")
 PAST_LOG, PAST_HEADER = "kl_past.csv", ("seed", "task", "step", "past_task", "kl")
 
@@ -54,9 +56,10 @@ def new_record() -> dict[str, Any]:
 class Progress:
     """Where a run stands: all that a checkpoint holds besides the learner."""
 
-    position: int = 0  # seeds finished
-    task: int = 0  # tasks of the current seed finished
-    records: list[dict[str, Any]] = field(default_factory=list)  # one a seed; the last may be unfinished
+    position: int = 0  # seeds finished; the next of them are learned together
+    task: int = 0  # tasks of the current seeds finished
+    step: int = 0  # steps of the current task taken
+    records: list[dict[str, Any]] = field(default_factory=list)  # one a seed; those of the current seeds are unfinished
     lengths: dict[str, int] = field(default_factory=dict)  # of the log files, in bytes
     seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "select": 0.0, "evaluate": 0.0})
     started: str = ""
@@ -74,28 +77,47 @@ class Keeper:
         self.observer = observer
         self._stop = stop
         self._saved_at = time.monotonic()
+        self._cost = 0.0  # seconds that the last checkpoint took
         self._logs = {LOG: CsvLog(folder / LOG, LOG_HEADER, progress.lengths.get(LOG))}
         if config.run.log_past_every:
             self._logs[PAST_LOG] = CsvLog(folder / PAST_LOG, PAST_HEADER, progress.lengths.get(PAST_LOG))
 
-    def step(self, learner: Learner, seed: int, task: int, log: StepLog) -> None:
-        """Log one step, tell the observer, and write a checkpoint if it is time for one."""
-        self._logs[LOG].add((seed, task, log.step, log.loss, log.log_likelihood, log.kl_now, log.kl_past))
-        if PAST_LOG in self._logs and log.step % self.config.run.log_past_every == 0:
-            for past, value in enumerate(learner.past_divergences()):
-                self._logs[PAST_LOG].add((seed, task, log.step, past, value))
-        self.observer.step(seed, task, log)
-        if self._stop() or time.monotonic() - self._saved_at > self.config.run.checkpoint_seconds:
-            self.checkpoint(learner)
+    def stepped(self, learners: Mapping[int, Learner], task: int, last: int, taken: Sequence[Sequence[Values]]) -> None:
+        """Steps up to number `last` were taken: log their terms, look at the past and save where it is time.
 
-    def checkpoint(self, learner: Learner | None) -> None:
+        Where steps are taken many at a time, the observer is told of the last of them, and the past is seen as it is
+        after it.
+        """
+        first = last - len(taken) + 1
+        for step, each in enumerate(taken, first):
+            for seed, values in zip(learners, each, strict=True):
+                self._logs[LOG].add((seed, task, step, *values))
+        for seed, values in zip(learners, taken[-1], strict=True):
+            self.observer.step(seed, task, StepLog(task, last, *values))
+        every = self.config.run.log_past_every
+        if every and last // every > (first - 1) // every:
+            for seed, learner in learners.items():
+                for past, value in enumerate(learner.past_divergences()):
+                    self._logs[PAST_LOG].add((seed, task, last, past, value))
+        self.checkpoint_if_due(list(learners.values()))
+
+    def checkpoint_if_due(self, learners: Sequence[Learner]) -> None:
+        """A checkpoint if the last was long ago, in seconds and by what it cost, or if the run was asked to stop."""
+        wait = max(self.config.run.checkpoint_seconds, PATIENCE * self._cost)
+        if self._stop() or time.monotonic() - self._saved_at > wait:
+            self.checkpoint(learners)
+
+    def checkpoint(self, learners: Sequence[Learner]) -> None:
         """Write everything to disk; if the run was asked to stop, stop."""
+        begin = time.monotonic()
         for name, log in self._logs.items():
             self.progress.lengths[name] = log.flush()
-        state = learner.state_dict() if learner is not None else {"meta": None, "tensors": {}}
-        meta = {"progress": asdict(self.progress), "learner": state["meta"]}
-        save_state(self.folder / CHECKPOINT, meta, state["tensors"])
+        states = [learner.state_dict() for learner in learners]
+        meta = {"progress": asdict(self.progress), "learners": [state["meta"] for state in states]}
+        tensors = {f"{i}/{name}": value for i, state in enumerate(states) for name, value in state["tensors"].items()}
+        save_state(self.folder / CHECKPOINT, meta, tensors)
         self._saved_at = time.monotonic()
+        self._cost = self._saved_at - begin
         if self._stop():
             raise Interrupted(f"stopped; go on with: frcl resume {self.folder}")
 
@@ -109,15 +131,18 @@ class Keeper:
             self.progress.seconds[part] += time.monotonic() - begin
 
 
-def read_checkpoint(folder: Path) -> tuple[Progress, dict[str, Any] | None]:
-    """Where the run in a folder stands, and the state of its learner; the very beginning if there is none."""
+def read_checkpoint(folder: Path) -> tuple[Progress, list[dict[str, Any]] | None]:
+    """Where the run in a folder stands, and the states of its learners; the very beginning if there is none."""
     path = folder / CHECKPOINT
     if not path.is_file():
         return Progress(), None
     meta, tensors = load_state(path)
     try:
         progress = Progress(**meta["progress"])
-        learner = None if meta["learner"] is None else {"meta": meta["learner"], "tensors": tensors}
-    except (KeyError, TypeError) as error:
+        states = [{"meta": one, "tensors": {}} for one in meta["learners"]]
+        for name, value in tensors.items():
+            place, own = name.split("/", 1)
+            states[int(place)]["tensors"][own] = value
+    except (KeyError, TypeError, ValueError, IndexError) as error:
         raise CheckpointError(f"{path} is not the checkpoint of a run: {error!r}") from error
-    return progress, learner
+    return progress, states or None

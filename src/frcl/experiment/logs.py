@@ -15,16 +15,16 @@ class CsvLog:
         """Begin a new file, or with `length` go on with what was there when it had that many bytes."""
         self.path = path
         self._buffer = io.StringIO()
-        self._writer = csv.writer(self._buffer, lineterminator="\n")
         if length is None:
-            self._writer.writerow(header)
+            self.add(header)
             path.write_bytes(b"")
         else:
             with path.open("r+b") as file:
                 file.truncate(length)
 
     def add(self, row: Sequence[object]) -> None:
-        self._writer.writerow([f"{value:.7g}" if isinstance(value, float) else value for value in row])
+        """One more row; no value of it has a comma."""
+        self._buffer.write(",".join([f"{value:.7g}" if type(value) is float else str(value) for value in row]) + "\n")
 
     def flush(self) -> int:
         """Write what was collected; returns the length of the file."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from frcl.files import write_atomically
 from frcl.learners.frcl import FRCL
 from frcl.learners.methods import make_learner
 from frcl.learners.protocol import Learner
-from frcl.learners.records import StepLog
+from frcl.learners.work import Work, together
 
 
 def never() -> bool:
@@ -58,10 +59,10 @@ def resume(folder: Path, observer: Observer, *, stop: Callable[[], bool] = never
         raise CheckpointError(f"{folder} holds no run: there is no config.toml in it")
     layer = read_toml(folder / "config.toml")
     config = resolve(layer.pop("benchmark", ""), layer)
-    progress, learner_state = read_checkpoint(folder)
+    progress, states = read_checkpoint(folder)
     progress.started = progress.started or _now()
     with environment.threads(config.run.threads):
-        return _carry_out(Keeper(config, folder, progress, observer, stop), learner_state)
+        return _carry_out(Keeper(config, folder, progress, observer, stop), states)
 
 
 def benchmark_of(config: Config, seed: int) -> Benchmark:
@@ -85,85 +86,117 @@ def new_learner(config: Config, benchmark: Benchmark, seed: int) -> Learner:
     )
 
 
-def _carry_out(keeper: Keeper, learner_state: dict[str, Any] | None) -> dict[str, Any]:
+def _carry_out(keeper: Keeper, states: list[dict[str, Any]] | None) -> dict[str, Any]:
     config, progress = keeper.config, keeper.progress
     title = ""
     names: list[str] = []
     while progress.position < len(config.seeds):
-        seed = config.seeds[progress.position]
-        benchmark = benchmark_of(config, seed)
-        learner = new_learner(config, benchmark, seed)
-        if learner_state is not None:
-            learner.load_state_dict(learner_state)
-            learner_state = None
+        group = _group(config, progress.position, states)
+        if states is not None:
+            for one, state in zip(group, states, strict=True):
+                one.learner.load_state_dict(state)
+            states = None
         if not names:
-            title, names = benchmark.name, list(benchmark.task_names)
+            title, names = group[0].benchmark.name, list(group[0].benchmark.task_names)
             keeper.observer.begin(config, names)
-        _one_seed(keeper, learner, benchmark, seed)
+        _one_group(keeper, group)
     if not names:
         benchmark = benchmark_of(config, config.seeds[0])
         title, names = benchmark.name, list(benchmark.task_names)
     return _finish(keeper, title, names)
 
 
-def _one_seed(keeper: Keeper, learner: Learner, benchmark: Benchmark, seed: int) -> None:
-    progress = keeper.progress
-    if len(progress.records) == progress.position:
+@dataclass(frozen=True)
+class Seed:
+    """One seed of the run: its benchmark and its learner."""
+
+    seed: int
+    benchmark: Benchmark
+    learner: Learner
+
+
+def _group(config: Config, position: int, states: list[dict[str, Any]] | None) -> list[Seed]:
+    """The next seeds that are learned together: those whose states there are, or as many as may be.
+
+    A learner that looks for hidden boundaries by itself decides on values as it goes, so it has the floor alone.
+    """
+    size = 1 if config.hidden_boundaries else config.run.seeds_together
+    group = []
+    for seed in config.seeds[position : position + (size if states is None else len(states))]:
+        benchmark = benchmark_of(config, seed)
+        group.append(Seed(seed, benchmark, new_learner(config, benchmark, seed)))
+    return group
+
+
+def _one_group(keeper: Keeper, group: list[Seed]) -> None:
+    progress, last = keeper.progress, len(keeper.config.seeds)
+    while len(progress.records) < progress.position + len(group):
         progress.records.append(new_record())
-    record = progress.records[-1]
-    if keeper.config.hidden_boundaries and isinstance(learner, FRCL):
-        learn_stream(keeper, learner, benchmark, seed, record)
+    records = progress.records[progress.position :]
+    if keeper.config.hidden_boundaries:
+        only = group[0]
+        assert isinstance(only.learner, FRCL)
+        learn_stream(keeper, only.learner, only.benchmark, only.seed, records[0])
     else:
-        _learn_tasks(keeper, learner, benchmark, seed, record)
+        _learn_tasks(keeper, group, records)
     with keeper.timed("evaluate"):
-        record["final"] = final_scores(learner, benchmark, record["learned_as"]).to_json()
+        for one, record in zip(group, records, strict=True):
+            record["final"] = final_scores(one.learner, one.benchmark, record["learned_as"]).to_json()
     if progress.position == 0:
-        results.write_points(keeper.folder / "points.npz", learner.kept_inputs())
-    progress.position, progress.task = progress.position + 1, 0
-    keeper.checkpoint(learner if progress.position == len(keeper.config.seeds) else None)
+        results.write_points(keeper.folder / "points.npz", group[0].learner.kept_inputs())
+    progress.position, progress.task, progress.step = progress.position + len(group), 0, 0
+    keeper.checkpoint([one.learner for one in group] if progress.position == last else [])
 
 
-def _learn_tasks(keeper: Keeper, learner: Learner, benchmark: Benchmark, seed: int, record: dict[str, Any]) -> None:
-    while keeper.progress.task < len(benchmark):
+def _learn_tasks(keeper: Keeper, group: list[Seed], records: list[dict[str, Any]]) -> None:
+    while keeper.progress.task < len(group[0].benchmark):
         number = keeper.progress.task
-        _learn(keeper, learner, benchmark, number, seed)
+        _learn(keeper, group, number)
         with keeper.timed("evaluate"):
             if keeper.config.run.forward_transfer:
-                record["alone"].append(_alone(keeper.config, benchmark, number, seed))
-            row = [score(learner, benchmark.test_split(on), on) for on in range(number + 1)]
-        if benchmark.test_split(number).y.is_floating_point():
-            record["score"] = "r2"
-        record["rows"].append(row)
-        record["bytes"].append(learner.memory_bytes())
-        record["learned_as"].append(number)
-        keeper.progress.task += 1
-        keeper.observer.evaluated(seed, number, row)
-        keeper.checkpoint(learner)
+                _learn_alone(keeper.config, group, number, records)
+            for one, record in zip(group, records, strict=True):
+                _evaluate(one, number, record)
+        keeper.progress.task, keeper.progress.step = number + 1, 0
+        for one, record in zip(group, records, strict=True):
+            keeper.observer.evaluated(one.seed, number, record["rows"][-1])
+        keeper.checkpoint_if_due([one.learner for one in group])
 
 
-def _learn(keeper: Keeper, learner: Learner, benchmark: Benchmark, number: int, seed: int) -> None:
-    """Learn one task; the time after its last step is what the selection of points took."""
-    task = benchmark.task(number)
+def _evaluate(one: Seed, number: int, record: dict[str, Any]) -> None:
+    """The next row of the accuracy matrix of one seed."""
+    record["rows"].append([score(one.learner, one.benchmark.test_split(on), on) for on in range(number + 1)])
+    if one.benchmark.test_split(number).y.is_floating_point():
+        record["score"] = "r2"
+    record["bytes"].append(one.learner.memory_bytes())
+    record["learned_as"].append(number)
+
+
+def _learn(keeper: Keeper, group: list[Seed], number: int) -> None:
+    """Learn one task with all seeds of the group; the time after its last step is what the selection of points took."""
     seconds = keeper.progress.seconds
     last = time.monotonic()
-
-    def after_step(log: StepLog) -> None:
-        nonlocal last
+    for taken in together([_work(one, number) for one in group]):
         now = time.monotonic()
         seconds["train"] += now - last
         last = now
-        keeper.step(learner, seed, number, log)
-
-    learner.fit(task.train.x, task.train.y, size=task.size, on_step=after_step)
+        keeper.progress.step += len(taken)
+        keeper.stepped({one.seed: one.learner for one in group}, number, keeper.progress.step, taken)
     seconds["select"] += time.monotonic() - last
 
 
-def _alone(config: Config, benchmark: Benchmark, number: int, seed: int) -> float:
-    """Accuracy of a fresh learner on one task alone."""
-    task = benchmark.task(number)
-    fresh = new_learner(config, benchmark, seed)
-    fresh.fit(task.train.x, task.train.y, size=task.size)
-    return score(fresh, benchmark.test_split(number), 0)
+def _work(one: Seed, number: int) -> Work[Any]:
+    task = one.benchmark.task(number)
+    return one.learner.learn(task.train.x, task.train.y, size=task.size)
+
+
+def _learn_alone(config: Config, group: list[Seed], number: int, records: list[dict[str, Any]]) -> None:
+    """Accuracy of a fresh learner on one task alone, for each seed."""
+    fresh = [replace(one, learner=new_learner(config, one.benchmark, one.seed)) for one in group]
+    for _ in together([_work(one, number) for one in fresh]):
+        pass
+    for one, record in zip(fresh, records, strict=True):
+        record["alone"].append(score(one.learner, one.benchmark.test_split(number), 0))
 
 
 def _finish(keeper: Keeper, title: str, names: list[str]) -> dict[str, Any]:

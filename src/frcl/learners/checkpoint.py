@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from frcl.boundary import BoundaryDetector
-from frcl.engine import Optimiser, Params, leaf
+from frcl.engine.adam import Optimiser
+from frcl.engine.tensors import Params, leaf
 from frcl.errors import CheckpointError, FrclError, OptionError
 from frcl.learners.current import CurrentTask, Declared, LearnerState
 from frcl.learners.objective import THETA, Memory, Objective, posterior_of
@@ -20,7 +21,7 @@ from frcl.learners.targets import Label, TargetSpec
 from frcl.learners.window import Window
 from frcl.regularisers.functional import make_bank
 from frcl.seeding import Streams
-from frcl.summary import FunctionBelief
+from frcl.summary import FunctionBelief, prior_kl_terms
 
 Tensors = dict[str, Tensor]
 Labels = Sequence[Label] | None
@@ -83,10 +84,12 @@ def unpack(
         _check_network(net, network)
         device = _device(net)
         past = [_summary_from(data, _under(tensors, f"past/{i}/"), device) for i, data in enumerate(meta["past"])]
+        terms = [prior_kl_terms(summary.belief) for summary in past]
         restored = LearnerState(
             streams=_streams(meta, tensors, options, device),
             past=past,
-            bank=make_bank([s.Z for s in past], [s.belief for s in past]) if past else None,
+            terms=terms,
+            bank=make_bank([s.Z for s in past], terms) if past else None,
             declared=_declared(meta["declared"]),
             input_shape=None if meta["input_shape"] is None else tuple(meta["input_shape"]),
             input_floating=meta["input_floating"],
@@ -202,7 +205,7 @@ def _summary_from(data: dict[str, Any], tensors: Tensors, device: torch.device) 
 def _current_meta(current: CurrentTask) -> dict[str, Any]:
     return {
         "target": current.target.to_json(),
-        "N": current.memory.N,
+        "N": float(current.memory.N),
         "step": current.step,
         "data_mark": current.data_mark,
         "window_seen": current.window.seen if current.window else None,

@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from frcl.engine import leaf
+from frcl.engine.tensors import Params, leaf
 from frcl.errors import CheckpointError, NetworkError
 from frcl.features import MLP, ConvNet, check_network
-from frcl.learners.plain import Params, under
+from frcl.regularisers.protocol import under
 
 Layered = MLP | ConvNet
 Activations = list[Tensor]  # what each layer with weights after the first reads, and last the features [B, K − 1]
@@ -85,6 +85,10 @@ class Columns:
             out = out + lateral(own[f"{LATERAL}head"], [column[-1] for column in earlier])
         return out
 
+    def logits_after(self, columns: Sequence[Params], own: Params, x: Tensor) -> Tensor:
+        """[B, C] of the column that comes after these, which are frozen."""
+        return self.logits(own, x, self.frozen(columns, x))
+
     def start(self, earlier: int, head: Tensor, generator: torch.Generator | None) -> Params:
         """A new column: weights He-uniform from `generator` (on the CPU), or the network's own for None; laterals zero.
 
@@ -142,3 +146,8 @@ def lateral(U: Tensor, activations: Sequence[Tensor]) -> Tensor:
 def moving(own: Params) -> Params:
     """What an optimiser moves of a column."""
     return {name: value for name, value in own.items() if value.requires_grad}
+
+
+def still(own: Params) -> Params:
+    """What it does not move."""
+    return {name: value for name, value in own.items() if not value.requires_grad}

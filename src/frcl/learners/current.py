@@ -7,13 +7,15 @@ from typing import Any
 
 from torch import Tensor
 
-from frcl.engine import Optimiser, Params
+from frcl.engine.adam import Optimiser
+from frcl.engine.tensors import Params
 from frcl.learners.objective import Memory, Objective
 from frcl.learners.records import Summary
 from frcl.learners.targets import Label, TargetSpec
 from frcl.learners.window import Window
 from frcl.regularisers.functional import Bank, make_bank
 from frcl.seeding import Streams
+from frcl.summary import PriorKL, prior_kl_terms
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class LearnerState:
 
     streams: Streams
     past: list[Summary] = field(default_factory=list)
+    terms: list[PriorKL] = field(default_factory=list)  # of each past task, worked out once
     bank: Bank | None = None
     current: CurrentTask | None = None
     declared: Declared | None = None
@@ -63,6 +66,6 @@ class LearnerState:
 
     def keep(self, summary: Summary) -> None:
         """The current task is over; its summary is all that stays."""
-        past = [*self.past, summary]
-        bank = make_bank([s.Z for s in past], [s.belief for s in past])
-        self.past, self.bank, self.current = past, bank, None
+        past, terms = [*self.past, summary], [*self.terms, prior_kl_terms(summary.belief)]
+        bank = make_bank([s.Z for s in past], terms)
+        self.past, self.terms, self.bank, self.current = past, terms, bank, None

@@ -14,22 +14,25 @@ import torch
 from torch import Tensor, nn
 
 from frcl.boundary import BoundaryDetector, Decision
+from frcl.engine.program import Terms
 from frcl.errors import DataError, FrclError, NumericalError, OptionError, TaskError
 from frcl.features import check_network, network_failures
-from frcl.files import load_state, save_state
+from frcl.files import save_state
 from frcl.learners import checkpoint
 from frcl.learners.current import Before, CurrentTask, Declared, LearnerState
+from frcl.learners.ensemble import replicated
 from frcl.learners.inputs import check_lengths, checked_inputs, checked_size, data_mark
-from frcl.learners.lifecycle import CHUNK, Model, check_enough, check_opening, open_task, summarise
-from frcl.learners.objective import LIKELIHOOD, Noise, Terms, part
+from frcl.learners.lifecycle import Model, check_enough, check_opening, open_task, program_of, summarise
+from frcl.learners.objective import Noise
 from frcl.learners.options import FRCLOptions, changed
+from frcl.learners.predict import Predictor
 from frcl.learners.records import Prediction, StepLog, Summary
 from frcl.learners.targets import Label, TargetSpec, check_likelihood, infer_spec, plain_labels
 from frcl.learners.window import Window
-from frcl.posterior import Moments
+from frcl.learners.work import Work, alone, at_once, steps_of
 from frcl.regularisers.functional import sample_tasks
 from frcl.seeding import Streams
-from frcl.summary import Head, head_moments, make_head, prior_kl
+from frcl.summary import prior_kl
 
 CUDA_CHECK_EVERY = 100  # steps between two looks at whether the loss is finite, on CUDA
 
@@ -41,15 +44,20 @@ class FRCL:
     points    inducing points kept per task
     detector  a BoundaryDetector, for streams whose task boundaries are not known
     labels    the labels that every task has, where a single minibatch may not show all of them
+    replicas  so many learners in one that differ by their seeds, their predictions averaged: see `Ensemble`
     device    where to compute; the network's own device by default
     options   any field of `FRCLOptions`
     """
+
+    def __new__(cls, *args: Any, replicas: int | None = None, **options: Any) -> Any:
+        return super().__new__(cls) if replicas is None else replicated(cls, *args, replicas=replicas, **options)
 
     def __init__(
         self,
         net: nn.Module,
         points: int = 40,
         *,
+        replicas: int | None = None,
         detector: BoundaryDetector | None = None,
         labels: Sequence[Label] | None = None,
         device: str | torch.device | None = None,
@@ -65,7 +73,7 @@ class FRCL:
         self.labels = plain_labels(labels)
         self._model = Model(self.net, self.options, self.dtype, self.device)
         self._state = LearnerState(Streams(self.options.seed, self.device))
-        self._heads: dict[int, tuple[int, Head]] = {}  # by task: the version of θ it was made for, the head
+        self._predictor = Predictor(self._model)
 
     # -- learning ---------------------------------------------------------------------------------------
 
@@ -85,32 +93,45 @@ class FRCL:
         After an interruption, or on a learner restored from a state saved meanwhile, calling it again with
         the same data goes on where it stopped. `on_step` is called after every step.
         """
+        number, begins, before = len(self._state.past), self._state.current is None, self._before()
+        steps = alone(self.learn(x, y, likelihood=likelihood, size=size))
+        while True:
+            try:
+                taken = next(steps)
+            except StopIteration as end:
+                summary: Summary = end.value
+                return summary
+            except FrclError:
+                current = self._state.current
+                if begins and (current is None or current.step == 0):
+                    self._put_back(before)
+                raise
+            if on_step is not None:
+                assert self._state.current is not None
+                for step, values in steps_of(taken, self._state.current.step):
+                    on_step(StepLog(number, step, *values))
+
+    def learn(self, x: Any, y: Any, *, likelihood: str | None = None, size: int | None = None) -> Work[Summary]:
+        """What fit() does, as work that several learners may do together."""
         inputs = self._inputs(x, y)
         current = self._state.current
-        begins = current is None
         if current is None:
             declared = self._state.declared or Declared()
             target = self._declared_spec(y, likelihood)
             encoded = target.encode(y, self.device, self.dtype)
             check_enough(self._model, target, len(inputs))
             N = checked_size(declared.size if size is None else size, len(inputs))
-            before = self._before()
             current = self._open(target, N, inputs, encoded)
             current.data_mark = data_mark(inputs, encoded, likelihood, size)
         else:
             encoded = self._continued(current, inputs, y, likelihood, size)
-        shape, stream = (self.options.batch_size,), self._state.streams["batches"]
-        while current.step < self.options.steps:
-            index = torch.randint(len(inputs), shape, generator=stream, device=self.device)
-            try:
-                terms = self._step(current, inputs[index], encoded[index])
-            except FrclError:
-                if begins and current.step == 0:
-                    self._put_back(before)
-                raise
-            if on_step is not None:
-                on_step(self._log(current, terms))
-        return self._close(current, inputs, encoded)
+        yield program_of(self._model, current, inputs, encoded, self._state.streams, self._advance)
+        return (yield from self._close(current, inputs, encoded))
+
+    def _advance(self) -> None:
+        assert self._state.current is not None
+        self._state.current.step += 1
+        self._state.version += 1
 
     def start_task(
         self, labels: Sequence[Label] | None = None, *, likelihood: str | None = None, size: int | None = None
@@ -159,7 +180,7 @@ class FRCL:
         current = self._state.current
         if current is None:
             raise TaskError("no task is open; observe() opens one, and fit() ends its own")
-        summary = self._close(current, *self._window(current).data())
+        summary = at_once(self._close(current, *self._window(current).data()))
         if self.detector is not None:
             self.detector.reset()
         return summary
@@ -169,6 +190,7 @@ class FRCL:
         if self._state.current is None:
             raise TaskError("no task is open")
         self._state.current = None
+        self._state.streams.rewind()
         if self.detector is not None:
             self.detector.reset()
 
@@ -182,23 +204,27 @@ class FRCL:
     def predict(self, x: Any, task: int | None = None) -> Prediction:
         """What is believed about x in a task (the latest by default): past ones through their summary."""
         number = self._task_number(task)
-        inputs = self._inputs(x)
-        owner = self._state.past[number] if number < len(self._state.past) else self._state.current
-        assert owner is not None
-        target = owner.target
-        with torch.no_grad(), network_failures():
-            pieces = [self._moments(number, rows) for rows in inputs.split(CHUNK)]
-            mean, variance = (torch.cat(values) for values in zip(*pieces, strict=True))
-            if not bool(mean.isfinite().all() & variance.isfinite().all()):
-                raise NumericalError("the features of these inputs are too large to predict from; scale the inputs")
-            if target.labels is None:
-                params = owner.likelihood_params if isinstance(owner, Summary) else part(owner.params, LIKELIHOOD)
-                return Prediction(mean, variance, None, None, None, params["log_noise"].exp())
-            noise = self._model.predictive_noise(target)
-            probs = torch.cat([target.likelihood.probabilities(*piece, noise) for piece in pieces])
-        return Prediction(mean, variance, probs, target.decode(probs.argmax(1)), target.labels, None)
+        return self._predictor.predict(self._state, number, self._inputs(x))
+
+    def mean(self, x: Any, task: int | None = None) -> Tensor:
+        """The mean of the functions alone, [n, C], without variance and probabilities: as fast as a linear head."""
+        number = self._task_number(task)
+        return self._predictor.mean(self._state, number, self._inputs(x))
 
     # -- keeping ----------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """Steps taken of the task that is open; 0 if none is."""
+        return 0 if self._state.current is None else self._state.current.step
+
+    def target(self, task: int | None = None) -> TargetSpec:
+        """What the targets of a task are."""
+        number = self._task_number(task)
+        if number < len(self._state.past):
+            return self._state.past[number].target
+        assert self._state.current is not None
+        return self._state.current.target
 
     def memory_bytes(self) -> int:
         """Bytes that the summaries of past tasks take."""
@@ -227,7 +253,7 @@ class FRCL:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly where the learner that gave `state` was; refused as a whole if it does not fit."""
         self._state = checkpoint.unpack(state, self.net, self.options, self.detector, self.labels)
-        self._heads = {}
+        self._predictor.forget()
 
     def save(self, path: str | Path) -> None:
         """Write the state to one file, atomically; `frcl.load` reads it."""
@@ -238,6 +264,7 @@ class FRCL:
 
     def _step(self, current: CurrentTask, x: Tensor, y: Tensor) -> Terms:
         streams, target = self._state.streams, current.target
+        looked_at = sample_tasks(len(self._state.past), self.options.past_tasks_per_step, 1, streams["past"])
         noise = Noise(
             likelihood=torch.randn(
                 target.likelihood.noise_shape(len(x), target.functions, True),
@@ -245,14 +272,13 @@ class FRCL:
                 device=self.device,
                 dtype=self.dtype,
             ),
-            tasks=sample_tasks(len(self._state.past), self.options.past_tasks_per_step, streams["past"]),
+            tasks=None if looked_at is None else looked_at[0],
         )
         with network_failures():
             terms = current.objective(current.params, current.memory, (x, y), noise)
         check = self.device.type == "cpu" or current.step % CUDA_CHECK_EVERY == 0
         current.optimiser.step(terms.loss, check=check)
-        current.step += 1
-        self._state.version += 1
+        self._advance()
         return terms
 
     def _log(self, current: CurrentTask, terms: Terms) -> StepLog:
@@ -273,7 +299,7 @@ class FRCL:
         if decision.boundary:
             self._check_window(target)
             check_opening(self._model, target, x)
-            self._close(current, *window.data())
+            at_once(self._close(current, *window.data()))
             current = self._open_stream(target, x, encoded)
         return decision, encoded, current
 
@@ -328,33 +354,11 @@ class FRCL:
         state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
         return state.current
 
-    def _close(self, current: CurrentTask, x: Tensor, y: Tensor) -> Summary:
+    def _close(self, current: CurrentTask, x: Tensor, y: Tensor) -> Work[Summary]:
         """Turn the current task into its summary; x and y are what its points are chosen from."""
-        summary = summarise(self._model, current, x, y, self._state.streams["selection"])
+        summary = yield from summarise(self._model, current, x, y, self._state.streams["selection"])
         self._state.keep(summary)
         return summary
-
-    # -- the network as it stands ---------------------------------------------------------------------------
-
-    def _moments(self, number: int, x: Tensor) -> Moments:
-        current = self._state.current
-        if number == len(self._state.past):
-            assert current is not None
-            return current.objective.moments(current.params, current.memory, x)
-        Phi = self.options.prior_deviation * self._model.features(x)
-        moments = head_moments(self._head(number), self._state.past[number].belief, Phi)
-        return Moments(*(value.to(self.dtype) for value in moments))
-
-    def _head(self, number: int) -> Head:
-        """The head of a past task, made anew when θ has moved since."""
-        version = self._state.version + sum(p._version for p in self.net.parameters())  # also if moved from outside
-        cached = self._heads.get(number)
-        if cached is None or cached[0] != version:
-            summary = self._state.past[number]
-            Phi_z = self.options.prior_deviation * self._model.features(summary.Z)
-            cached = (version, make_head(Phi_z, summary.belief))
-            self._heads[number] = cached
-        return cached[1]
 
     # -- the border -----------------------------------------------------------------------------------------
 
@@ -384,12 +388,3 @@ class FRCL:
         if not 0 <= task < count:
             raise TaskError(f"unknown task {task}; tasks 0 to {count - 1} have been learned")
         return int(task)
-
-
-def load(path: str | Path, net: nn.Module, *, device: str | torch.device | None = None) -> FRCL:
-    """The learner saved at `path`; `net` is a network of the same shape, whose weights do not matter."""
-    meta, tensors = load_state(path)
-    options, detector, labels = checkpoint.settings(meta)
-    learner = FRCL(net, detector=detector, labels=labels, device=device, **options)
-    learner.load_state_dict({"meta": meta, "tensors": tensors})
-    return learner

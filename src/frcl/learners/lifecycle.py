@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from frcl.engine import Optimiser, Params, in_chunks, leaf, refuse_non_finite
+from frcl.engine.adam import Optimiser
+from frcl.engine.program import ROWS, Program, Terms
+from frcl.engine.tensors import Params, in_chunks, leaf, refuse_non_finite
 from frcl.errors import DataError, OptionError
-from frcl.features import check_features, features
+from frcl.features import FIXED, check_features, features, fixed_parts, is_stackable, network_failures
 from frcl.learners.current import CurrentTask
 from frcl.learners.objective import (
     INPUTS,
@@ -17,6 +21,7 @@ from frcl.learners.objective import (
     POSTERIOR,
     THETA,
     Memory,
+    Noise,
     Objective,
     detached,
     part,
@@ -25,13 +30,14 @@ from frcl.learners.objective import (
 from frcl.learners.options import FRCLOptions
 from frcl.learners.records import Summary
 from frcl.learners.targets import TargetSpec
+from frcl.learners.work import Work
 from frcl.posterior import Posterior, initial_posterior
-from frcl.regularisers.functional import Bank
-from frcl.seeding import fork
-from frcl.selection import Selected, TaskData, select_by_inputs, select_by_targets
+from frcl.regularisers.functional import Bank, bank_of, sample_tasks
+from frcl.seeding import Streams, fork
+from frcl.selection import Selected, TaskData, TraceSearch, plan_by_inputs, run_searches, select_by_targets
 from frcl.summary import belief_from_function, belief_from_weights
 
-CHUNK = 4096  # inputs that pass through the network at once outside of training
+CHUNK = {"cpu": 4096, "cuda": 16384}  # inputs that pass through the network at once outside of training
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,11 @@ class Model:
     def features(self, x: Tensor) -> Tensor:
         """Φ [n, K] under the current θ, without gradient, not times σ_w."""
         theta, scale = dict(self.net.named_parameters()), self.options.feature_scale
-        return in_chunks(lambda rows: features(self.net, theta, rows, scale), x, CHUNK)
+        return in_chunks(lambda rows: features(self.net, theta, rows, scale), x, self.chunk)
+
+    @property
+    def chunk(self) -> int:
+        return CHUNK.get(self.device.type, CHUNK["cpu"])
 
     def points(self, target: TargetSpec) -> int:
         """M of a task."""
@@ -95,7 +105,8 @@ def open_task(
         params[LIKELIHOOD + name] = leaf(value.to(model.device, model.dtype))
     Z: Tensor | None = None
     if options.inference == "function":
-        found = _choose_by_inputs(model, target, model.features(x), y, generator)
+        plan = _plan_by_inputs(model, target, model.features(x), y, generator)
+        found = plan if isinstance(plan, Selected) else run_searches([plan])[0]
         Z = x[found.index.to(model.device)].clone()
         n = len(Z)
         if options.learn_inputs:
@@ -111,7 +122,47 @@ def open_task(
     )
 
 
-def summarise(model: Model, current: CurrentTask, x: Tensor, y: Tensor, generator: torch.Generator) -> Summary:
+BANK = "bank/"  # prefix of the past summaries among a program's constants
+
+
+def program_of(
+    model: Model, current: CurrentTask, x: Tensor, y: Tensor, streams: Streams, advance: Callable[[], None]
+) -> Program:
+    """The steps that fit() has left of the current task, as the engine takes them."""
+    options, target, objective, memory = model.options, current.target, current.objective, current.memory
+    tasks, smallest = (memory.past.tasks, memory.past.smallest) if memory.past else (0, 0)
+    constants: Params = {"N": x.new_full((), float(memory.N), dtype=model.dtype)}
+    constants |= {FIXED + name: value.detach() for name, value in fixed_parts(model.net).items()}
+    if memory.past is not None:
+        constants |= {BANK + name: value for name, value in memory.past.tensors().items()}
+    if memory.Z is not None:
+        constants["Z"] = memory.Z
+
+    def draw(steps: int) -> Params:
+        place: dict[str, Any] = {"device": model.device}
+        shape = target.likelihood.noise_shape(options.batch_size, target.functions, True)
+        drawn = {
+            ROWS: torch.randint(len(x), (steps, options.batch_size), generator=streams["batches"], **place),
+            "likelihood": torch.randn((steps, *shape), generator=streams["likelihood"], dtype=model.dtype, **place),
+        }
+        looked_at = sample_tasks(tasks, options.past_tasks_per_step, steps, streams["past"])
+        return drawn if looked_at is None else drawn | {"tasks": looked_at}
+
+    def loss(params: Params, known: Params, rows: Tensor, targets: Tensor, noise: Params) -> Terms:
+        past = bank_of(part(known, BANK), smallest) if tasks else None
+        whole = params | {THETA + name: value for name, value in part(known, FIXED).items()}
+        held = Memory(known["N"], past, known.get("Z"))
+        with network_failures():
+            return objective(whole, held, (rows, targets), Noise(noise["likelihood"], noise.get("tasks")))
+
+    return Program(
+        loss=loss, optimiser=current.optimiser, constants=constants, x=x, y=y, draw=draw, streams=streams,
+        step=current.step, stop=options.steps, advance=advance, stackable=is_stackable(model.net),
+        signature=(repr(replace(options, seed=0)), target.functions, str(target.likelihood), smallest, str(model.net)),
+    )  # fmt: skip
+
+
+def summarise(model: Model, current: CurrentTask, x: Tensor, y: Tensor, generator: torch.Generator) -> Work[Summary]:
     """What is kept of a task; in weight space its points are chosen among x. Nothing of x but Z is held on to."""
     params = detached(current.params)
     refuse_non_finite(params)
@@ -124,7 +175,8 @@ def summarise(model: Model, current: CurrentTask, x: Tensor, y: Tensor, generato
     else:
         check_enough(model, current.target, len(x))
         Phi = model.features(x)
-        found = _choose(model, current.target, q, learned, Phi, y, current.memory.N, generator)
+        plan = _plan(model, current.target, q, learned, Phi, y, float(current.memory.N), generator)
+        found: Selected = plan if isinstance(plan, Selected) else (yield plan)
         rows = found.index.to(model.device)
         Z, before, after = x[rows], found.before, found.after
         belief = belief_from_weights(q, Phi[rows], model.options.noise)
@@ -139,7 +191,7 @@ def summarise(model: Model, current: CurrentTask, x: Tensor, y: Tensor, generato
     )
 
 
-def _choose(
+def _plan(
     model: Model,
     target: TargetSpec,
     q: Posterior,
@@ -148,10 +200,10 @@ def _choose(
     y: Tensor,
     size: float,
     generator: torch.Generator,
-) -> Selected:
+) -> Selected | TraceSearch:
     options = model.options
     if not options.recipe.is_supervised:
-        return _choose_by_inputs(model, target, Phi, y, generator)
+        return _plan_by_inputs(model, target, Phi, y, generator)
     noise_mc = model.predictive_noise(target)
     scale = options.prior_deviation
     task = TaskData(Phi, y, q, target.likelihood, params, scale, options.noise, noise_mc, size)
@@ -159,10 +211,12 @@ def _choose(
     return select_by_targets(task, model.points(target), options.recipe, generator, classes)
 
 
-def _choose_by_inputs(model: Model, target: TargetSpec, Phi: Tensor, y: Tensor, generator: torch.Generator) -> Selected:
+def _plan_by_inputs(
+    model: Model, target: TargetSpec, Phi: Tensor, y: Tensor, generator: torch.Generator
+) -> Selected | TraceSearch:
     options, M = model.options, model.points(target)
     classes = _start_classes(model, target, y)
-    return select_by_inputs(options.prior_deviation * Phi, M, options.recipe, options.noise, generator, classes)
+    return plan_by_inputs(options.prior_deviation * Phi, M, options.recipe, options.noise, generator, classes)
 
 
 def _start_classes(model: Model, target: TargetSpec, y: Tensor) -> Tensor | None:

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from frcl.boundary import symmetrised_kl
-from frcl.engine import Params
-from frcl.features import features
+from frcl.engine.program import Terms
+from frcl.engine.tensors import Params
+from frcl.features import features, times
+from frcl.graphs import both
 from frcl.learners.options import FRCLOptions
 from frcl.likelihoods import Likelihood
-from frcl.posterior import Moments, Posterior, function_moments, kl_weight, weight_moments
+from frcl.posterior import Moments, Posterior, function_moments, kl_weight, triangular, weight_moments
 from frcl.regularisers.functional import Bank, chosen, functional_kl
 
 THETA, LIKELIHOOD, POSTERIOR, INPUTS = "theta/", "likelihood/", "posterior/", "inputs"
@@ -27,7 +29,7 @@ THETA, LIKELIHOOD, POSTERIOR, INPUTS = "theta/", "likelihood/", "posterior/", "i
 class Memory(NamedTuple):
     """What the objective knows besides parameters: N, past summaries, fixed inducing inputs (function space)."""
 
-    N: float
+    N: float | Tensor
     past: Bank | None
     Z: Tensor | None
 
@@ -37,15 +39,6 @@ class Noise(NamedTuple):
 
     likelihood: Tensor
     tasks: Tensor | None
-
-
-class Terms(NamedTuple):
-    """The loss and its parts, in nats per example."""
-
-    loss: Tensor
-    log_likelihood: Tensor
-    kl_now: Tensor
-    kl_past: Tensor
 
 
 def part(params: Params, prefix: str) -> Params:
@@ -72,23 +65,32 @@ class Objective:
 
     def __call__(self, params: Params, memory: Memory, batch: tuple[Tensor, Tensor], noise: Noise) -> Terms:
         x, y = batch
-        B = len(x)
         past = None if memory.past is None else chosen(memory.past, noise.tasks)
         inputs = [x]
         if past is not None:
             inputs.append(past.Z.flatten(0, 1))
-        Phi = self.features(params, inputs)
-        moments, kl_now = self._current(params, memory, Phi[:B])
-        log_p = self.likelihood.expected_log_prob(
-            moments.mean, moments.variance, y, noise.likelihood, part(params, LIKELIHOOD)
+        Phi_x, *Phi_past = self.features(params, inputs).split([len(part) for part in inputs])
+        (log_likelihood, kl_now), kl_past = both(
+            lambda: self._fit(params, memory, Phi_x, y, noise.likelihood),
+            lambda: self._held(memory, past, Phi_past),
+            Phi_x.device,
         )
-        log_likelihood = log_p.mean()
-        kl_past = kl_now.new_zeros(())
-        if past is not None and memory.past is not None:
-            Phi_z = Phi[B:].unflatten(0, past.Z.shape[:2]) * self.options.prior_deviation
-            kl_past = functional_kl(Phi_z, past, memory.past.tasks)
-        now, held = kl_now / memory.N, kl_past / memory.N
+        now = kl_now / memory.N
+        held = now.new_zeros(()) if kl_past is None else kl_past / memory.N
         return Terms(-log_likelihood + now + held, log_likelihood, now, held)
+
+    def _fit(self, params: Params, memory: Memory, Phi_x: Tensor, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean expected log-likelihood of the minibatch, and the KL of the current task."""
+        moments, kl_now = self._current(params, memory, Phi_x)
+        log_p = self.likelihood.expected_log_prob(*moments, y, noise, part(params, LIKELIHOOD))
+        return log_p.mean(), kl_now
+
+    def _held(self, memory: Memory, past: Bank | None, Phi_past: list[Tensor]) -> Tensor | None:
+        """Σ KL of past tasks, or its estimate from those looked at; None if there are none."""
+        if past is None or memory.past is None:
+            return None
+        Phi_z = times(self.options.prior_deviation, Phi_past[0].unflatten(0, past.Z.shape[:2]))
+        return functional_kl(Phi_z, past, memory.past.tasks)
 
     def features(self, params: Params, inputs: list[Tensor]) -> Tensor:
         """Φ of all inputs together, from one pass through the network: [Σ rows, K]."""
@@ -115,7 +117,8 @@ class Objective:
     def _current(self, params: Params, memory: Memory, Phi_x: Tensor) -> tuple[Moments, Tensor]:
         q = posterior_of(params)
         if self.options.inference == "weight":
+            q = triangular(q)
             return weight_moments(q, Phi_x), kl_weight(q, self.options.prior_variance)
         Phi_z = self.features(params, [self.inducing_inputs(params, memory)])
         scale = self.options.prior_deviation
-        return function_moments(q, scale * Phi_x, scale * Phi_z, self.options.noise)
+        return function_moments(q, times(scale, Phi_x), times(scale, Phi_z), self.options.noise)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frcl.engine import Optimiser, leaf
+from frcl.engine.adam import Optimiser
+from frcl.engine.program import ROWS, Program, Terms
+from frcl.engine.tensors import Params, leaf, refuse_non_finite
 from frcl.errors import TaskError
-from frcl.features import check_features, check_network
+from frcl.features import FIXED, check_features, check_network, is_stackable
 from frcl.learners.inputs import check_lengths, checked_inputs, checked_size, data_mark
 from frcl.learners.plain import (
     OnStep,
@@ -20,18 +23,19 @@ from frcl.learners.plain import (
     class_spec,
     gaussian_prediction,
     initial_head,
-    minibatches,
+    minibatch_rows,
     packed,
-    plain_log,
+    plain_terms,
     point_prediction,
+    run_alone,
     tensor_bytes,
-    under,
     unpacked,
 )
 from frcl.learners.plain_options import TrainingOptions
 from frcl.learners.records import Prediction
 from frcl.learners.targets import TargetSpec
-from frcl.regularisers.protocol import HEAD, Heads, Moment, Params, Regulariser
+from frcl.learners.work import Work
+from frcl.regularisers.protocol import HEAD, Heads, Moment, Place, Regulariser, named, under
 from frcl.regularisers.quadratic import RunningAnchor
 from frcl.regularisers.replay import Buffer
 from frcl.seeding import Streams
@@ -69,6 +73,11 @@ class Penalised:
 
     def fit(self, x: Any, y: Any, *, size: int | None = None, on_step: OnStep = None) -> None:
         """Learn one task; called again with the same data after an interruption, goes on where it stopped."""
+        task = len(self._specs) - (self._optimiser is not None)
+        run_alone(self.learn(x, y, size=size), task, lambda: self._step, on_step)
+
+    def learn(self, x: Any, y: Any, *, size: int | None = None) -> Work[None]:
+        """What fit() does, as work that several learners may do together."""
         if self._optimiser is None:
             inputs, labels, spec = self.check(x, y)
             self._open(spec, inputs, float(checked_size(size, len(inputs))))
@@ -79,7 +88,11 @@ class Penalised:
                 number = len(self._specs) - 1
                 raise TaskError(f"task {number} is still open: finish it with fit() on the data it began with")
             labels = self._specs[-1].encode(y, self.device, self._dtype)
-        self._learn(inputs, labels, on_step)
+        yield self._program(inputs, labels)
+        now = self._now()
+        refuse_non_finite(now.params)
+        self.regulariser.end(now, inputs, labels, self._streams["selection"])
+        self._optimiser = None
 
     def check(self, x: Any, y: Any) -> tuple[Tensor, Tensor, TargetSpec]:
         """The data of a new task as tensors, or an error before anything is changed."""
@@ -91,18 +104,6 @@ class Penalised:
         check_features(self.net, inputs)
         return inputs, labels, spec
 
-    def _learn(self, inputs: Tensor, labels: Tensor, on_step: OnStep) -> None:
-        options = self.options
-        for step, rows, targets in minibatches(
-            inputs, labels, options.batch_size, self._step, options.steps, self._streams
-        ):
-            nll, penalty = self._one_step(rows, targets)
-            self._step = step
-            if on_step is not None:
-                on_step(plain_log(len(self._specs) - 1, step, nll, penalty))
-        self.regulariser.end(self._now(), inputs, labels, self._streams["selection"])
-        self._optimiser = None
-
     def _open(self, spec: TargetSpec, x: Tensor, N: float) -> None:
         K = check_features(self.net, x) + 1
         task = len(self._specs)
@@ -113,18 +114,43 @@ class Penalised:
         self._optimiser = Optimiser(self._trained(), self.options.rate)
         self.regulariser.begin(self._now())
 
-    def _one_step(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        now, params = self._now(), self._params()
-        optimiser = self._optimiser
-        assert optimiser is not None
-        nll = F.cross_entropy(self._model.logits(params, x, now.task), y)
-        penalty = self.regulariser.penalty(now, params, x, self._streams["past"])
-        gradient = _gradient(nll, optimiser.params)
-        extra = _gradient(penalty, optimiser.params)
-        before = {name: value.detach().clone() for name, value in optimiser.params.items()}
-        optimiser.apply({name: gradient[name] + extra[name] for name in gradient}, nll.detach() + penalty.detach())
-        self.regulariser.after_step(gradient, before, {n: v.detach() for n, v in optimiser.params.items()})
-        return nll, penalty
+    def _program(self, x: Tensor, y: Tensor) -> Program:
+        """The steps left of the task that is open."""
+        options, regulariser, streams = self.options, self.regulariser, self._streams
+        assert self._optimiser is not None
+        trained = self._optimiser.params
+        at = Place(self._model, len(self._specs) - 1)
+        fixed = {name: value.detach() for name, value in self._params().items() if name not in trained}
+        fixed |= dict(self.net.named_buffers())
+
+        def draw(steps: int) -> Params:
+            rows = minibatch_rows(len(x), options.batch_size, steps, streams, self.device)
+            return {ROWS: rows, **regulariser.draw(steps, streams["past"])}
+
+        def loss(params: Params, constants: Params, rows: Tensor, targets: Tensor, noise: Params) -> Terms:
+            whole = {**under(constants, FIXED), **params}
+            nll = F.cross_entropy(at.model.logits(whole, rows, at.task), targets)
+            return plain_terms(nll, regulariser.penalty(at, whole, constants, rows, noise))
+
+        carry = regulariser.carry()
+        return Program(
+            loss=loss, optimiser=self._optimiser, x=x, y=y, draw=draw, streams=streams,
+            constants={
+                "N": x.new_full((), self._N, dtype=self._dtype), **named(FIXED, fixed), **regulariser.constants()
+            },
+            step=self._step, stop=options.steps, advance=self._advance,
+            carry=carry, follow=regulariser.follow if carry else None,
+            stackable=is_stackable(self.net) and regulariser.stackable,
+            signature=(repr(replace(options, seed=0)), at.task, str(self.net)),
+        )  # fmt: skip
+
+    @property
+    def step(self) -> int:
+        """Steps taken of the latest task."""
+        return self._step
+
+    def _advance(self) -> None:
+        self._step += 1
 
     def _trained(self) -> Params:
         """What a step moves: the shared network, the current head, and the old ones where they are trained on."""
@@ -213,14 +239,3 @@ class Penalised:
         if meta["open"]:
             self._optimiser = Optimiser(self._trained(), self.options.rate)
             self._optimiser.restore(under(tensors, "adam/"))
-
-
-def _gradient(value: Tensor, params: Params) -> Params:
-    """Its gradient by name; zero for what it does not depend on."""
-    if not value.requires_grad:
-        return {name: torch.zeros_like(p) for name, p in params.items()}
-    found = torch.autograd.grad(value, list(params.values()), allow_unused=True)
-    return {
-        name: torch.zeros_like(p) if part is None else part
-        for (name, p), part in zip(params.items(), found, strict=True)
-    }

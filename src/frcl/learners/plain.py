@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from frcl.engine.program import Terms
+from frcl.engine.tensors import Params
 from frcl.errors import CheckpointError, DataError, TaskError
 from frcl.learners.options import FRCLOptions
 from frcl.learners.plain_options import TrainingOptions
 from frcl.learners.records import Prediction, StepLog
 from frcl.learners.targets import TargetSpec, as_values, infer_spec
+from frcl.learners.work import Work, alone, steps_of
 from frcl.likelihoods import Softmax
+from frcl.regularisers.protocol import under
 from frcl.seeding import Streams, fork
 
-Params = dict[str, Tensor]
+OnStep = Callable[[StepLog], None] | None
 
 
 def class_spec(y: Any) -> TargetSpec:
@@ -29,14 +33,17 @@ def class_spec(y: Any) -> TargetSpec:
     return infer_spec(y, FRCLOptions(likelihood="softmax"), None)
 
 
-def minibatches(
-    x: Tensor, y: Tensor, size: int, start: int, stop: int, streams: Streams
-) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """(step, x, y) for steps start + 1 to stop, rows drawn with replacement from the stream "batches"."""
-    stream = streams["batches"]
-    for step in range(start + 1, stop + 1):
-        rows = torch.randint(len(x), (size,), generator=stream, device=x.device)
-        yield step, x[rows], y[rows]
+def minibatch_rows(examples: int, size: int, steps: int, streams: Streams, device: torch.device) -> Tensor:
+    """Which examples each step sees, [steps, size], drawn with replacement from the stream "batches"."""
+    return torch.randint(examples, (steps, size), generator=streams["batches"], device=device)
+
+
+def run_alone(work: Work[None], task: int, step: Callable[[], int], on_step: OnStep) -> None:
+    """Do the work of one learner; `step` says how many steps of the task it has taken."""
+    for taken in alone(work):
+        if on_step is not None:
+            for number, values in steps_of(taken, step()):
+                on_step(StepLog(task, number, *values))
 
 
 def initial_head(classes: int, features: int, streams: Streams, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -68,10 +75,9 @@ def gaussian_prediction(mean: Tensor, variance: Tensor, spec: TargetSpec, seed: 
     return Prediction(mean, variance, probs, spec.decode(probs.argmax(1)), spec.labels, None)
 
 
-def plain_log(task: int, step: int, nll: Tensor, penalty: Tensor) -> StepLog:
-    """The log of a step of a network with a penalty: what FRCL calls "KL past" is the penalty."""
-    fit, held = float(nll.detach()), float(penalty.detach())
-    return StepLog(task, step, fit + held, -fit, 0.0, held)
+def plain_terms(nll: Tensor, penalty: Tensor) -> Terms:
+    """The terms of a network with a penalty: what FRCL calls "KL past" is the penalty."""
+    return Terms(nll + penalty, -nll, nll.new_zeros(()), penalty)
 
 
 def check_task(task: int | None, count: int) -> int:
@@ -118,11 +124,6 @@ def unpacked(
     return meta, local, streams
 
 
-def under(tensors: Params, prefix: str) -> Params:
-    """The tensors whose names begin with the prefix, without it."""
-    return {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
-
-
 def check_fits(net: nn.Module, stored: Params) -> None:
     """Refuse the weights of a network of another shape."""
     expected = {name: tuple(value.shape) for name, value in net.state_dict().items()}
@@ -133,6 +134,3 @@ def check_fits(net: nn.Module, stored: Params) -> None:
                 f"the checkpoint does not fit this network: {name!r} is {given.get(name, 'absent')} in the "
                 f"checkpoint and {expected.get(name, 'absent')} in the network"
             )
-
-
-OnStep = Callable[[StepLog], None] | None

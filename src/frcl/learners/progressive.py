@@ -7,35 +7,39 @@ the number of tasks for the columns and quadratic for the lateral connections an
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frcl.engine import Optimiser
+from frcl.engine.adam import Optimiser
+from frcl.engine.program import ROWS, Program, Terms
+from frcl.engine.tensors import Params, refuse_non_finite
 from frcl.errors import TaskError
-from frcl.features import check_features
-from frcl.learners.columns import Columns, layered, moving
+from frcl.features import check_features, is_stackable
+from frcl.learners.columns import Columns, layered, moving, still
 from frcl.learners.inputs import check_lengths, checked_inputs, data_mark
 from frcl.learners.plain import (
     OnStep,
-    Params,
     check_fits,
     check_task,
     class_spec,
     initial_head,
-    minibatches,
+    minibatch_rows,
     packed,
-    plain_log,
+    plain_terms,
     point_prediction,
+    run_alone,
     tensor_bytes,
-    under,
     unpacked,
 )
 from frcl.learners.plain_options import ProgressiveOptions
 from frcl.learners.records import Prediction
 from frcl.learners.targets import TargetSpec
+from frcl.learners.work import Work
+from frcl.regularisers.protocol import named, under
 from frcl.seeding import Streams, fork
 
 CHUNK = 4096
@@ -67,6 +71,11 @@ class Progressive:
 
         `size` is taken as all learners take it, and decides nothing here: no part of the loss is divided by N.
         """
+        task = len(self._specs) - (self._optimiser is not None)
+        run_alone(self.learn(x, y, size=size), task, lambda: self._step, on_step)
+
+    def learn(self, x: Any, y: Any, *, size: int | None = None) -> Work[None]:
+        """What fit() does, as work that several learners may do together."""
         inputs = checked_inputs(x, self._shape, self._dtype, self.device)
         check_lengths(inputs, y)
         if self._optimiser is None:
@@ -78,14 +87,8 @@ class Progressive:
                 number = len(self._specs) - 1
                 raise TaskError(f"task {number} is still open: finish it with fit() on the data it began with")
             labels = self._specs[-1].encode(y, self.device, self._dtype)
-        options, task = self.options, len(self._specs) - 1
-        for step, rows, targets in minibatches(
-            inputs, labels, options.batch_size, self._step, options.steps, self._streams
-        ):
-            nll = self._one_step(rows, targets)
-            self._step = step
-            if on_step is not None:
-                on_step(plain_log(task, step, nll, nll.new_zeros(())))
+        yield self._program(inputs, labels)
+        refuse_non_finite(self._columns[-1])
         self._columns[-1] = {name: value.detach() for name, value in self._columns[-1].items()}
         self._optimiser = None
 
@@ -101,16 +104,30 @@ class Progressive:
         self._step, self._mark = 0, data_mark(x)
         self._optimiser = Optimiser(moving(column), self.options.rate)
 
-    def _one_step(self, x: Tensor, y: Tensor) -> Tensor:
-        optimiser = self._optimiser
-        assert optimiser is not None
-        nll = F.cross_entropy(self._logits(x, len(self._columns) - 1), y)
-        optimiser.step(nll)
-        return nll
+    def _program(self, x: Tensor, y: Tensor) -> Program:
+        """The steps left of the newest column."""
+        model, options, streams, task = self._model, self.options, self._streams, len(self._specs) - 1
+        assert self._optimiser is not None
+        constants = named(_column(task), still(self._columns[task]))
+        for i, column in enumerate(self._columns[:task]):
+            constants |= named(_column(i), column)
 
-    def _logits(self, x: Tensor, task: int) -> Tensor:
-        earlier = self._model.frozen(self._columns[:task], x)
-        return self._model.logits(self._columns[task], x, earlier)
+        def draw(steps: int) -> Params:
+            return {ROWS: minibatch_rows(len(x), options.batch_size, steps, streams, self.device)}
+
+        def loss(params: Params, constants: Params, x: Tensor, y: Tensor, noise: Params) -> Terms:
+            *earlier, fixed = (under(constants, _column(i)) for i in range(task + 1))
+            nll = F.cross_entropy(model.logits_after(earlier, fixed | params, x), y)
+            return plain_terms(nll, nll.new_zeros(()))
+
+        def advance() -> None:
+            self._step += 1
+
+        return Program(
+            loss=loss, optimiser=self._optimiser, constants=constants, x=x, y=y, draw=draw, streams=streams,
+            step=self._step, stop=options.steps, advance=advance, stackable=is_stackable(self.net),
+            signature=("progressive", replace(options, seed=0), task, self._specs[-1].functions, str(self.net)),
+        )  # fmt: skip
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -124,8 +141,9 @@ class Progressive:
         inputs = checked_inputs(x, self._shape, self._dtype, self.device)
         rows = max(1, CHUNK // (number + 1))  # the activations of all these columns are there at once
         with torch.no_grad():
-            logits = torch.cat([self._logits(part, number) for part in inputs.split(rows)])
-            return point_prediction(logits, self._specs[number])
+            *earlier, own = self._columns[: number + 1]
+            parts = [self._model.logits_after(earlier, own, some) for some in inputs.split(rows)]
+            return point_prediction(torch.cat(parts), self._specs[number])
 
     # -- keeping --------------------------------------------------------------------------------------------
 
@@ -175,3 +193,8 @@ class Progressive:
             columns[-1] = self._model.trainable(columns[-1])
             self._optimiser = Optimiser(moving(columns[-1]), self.options.rate)
             self._optimiser.restore(under(tensors, "adam/"))
+
+
+def _column(number: int) -> str:
+    """Prefix of the names of a column among a program's constants."""
+    return f"column/{number}/"

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from frcl.learners.records import Prediction, StepLog, Summary
+from frcl.learners.work import Work
 
 
 class Learner(Protocol):
@@ -17,6 +18,9 @@ class Learner(Protocol):
         self, x: Any, y: Any, *, size: int | None = None, on_step: Callable[[StepLog], None] | None = None
     ) -> object:
         """Learn one task; called again with the same data after an interruption, go on where it stopped."""
+
+    def learn(self, x: Any, y: Any, *, size: int | None = None) -> Work[Any]:
+        """What fit() does, as work that several learners may do together."""
 
     def predict(self, x: Any, task: int | None = None) -> Prediction:
         """What is believed about x in a task."""

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from frcl.errors import CheckpointError
 from frcl.learners.penalised import Penalised
-from frcl.learners.plain import OnStep, check_task
+from frcl.learners.plain import OnStep, check_task, run_alone
 from frcl.learners.plain_options import SingleOptions
-from frcl.learners.records import Prediction, StepLog
+from frcl.learners.records import Prediction
+from frcl.learners.work import Work
 from frcl.regularisers.replay import Nothing
 from frcl.seeding import stream_seed
 
@@ -29,19 +30,20 @@ class Single:
 
     def fit(self, x: Any, y: Any, *, size: int | None = None, on_step: OnStep = None) -> None:
         """Learn one task with a network of its own."""
-        task = len(self._learners) - self._open
-        learner = self._learners[-1] if self._open else self._fresh(task)
+        run_alone(self.learn(x, y, size=size), len(self._learners) - self._open, self._steps, on_step)
 
-        def passed_on(log: StepLog) -> None:
-            if on_step is not None:
-                on_step(replace(log, task=task))
-
+    def learn(self, x: Any, y: Any, *, size: int | None = None) -> Work[None]:
+        """What fit() does, as work that several learners may do together."""
+        learner = self._learners[-1] if self._open else self._fresh(len(self._learners))
         if not self._open:
             learner.check(x, y)
             self._learners.append(learner)
             self._open = True
-        learner.fit(x, y, size=size, on_step=passed_on)
+        yield from learner.learn(x, y, size=size)
         self._open = False
+
+    def _steps(self) -> int:
+        return self._learners[-1].step
 
     def _fresh(self, task: int) -> Penalised:
         options = replace(self.options, seed=stream_seed(self.options.seed, f"task/{task}"))

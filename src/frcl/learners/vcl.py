@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frcl.engine import Optimiser, leaf
+from frcl.engine.adam import Optimiser
+from frcl.engine.program import ROWS, Program, Terms
+from frcl.engine.tensors import Params, leaf, refuse_non_finite
+from frcl.engine.train import train
 from frcl.errors import TaskError
-from frcl.features import check_features, check_network
+from frcl.features import FIXED, check_features, check_network, fixed_parts, is_stackable
 from frcl.learners.inputs import check_lengths, checked_inputs, checked_size, data_mark
 from frcl.learners.plain import (
     OnStep,
@@ -20,16 +25,17 @@ from frcl.learners.plain import (
     check_task,
     class_spec,
     initial_head,
-    minibatches,
+    minibatch_rows,
     packed,
+    run_alone,
     sampled_prediction,
     tensor_bytes,
-    under,
     unpacked,
 )
 from frcl.learners.plain_options import VCLOptions
-from frcl.learners.records import Prediction, StepLog
+from frcl.learners.records import Prediction
 from frcl.learners.targets import TargetSpec
+from frcl.learners.work import Work
 from frcl.regularisers.mean_field import (
     MeanField,
     coreset_rows,
@@ -40,10 +46,12 @@ from frcl.regularisers.mean_field import (
     mean_field_kl,
     standard_noise,
 )
-from frcl.regularisers.protocol import HEAD, Heads, Params
-from frcl.seeding import Streams, fork
+from frcl.regularisers.protocol import HEAD, Heads, named, under
+from frcl.seeding import Streams, fork, stream_seed
 
-CHUNK = 4096
+CHUNK, DRAWS = 1024, 10  # inputs, and drawn networks that they pass through, at once
+STEPS_AHEAD = 10  # steps whose noise is drawn at once: `samples` numbers for each weight and step
+PRIOR, NOISE = "prior/", "noise/"  # prefixes of a program's constants and of what it draws
 
 
 @dataclass
@@ -92,6 +100,11 @@ class VCL:
 
     def fit(self, x: Any, y: Any, *, size: int | None = None, on_step: OnStep = None) -> None:
         """Learn one task; called again with the same data after an interruption, goes on where it stopped."""
+        task = len(self._specs) - (self._open is not None)
+        run_alone(self.learn(x, y, size=size), task, lambda: self._open.step if self._open else 0, on_step)
+
+    def learn(self, x: Any, y: Any, *, size: int | None = None) -> Work[None]:
+        """What fit() does, as work that several learners may do together."""
         inputs = checked_inputs(x, self._shape, self._dtype, self.device)
         check_lengths(inputs, y)
         N = float(checked_size(size, len(inputs)))
@@ -105,19 +118,51 @@ class VCL:
                 number = len(self._specs) - 1
                 raise TaskError(f"task {number} is still open: finish it with fit() on the data it began with")
             labels = self._specs[-1].encode(y, self.device, self._dtype)
-        trained = torch.ones(len(inputs), dtype=torch.bool, device=self.device)
-        trained[now.left_out] = False
-        self._learn(now, inputs[trained], labels[trained], on_step)
+        yield self._program(now, inputs, labels)
+        refuse_non_finite(now.optimiser.params)
         self._open = None
 
-    def _learn(self, now: OpenTask, x: Tensor, y: Tensor, on_step: OnStep) -> None:
-        options, task = self.options, len(self._specs) - 1
-        for step, rows, targets in minibatches(x, y, options.batch_size, now.step, options.steps, self._streams):
-            nll, kl_head, kl_shared = self._terms(now, rows, targets, task, self._streams["likelihood"])
-            now.optimiser.step(nll + kl_head + kl_shared)
-            now.step, self._adapted = step, {}
-            if on_step is not None:
-                on_step(_log(task, step, nll, kl_head, kl_shared))
+    def _program(self, now: OpenTask, x: Tensor, y: Tensor) -> Program:
+        """The steps left of the task that is open, on the examples that are not its coreset."""
+        trained = torch.ones(len(x), dtype=torch.bool, device=self.device)
+        trained[now.left_out] = False
+        among, options, streams = trained.nonzero()[:, 0], self.options, self._streams
+
+        def rows(steps: int) -> Tensor:
+            return among[minibatch_rows(len(among), options.batch_size, steps, streams, self.device)]
+
+        def advance() -> None:
+            now.step += 1
+            self._adapted = {}
+
+        return self._steps(now, len(self._specs) - 1, (x, y), rows, streams, options.steps, advance)
+
+    def _steps(
+        self,
+        now: OpenTask,
+        task: int,
+        data: tuple[Tensor, Tensor],
+        rows: Callable[[int], Tensor],
+        streams: Streams,
+        stop: int,
+        advance: Callable[[], None],
+    ) -> Program:
+        """Steps that bring q of a task nearer to the posterior; `rows` says which examples each of n steps sees."""
+        samples, like, (x, y) = self.options.samples, now.q.mean, data
+
+        def draw(steps: int) -> Params:
+            noise = standard_noise(like, steps * samples, streams["likelihood"])
+            return {ROWS: rows(steps)} | {NOISE + n: v.unflatten(0, (steps, samples)) for n, v in noise.items()}
+
+        fixed = {name: value.detach() for name, value in fixed_parts(self.net).items()}
+        return Program(
+            loss=_Loss(self._model, task), optimiser=now.optimiser, x=x, y=y, draw=draw, streams=streams,
+            constants={
+                "N": x.new_full((), now.N, dtype=self._dtype), **named(PRIOR, now.prior.named()), **named(FIXED, fixed)
+            },
+            step=now.step, stop=stop, advance=advance, stackable=is_stackable(self.net), chunk=STEPS_AHEAD,
+            signature=("vcl", replace(self.options, seed=0), task, self._specs[task].functions, str(self.net)),
+        )  # fmt: skip
 
     def _begin(self, spec: TargetSpec, x: Tensor, y: Tensor, N: float) -> OpenTask:
         K = check_features(self.net, x) + 1
@@ -143,16 +188,6 @@ class VCL:
         self._open = OpenTask(q, prior, Optimiser(q.named(), options.rate), left_out, trained_on, data_mark(x))
         return self._open
 
-    def _terms(
-        self, now: OpenTask, x: Tensor, y: Tensor, task: int, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Expected negative log-likelihood, KL of the head and KL of the shared weights, in nats per example."""
-        q, own = now.q, f"{HEAD}{task}"
-        noise = standard_noise(q.mean, self.options.samples, generator)
-        nll = expected_loss(lambda w: F.cross_entropy(self._model.logits(w, x, task), y), q, noise)
-        kl_head = mean_field_kl(q.at([own]), now.prior) / now.N
-        return nll, kl_head, mean_field_kl(q.at(name for name in q.mean if name != own), now.prior) / now.N
-
     def _shared(self) -> Params:
         """Means of the shared weights."""
         return {name: p for name, p in self.net.named_parameters() if p.requires_grad}
@@ -175,15 +210,32 @@ class VCL:
         """Class probabilities, the mean over networks drawn from q, the same at every call."""
         number = check_task(task, len(self._specs))
         inputs = checked_inputs(x, self._shape, self._dtype, self.device)
-        q = self._belief(number)
-        generator = fork(self.options.seed, "prediction")
+        weights = self._drawn_weights(self._belief(number))
         with torch.no_grad():
-            logits = []
-            for _ in range(self.options.predict_samples):
-                noise = standard_noise(q.mean, 1, generator)
-                weights = drawn(q, {name: value[0].to(self.device) for name, value in noise.items()})
-                logits.append(torch.cat([self._model.logits(weights, rows, number) for rows in inputs.split(CHUNK)]))
-            return sampled_prediction(torch.stack(logits), self._specs[number])
+            logits = [self._logits(some, inputs, number) for some in weights]
+            return sampled_prediction(torch.cat(logits), self._specs[number])
+
+    def _drawn_weights(self, q: MeanField) -> Iterator[Params]:
+        """The networks that predict, [DRAWS, ...] of them at a time, the same at every call and on every device."""
+        generator, left = fork(self.options.seed, "prediction"), self.options.predict_samples
+        while left:
+            noise = [standard_noise(q.mean, 1, generator) for _ in range(min(left, DRAWS))]
+            left -= len(noise)
+            yield drawn(q, {name: torch.cat([one[name] for one in noise]).to(self.device) for name in q.mean})
+
+    def _logits(self, weights: Params, x: Tensor, task: int) -> Tensor:
+        """[S, n, C] of S networks; as one where that is quicker and the network allows it."""
+
+        def one(weight: Params, rows: Tensor) -> Tensor:
+            return self._model.logits(weight, rows, task)
+
+        if is_stackable(self.net):
+            with contextlib.suppress(RuntimeError):  # a network that cannot be batched
+                return torch.cat([torch.vmap(one, (0, None))(weights, rows) for rows in x.split(CHUNK)], 1)
+        each = [
+            dict(zip(weights, some, strict=True)) for some in zip(*(w.unbind() for w in weights.values()), strict=True)
+        ]
+        return torch.stack([torch.cat([one(weight, rows) for rows in x.split(CHUNK)]) for weight in each])
 
     def _belief(self, task: int) -> MeanField:
         """What a task is predicted with: q, or a copy of it adapted to the task's coreset."""
@@ -198,15 +250,18 @@ class VCL:
     def _adapt(self, q: MeanField, task: int) -> MeanField:
         """q after `adapt_steps` on the coreset of a task with q as the prior; its random numbers are its own."""
         options, (x, y) = self.options, self._coresets[task]
-        generator = fork(options.seed, f"coreset/{task}", self.device)
+        streams = Streams(stream_seed(options.seed, f"coreset/{task}"), self.device)
         moving = MeanField(*({name: leaf(value) for name, value in part.items()} for part in q))
         now = OpenTask(moving, q, Optimiser(moving.named(), options.adapt_rate), y[:0], float(len(x)), "")
-        for _ in range(options.adapt_steps):
-            rows = torch.arange(len(x), device=self.device)
-            if len(x) > options.batch_size:
-                rows = torch.randint(len(x), (options.batch_size,), generator=generator, device=self.device)
-            nll, kl_head, kl_shared = self._terms(now, x[rows], y[rows], task, generator)
-            now.optimiser.step(nll + kl_head + kl_shared)
+
+        def rows(steps: int) -> Tensor:
+            if len(x) <= options.batch_size:
+                return torch.arange(len(x), device=self.device).expand(steps, -1)
+            return minibatch_rows(len(x), options.batch_size, steps, streams, self.device)
+
+        program = self._steps(now, task, (x, y), rows, streams, options.adapt_steps, lambda: None)
+        for _ in train([program]):
+            pass
         return detached(moving)
 
     # -- keeping --------------------------------------------------------------------------------------------
@@ -241,7 +296,7 @@ class VCL:
         if self._open is not None:
             now = self._open
             meta["open"] = {"step": now.step, "mark": now.mark, "N": now.N}
-            tensors |= {f"prior/{name}": value for name, value in now.prior.named().items()}
+            tensors |= named(PRIOR, now.prior.named())
             tensors |= {f"adam/{name}": value for name, value in now.optimiser.state().items()}
             tensors["left_out"] = now.left_out
         return packed(self.options, self._streams, self.device, meta, tensors)
@@ -261,13 +316,34 @@ class VCL:
         self._shape = None if meta["shape"] is None else tuple(meta["shape"])
         self._adapted, self._open = {}, None
         if meta["open"] is not None:
-            prior = MeanField(under(tensors, "prior/mean/"), under(tensors, "prior/log_deviation/"))
+            prior = _field(under(tensors, PRIOR))
             q = self._learned()
             optimiser = Optimiser(q.named(), self.options.rate)
             optimiser.restore(under(tensors, "adam/"))
             self._open = OpenTask(q, prior, optimiser, tensors["left_out"], **meta["open"])
 
 
-def _log(task: int, step: int, nll: Tensor, kl_head: Tensor, kl_shared: Tensor) -> StepLog:
-    fit, now, past = (float(value.detach()) for value in (nll, kl_head, kl_shared))
-    return StepLog(task, step, fit + now + past, -fit, now, past)
+@dataclass(frozen=True)
+class _Loss:
+    """Expected negative log-likelihood, KL of the head and KL of the shared weights, in nats per example."""
+
+    model: Heads
+    task: int
+
+    def __call__(self, params: Params, constants: Params, x: Tensor, y: Tensor, noise: Params) -> Terms:
+        q, prior, fixed = _field(params), _field(under(constants, PRIOR)), under(constants, FIXED)
+
+        def nll_of(weights: Params) -> Tensor:
+            return F.cross_entropy(self.model.logits(fixed | weights, x, self.task), y)
+
+        nll = expected_loss(nll_of, q, under(noise, NOISE))
+        own = f"{HEAD}{self.task}"
+        kl_head = mean_field_kl(q.at([own]), prior) / constants["N"]
+        shared = q.at(name for name in q.mean if name != own)
+        kl_shared = (nll.new_zeros(()) + mean_field_kl(shared, prior)) / constants["N"]
+        return Terms(nll + kl_head + kl_shared, -nll, kl_head, kl_shared)
+
+
+def _field(named_parts: Params) -> MeanField:
+    """What `MeanField.named` put together."""
+    return MeanField(under(named_parts, "mean/"), under(named_parts, "log_deviation/"))

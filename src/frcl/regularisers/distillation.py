@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from frcl.regularisers.protocol import Moment, Params
+from frcl.regularisers.protocol import Moment, Params, Place, Plain, named, under
 
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -25,7 +25,7 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor
 
 
 @dataclass
-class Distillation:
+class Distillation(Plain):
     """Holds every old head on the inputs of the current task."""
 
     strength: float
@@ -33,23 +33,20 @@ class Distillation:
     teacher: Params = field(default_factory=dict)  # the network as it stood when the task began
     trains_old_heads: bool = True
 
-    def check(self, y: Tensor) -> None:
-        """Any task will do."""
-
     def begin(self, now: Moment) -> None:
         self.teacher = {name: value.detach().clone() for name, value in now.params.items()} if now.task else {}
 
-    def penalty(self, now: Moment, params: Params, x: Tensor, generator: torch.Generator) -> Tensor:
-        if now.task == 0:
+    def constants(self) -> Params:
+        return named("teacher/", self.teacher)
+
+    def penalty(self, at: Place, params: Params, constants: Params, x: Tensor, noise: Params) -> Tensor:
+        if at.task == 0:
             return x.new_zeros(())
         with torch.no_grad():
-            targets = now.model.all_logits(self.teacher, x, now.task)
-        outputs = now.model.all_logits(params, x, now.task)
+            targets = at.model.all_logits(under(constants, "teacher/"), x, at.task)
+        outputs = at.model.all_logits(params, x, at.task)
         parts = [distillation(s, t, self.temperature) for s, t in zip(outputs, targets, strict=True)]
         return self.strength * torch.stack(parts).sum()
-
-    def after_step(self, gradient: Params, before: Params, after: Params) -> None:
-        """Nothing to follow."""
 
     def end(self, now: Moment, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         self.teacher = {}
@@ -58,7 +55,7 @@ class Distillation:
         return []
 
     def state(self) -> Params:
-        return {f"teacher/{name}": value for name, value in self.teacher.items()}
+        return named("teacher/", self.teacher)
 
     def load(self, state: Params) -> None:
-        self.teacher = {name.removeprefix("teacher/"): value.clone() for name, value in state.items()}
+        self.teacher = {name: value.clone() for name, value in under(state, "teacher/").items()}

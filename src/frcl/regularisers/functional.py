@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from frcl.summary import FunctionBelief, PriorKL, prior_kl, prior_kl_terms, stack_terms
+from frcl.summary import PriorKL, prior_kl, stack_terms
 
 
 class Bank(NamedTuple):
@@ -26,20 +26,30 @@ class Bank(NamedTuple):
     def tasks(self) -> int:
         return self.Z.shape[0]
 
+    def tensors(self) -> dict[str, Tensor]:
+        """The bank as named tensors, without `smallest`."""
+        return {"Z": self.Z, **self.terms._asdict()}
 
-def make_bank(inputs: Sequence[Tensor], beliefs: Sequence[FunctionBelief]) -> Bank:
-    """Stack the summaries of all past tasks; tasks with fewer points are padded, which changes no value."""
-    terms = stack_terms([prior_kl_terms(belief) for belief in beliefs])
+
+def bank_of(tensors: Mapping[str, Tensor], smallest: int) -> Bank:
+    """The bank whose tensors these are."""
+    return Bank(tensors["Z"], PriorKL(*(tensors[name] for name in PriorKL._fields)), smallest)
+
+
+def make_bank(inputs: Sequence[Tensor], each: Sequence[PriorKL]) -> Bank:
+    """Stack what is kept of all past tasks; tasks with fewer points are padded, which changes no value."""
+    terms = stack_terms(each)
     M = terms.mask.shape[1]
     padded = [torch.cat([Z, Z[:1].expand(M - len(Z), *Z.shape[1:])]) for Z in inputs]
     return Bank(torch.stack(padded), terms, min(len(Z) for Z in inputs))
 
 
-def sample_tasks(tasks: int, at_most: int | None, generator: torch.Generator) -> Tensor | None:
-    """Which past tasks a step looks at: None for all of them, else `at_most` different ones."""
+def sample_tasks(tasks: int, at_most: int | None, steps: int, generator: torch.Generator) -> Tensor | None:
+    """Which past tasks each step looks at, [steps, at_most], all different in a step; None for all of them."""
     if at_most is None or tasks <= at_most:
         return None
-    return torch.randperm(tasks, generator=generator, device=generator.device)[:at_most]
+    order = torch.rand(steps, tasks, generator=generator, device=generator.device, dtype=torch.float64)
+    return order.argsort(1)[:, :at_most].contiguous()
 
 
 def chosen(bank: Bank, index: Tensor | None) -> Bank:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from frcl.regularisers.protocol import Moment, Params, shared_only
+from frcl.regularisers.protocol import Moment, Params, Place, Plain, named, shared_only, under
 
 
 @dataclass
-class PathIntegral:
+class PathIntegral(Plain):
     """Follows every step, and holds what mattered."""
 
     strength: float  # c
@@ -24,10 +24,6 @@ class PathIntegral:
     path: Params = field(default_factory=dict)  # ω so far in this task
     start: Params = field(default_factory=dict)  # θ when the task began: the anchor of the tasks before it
     importance: Params = field(default_factory=dict)  # Ω
-    trains_old_heads: bool = False
-
-    def check(self, y: Tensor) -> None:
-        """Any task will do."""
 
     def begin(self, now: Moment) -> None:
         self.start = {name: value.detach().clone() for name, value in shared_only(now.params).items()}
@@ -35,13 +31,27 @@ class PathIntegral:
         if not self.importance:
             self.importance = {name: torch.zeros_like(value) for name, value in self.start.items()}
 
-    def penalty(self, now: Moment, params: Params, x: Tensor, generator: torch.Generator) -> Tensor:
-        parts = [(value * (params[name] - self.start[name]).square()).sum() for name, value in self.importance.items()]
+    def constants(self) -> Params:
+        return {**named("start/", self.start), **named("importance/", self.importance)}
+
+    def penalty(self, at: Place, params: Params, constants: Params, x: Tensor, noise: Params) -> Tensor:
+        start = under(constants, "start/")
+        parts = [
+            (value * (params[name] - start[name]).square()).sum()
+            for name, value in under(constants, "importance/").items()
+        ]
         return self.strength * torch.stack(parts).sum()
 
-    def after_step(self, gradient: Params, before: Params, after: Params) -> None:
-        for name in self.path:
-            self.path[name] -= gradient[name] * (after[name] - before[name])
+    def carry(self) -> Params:
+        return self.path
+
+    def follow(self, carry: Params, constants: Params, gradient: Params, before: Params, after: Params) -> None:
+        """ω ← ω − g Δθ, where g is the whole gradient less that of the penalty, 2c Ω (θ − θ*)."""
+        start, importance = under(constants, "start/"), under(constants, "importance/")
+        for name in carry.keys() & gradient.keys():  # what the network holds fixed does not move
+            omega = carry[name]
+            held = 2 * self.strength * importance[name] * (before[name] - start[name])
+            omega -= (gradient[name] - held) * (after[name] - before[name])
 
     def end(self, now: Moment, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         for name, omega in self.path.items():

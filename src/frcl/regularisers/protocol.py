@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -48,10 +48,18 @@ class Moment:
     N: float
 
 
+class Place(NamedTuple):
+    """Where a penalty is asked for: the model and the task being learned, the same for every seed."""
+
+    model: Heads
+    task: int
+
+
 class Regulariser(Protocol):
     """Holds θ while a new task is learned. All state is tensors by name."""
 
     trains_old_heads: bool
+    stackable: bool  # whether its constants are small enough to stand in one block with those of other seeds
 
     def check(self, y: Tensor) -> None:
         """Refuse the classes of a new task that this regulariser cannot keep."""
@@ -59,11 +67,24 @@ class Regulariser(Protocol):
     def begin(self, now: Moment) -> None:
         """A task begins; its head is there, untrained."""
 
-    def penalty(self, now: Moment, params: Params, x: Tensor, generator: torch.Generator) -> Tensor:
-        """What is added to the mean negative log-likelihood of the minibatch x, in nats per example."""
+    def constants(self) -> Params:
+        """What the penalty reads besides the parameters; the same tensors until the task ends."""
 
-    def after_step(self, gradient: Params, before: Params, after: Params) -> None:
-        """One step was taken; `gradient` is that of the likelihood term alone."""
+    def draw(self, steps: int, generator: torch.Generator) -> Params:
+        """Everything random of so many steps, tensors [steps, ...]."""
+
+    def penalty(self, at: Place, params: Params, constants: Params, x: Tensor, noise: Params) -> Tensor:
+        """What is added to the mean negative log-likelihood of the minibatch x, in nats per example.
+
+        Pure: reads its arguments alone. constants["N"] is the size of the task, the rest is what `constants` gave;
+        `noise` is a row of what `draw` gave.
+        """
+
+    def carry(self) -> Params:
+        """What `follow` changes in place."""
+
+    def follow(self, carry: Params, constants: Params, gradient: Params, before: Params, after: Params) -> None:
+        """One step was taken, down `gradient`, that of loss and penalty; elementwise, called if there is a carry."""
 
     def end(self, now: Moment, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         """The task is over; x and y are its data, seen for the last time."""
@@ -76,6 +97,41 @@ class Regulariser(Protocol):
 
     def load(self, state: Params) -> None:
         """Put back what `state` gave."""
+
+
+class Plain:
+    """What most regularisers have in common: they take any task, draw nothing, and follow nothing."""
+
+    trains_old_heads = False
+    stackable = True
+
+    def check(self, y: Tensor) -> None:
+        """Any task will do."""
+
+    def begin(self, now: Moment) -> None:
+        """Nothing to prepare."""
+
+    def constants(self) -> Params:
+        return {}
+
+    def draw(self, steps: int, generator: torch.Generator) -> Params:
+        return {}
+
+    def carry(self) -> Params:
+        return {}
+
+    def follow(self, carry: Params, constants: Params, gradient: Params, before: Params, after: Params) -> None:
+        """Nothing to follow."""
+
+
+def under(tensors: Params, prefix: str) -> Params:
+    """The tensors whose names begin with the prefix, without it."""
+    return {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def named(prefix: str, tensors: Params) -> Params:
+    """The tensors with the prefix put before their names."""
+    return {prefix + name: value for name, value in tensors.items()}
 
 
 def shared_only(params: Params) -> Params:

@@ -5,13 +5,14 @@ penalty = λ/N · ½ Σ_j Ω_j (θ_j − θ*_j)²      with Ω = N_i × Fisher i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from frcl.regularisers.fisher import FisherMode, diagonal_fisher
-from frcl.regularisers.protocol import Moment, Params, shared_only
+from frcl.regularisers.protocol import Moment, Params, Place, Plain, named, shared_only, under
 
 
 def quadratic(params: Params, anchor: Params, precision: Params) -> Tensor:
@@ -39,28 +40,36 @@ class FisherRecipe:
 
 
 @dataclass
-class SeparateAnchors:
-    """EWC: each task keeps its own anchor and precision."""
+class SeparateAnchors(Plain):
+    """EWC: each task keeps its own anchor and precision.
+
+    Their sum is one quadratic, so that a step costs the same whatever the number of tasks: with Ω = Σ_i Ω_i and the
+    weighted mean θ̄ = Σ_i Ω_i θ*_i / Ω, worked out as a shift of the latest θ*,
+
+        ½ Σ_i Ω_i (θ − θ*_i)² = ½ Ω (θ − θ̄)² + ½ Σ_i Ω_i (θ*_i − θ̄)².
+    """
 
     strength: float
     recipe: FisherRecipe
     anchors: list[tuple[Params, Params]] = field(default_factory=list)  # (θ*, Ω) of each task
-    trains_old_heads: bool = False
 
-    def check(self, y: Tensor) -> None:
-        """Any task will do."""
+    def constants(self) -> Params:
+        if not self.anchors:
+            return {}
+        latest = self.anchors[-1][0]
+        precision = {name: sum_of([omega[name] for _, omega in self.anchors]) for name in latest}
+        centre = {
+            name: value + sum_of([o[name] * (a[name] - value) for a, o in self.anchors]) / _or_one(precision[name])
+            for name, value in latest.items()
+        }
+        rest = sum_of([quadratic(centre, anchor, omega) for anchor, omega in self.anchors])
+        return {**named("anchor/", centre), **named("precision/", precision), "rest": rest}
 
-    def begin(self, now: Moment) -> None:
-        """Nothing to prepare."""
-
-    def penalty(self, now: Moment, params: Params, x: Tensor, generator: torch.Generator) -> Tensor:
-        total = x.new_zeros(())
-        for anchor, precision in self.anchors:
-            total = total + quadratic(params, anchor, precision)
-        return self.strength * total / now.N
-
-    def after_step(self, gradient: Params, before: Params, after: Params) -> None:
-        """Nothing to follow."""
+    def penalty(self, at: Place, params: Params, constants: Params, x: Tensor, noise: Params) -> Tensor:
+        if "rest" not in constants:
+            return x.new_zeros(())
+        held = quadratic(params, under(constants, "anchor/"), under(constants, "precision/")) + constants["rest"]
+        return self.strength * held / constants["N"]
 
     def end(self, now: Moment, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         information = shared_only(self.recipe.information(now, x, y, generator))
@@ -80,11 +89,11 @@ class SeparateAnchors:
 
     def load(self, state: Params) -> None:
         count = 1 + max((int(name.split("/", 1)[0]) for name in state), default=-1)
-        self.anchors = [(_under(state, f"{i}/anchor/"), _under(state, f"{i}/precision/")) for i in range(count)]
+        self.anchors = [(_copied(state, f"{i}/anchor/"), _copied(state, f"{i}/precision/")) for i in range(count)]
 
 
 @dataclass
-class RunningAnchor:
+class RunningAnchor(Plain):
     """Online EWC and diagonal Laplace propagation: Ω ← γ Ω + Ω_new, anchored at the latest θ.
 
     With `prior_precision` there is an anchor at zero from the very beginning, the prior N(0, 1/precision), and the
@@ -98,10 +107,6 @@ class RunningAnchor:
     anchor: Params = field(default_factory=dict)
     precision: Params = field(default_factory=dict)
     heads: Params = field(default_factory=dict)  # precision of each finished head
-    trains_old_heads: bool = False
-
-    def check(self, y: Tensor) -> None:
-        """Any task will do."""
 
     def begin(self, now: Moment) -> None:
         if self.prior_precision is not None and not self.anchor:
@@ -109,17 +114,18 @@ class RunningAnchor:
                 self.anchor[name] = torch.zeros_like(value).detach()
                 self.precision[name] = torch.full_like(value, self.prior_precision).detach()
 
-    def penalty(self, now: Moment, params: Params, x: Tensor, generator: torch.Generator) -> Tensor:
-        total = x.new_zeros(())
-        if self.anchor:
-            total = quadratic(params, self.anchor, self.precision)
-        if self.prior_precision is not None:
-            head = params[f"head/{now.task}"]
-            total = total + 0.5 * self.prior_precision * head.square().sum()
-        return self.strength * total / now.N
+    def constants(self) -> Params:
+        return {**named("anchor/", self.anchor), **named("precision/", self.precision)}
 
-    def after_step(self, gradient: Params, before: Params, after: Params) -> None:
-        """Nothing to follow."""
+    def penalty(self, at: Place, params: Params, constants: Params, x: Tensor, noise: Params) -> Tensor:
+        total = x.new_zeros(())
+        anchor = under(constants, "anchor/")
+        if anchor:
+            total = quadratic(params, anchor, under(constants, "precision/"))
+        if self.prior_precision is not None:
+            head = params[f"head/{at.task}"]
+            total = total + 0.5 * self.prior_precision * head.square().sum()
+        return self.strength * total / constants["N"]
 
     def end(self, now: Moment, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         information = self.recipe.information(now, x, y, generator)
@@ -139,9 +145,18 @@ class RunningAnchor:
 
     def load(self, state: Params) -> None:
         self.anchor, self.precision, self.heads = (
-            _under(state, f"{part}/") for part in ("anchor", "precision", "heads")
+            _copied(state, f"{part}/") for part in ("anchor", "precision", "heads")
         )
 
 
-def _under(state: Params, prefix: str) -> Params:
-    return {name[len(prefix) :]: value.clone() for name, value in state.items() if name.startswith(prefix)}
+def sum_of(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(tensors)).sum(0)
+
+
+def _or_one(precision: Tensor) -> Tensor:
+    """One where nothing holds, so that it can be divided by."""
+    return torch.where(precision > 0, precision, 1.0)
+
+
+def _copied(state: Params, prefix: str) -> Params:
+    return {name: value.clone() for name, value in under(state, prefix).items()}

@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy, pad
 
 from frcl.errors import DataError
-from frcl.regularisers.protocol import Moment, Params
+from frcl.regularisers.protocol import Moment, Params, Place, Plain
 from frcl.selection import random_start
 
 
 @dataclass
-class Buffer:
+class Buffer(Plain):
     """Keeps M examples of each task, balanced over its classes; M None keeps all, and a step draws `batch` of them."""
 
     points: int | None
@@ -30,6 +31,9 @@ class Buffer:
     sizes: list[float] = field(default_factory=list)  # N_i
     trains_old_heads: bool = True
 
+    def __post_init__(self) -> None:
+        self.stackable = self.points is not None or self.per_class is not None
+
     def check(self, y: Tensor) -> None:
         M = self._points(y)
         if M is not None and len(y) < M:
@@ -38,35 +42,71 @@ class Buffer:
     def _points(self, y: Tensor) -> int | None:
         return self.points if self.per_class is None else self.per_class * int(y.max() + 1)
 
-    def begin(self, now: Moment) -> None:
-        """Nothing to prepare."""
+    def constants(self) -> Params:
+        """Every buffer by itself; where a step looks at some of them only, all in one block, padded."""
+        if not self.x:
+            return {}
+        sizes = self.x[0].new_tensor(self.sizes, dtype=torch.float64)
+        if not self._samples():
+            parts = {f"x/{i}": x for i, x in enumerate(self.x)} | {f"y/{i}": y for i, y in enumerate(self.y)}
+            return parts | {"sizes": sizes}
+        M = max(len(x) for x in self.x)
+        counts = self.y[0].new_tensor([len(y) for y in self.y])
+        x, y = (torch.stack([_repeated(one, M) for one in kept]) for kept in (self.x, self.y))
+        return {"x": x, "y": y, "sizes": sizes, "counts": counts}
 
-    def penalty(self, now: Moment, params: Params, x: Tensor, generator: torch.Generator) -> Tensor:
-        tasks = list(range(len(self.x)))
-        scale = 1.0
-        if self.tasks_per_step is not None and len(tasks) > self.tasks_per_step:
-            order = torch.randperm(len(tasks), generator=generator, device=generator.device)
-            scale = len(tasks) / self.tasks_per_step
-            tasks = order[: self.tasks_per_step].tolist()
-        if not tasks:
+    def _samples(self) -> bool:
+        return self.tasks_per_step is not None and len(self.x) > self.tasks_per_step
+
+    def draw(self, steps: int, generator: torch.Generator) -> Params:
+        drawn: Params = {}
+        if self._samples():
+            order = torch.rand(steps, len(self.x), generator=generator, device=generator.device, dtype=torch.float64)
+            drawn["tasks"] = order.argsort(1)[:, : self.tasks_per_step].contiguous()
+        if self.batch is not None:
+            for i, x in enumerate(self.x):
+                drawn[f"buffer/{i}"] = torch.randint(
+                    len(x), (steps, self.batch), generator=generator, device=generator.device
+                )
+        return drawn
+
+    def penalty(self, at: Place, params: Params, constants: Params, x: Tensor, noise: Params) -> Tensor:
+        if "sizes" not in constants:
             return x.new_zeros(())
-        drawn = [self._draw(task, generator) for task in tasks]
-        Phi = now.model.features(params, torch.cat([rows for rows, _ in drawn]))
-        total = x.new_zeros(())
-        for task, part, (rows, labels) in zip(tasks, Phi.split([len(r) for r, _ in drawn]), drawn, strict=True):
-            loss = torch.nn.functional.cross_entropy(part @ params[f"head/{task}"].mT, labels, reduction="sum")
-            total = total + self.sizes[task] / len(rows) * loss
-        return scale * total / now.N
+        estimate = self._sampled if "tasks" in noise else self._all
+        return estimate(at, params, constants, noise) / constants["N"]
 
-    def _draw(self, task: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        if self.batch is None:
-            return self.x[task], self.y[task]
-        rows = torch.randint(len(self.x[task]), (self.batch,), generator=generator, device=generator.device)
-        rows = rows.to(self.x[task].device)
-        return self.x[task][rows], self.y[task][rows]
+    def _all(self, at: Place, params: Params, constants: Params, noise: Params) -> Tensor:
+        """Σ_i N_i × the mean loss on buffer i, or on the examples drawn from it."""
+        drawn = []
+        for i in range(at.task):
+            rows, labels = constants[f"x/{i}"], constants[f"y/{i}"]
+            if (own := noise.get(f"buffer/{i}")) is not None:
+                rows, labels = rows[own], labels[own]
+            drawn.append((rows, labels))
+        Phi = at.model.features(params, torch.cat([rows for rows, _ in drawn]))
+        parts = Phi.split([len(rows) for rows, _ in drawn])
+        losses = [
+            cross_entropy(part @ params[f"head/{i}"].mT, labels)
+            for i, (part, (_, labels)) in enumerate(zip(parts, drawn, strict=True))
+        ]
+        each = torch.stack(losses)
+        return (constants["sizes"].to(each.dtype) * each).sum()
 
-    def after_step(self, gradient: Params, before: Params, after: Params) -> None:
-        """Nothing to follow."""
+    def _sampled(self, at: Place, params: Params, constants: Params, noise: Params) -> Tensor:
+        """The same estimated from some buffers; what stands in the padding of points and classes counts for nothing."""
+        tasks = noise["tasks"]
+        x, y, counts = (constants[name][tasks] for name in ("x", "y", "counts"))
+        heads = [params[f"head/{i}"] for i in range(at.task)]
+        C = max(head.shape[0] for head in heads)
+        block = torch.stack([pad(head, (0, 0, 0, C - head.shape[0])) for head in heads])
+        absent = torch.stack([pad(head.new_zeros(len(head)), (0, C - len(head)), value=-torch.inf) for head in heads])
+        Phi = at.model.features(params, x.flatten(0, 1)).unflatten(0, x.shape[:2])
+        log_p = (Phi @ block[tasks].mT + absent[tasks][:, None]).log_softmax(-1)  # [k, M, C]
+        loss = -log_p.gather(-1, y[..., None])[..., 0]
+        real = torch.arange(x.shape[1], device=x.device) < counts[:, None]
+        means = torch.where(real, loss, 0.0).sum(1) / counts
+        return (constants["sizes"][tasks].to(means.dtype) * means).sum() * (at.task / len(tasks))
 
     def end(self, now: Moment, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         M = self._points(y)
@@ -89,23 +129,16 @@ class Buffer:
         self.y = [state[f"y/{i}"].clone() for i in range(len(self.sizes))]
 
 
-@dataclass
-class Nothing:
+def _repeated(x: Tensor, length: int) -> Tensor:
+    """x made longer by its own first row, which every network can take."""
+    return torch.cat([x, x[:1].expand(length - len(x), *x.shape[1:])])
+
+
+class Nothing(Plain):
     """No protection."""
 
-    trains_old_heads: bool = False
-
-    def check(self, y: Tensor) -> None:
-        """Any task will do."""
-
-    def begin(self, now: Moment) -> None:
-        """Nothing to prepare."""
-
-    def penalty(self, now: Moment, params: Params, x: Tensor, generator: torch.Generator) -> Tensor:
+    def penalty(self, at: Place, params: Params, constants: Params, x: Tensor, noise: Params) -> Tensor:
         return x.new_zeros(())
-
-    def after_step(self, gradient: Params, before: Params, after: Params) -> None:
-        """Nothing to follow."""
 
     def end(self, now: Moment, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         """Nothing to keep."""

@@ -1,0 +1,242 @@
+"""The ratios that are measured on the CPU, each of two things that take turns."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from frcl.bench.measure import Goal, Measurement, Pair, Timed, clocked, compare
+from frcl.bench.references import (
+    covariance_factors,
+    direct_past_kl,
+    direct_trace,
+    plain_prediction,
+    plain_training,
+)
+from frcl.display import Silent
+from frcl.engine.program import CHUNK, Program
+from frcl.engine.train import train
+from frcl.experiment import environment, runner
+from frcl.experiment.config import resolve
+from frcl.features import MLP
+from frcl.learners.frcl import FRCL
+from frcl.posterior import Posterior
+from frcl.regularisers.functional import functional_kl, make_bank
+from frcl.seeding import fork
+from frcl.selection import random_start
+from frcl.summary import FunctionBelief, belief_from_weights, prior_kl_terms
+from frcl.trace import Swaps, trace_search
+
+NOISE = 1e-3  # σ²
+FEW = 1000  # examples that a past task is learned from: it only has to be there
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large the things are that are timed; Permuted-MNIST of the paper unless said."""
+
+    inputs: int = 784
+    widths: tuple[int, ...] = (100, 100)
+    classes: int = 10
+    examples: int = 60_000
+    batch: int = 128
+    points: int = 200
+    past: int = 9
+    few_past: int = 2
+    many_past: int = 50
+    steps: int = CHUNK  # timed at once
+    proposals: int = 256  # of a search, timed at once
+    predicted: int = 10_000
+    seeds: int = 10
+    run_steps: int = 100  # a task, where whole runs are timed
+    threads: int = 2
+
+    @property
+    def features(self) -> int:
+        return self.widths[-1] + 1
+
+    def network(self) -> MLP:
+        return MLP(self.inputs, self.widths)
+
+    def plain_model(self) -> nn.Module:
+        """The same network with a linear layer on top."""
+        return nn.Sequential(self.network(), nn.Linear(self.widths[-1], self.classes))
+
+    def data(self) -> tuple[Tensor, Tensor]:
+        """Noise with random labels: nothing here depends on what is learned."""
+        generator = fork(0, "bench")
+        x = torch.rand(self.examples, self.inputs, generator=generator)
+        return x, torch.arange(self.examples) % self.classes
+
+    def names(self) -> str:
+        return f"{self.inputs}-{'-'.join(map(str, self.widths))}, batch {self.batch}, {self.classes} classes"
+
+
+def past_kl(size: Sizes) -> Pair:
+    """Value and gradient of the KL of all past tasks, against task by task and class by class with autograd."""
+    generator = fork(0, "bench")
+    Phi = torch.randn(size.past, size.points, size.features, generator=generator)
+    beliefs = [_random_belief(size, Phi_z, generator) for Phi_z in Phi]
+    bank = make_bank([torch.zeros(size.points, 1)] * size.past, [prior_kl_terms(belief) for belief in beliefs])
+    factors = [covariance_factors(belief) for belief in beliefs]
+    moved = (Phi + 0.01 * torch.randn(Phi.shape, generator=generator)).requires_grad_()
+
+    def with_gradient(value: Callable[[], Tensor]) -> Timed:
+        return partial(clocked, lambda: torch.autograd.grad(value(), moved))
+
+    return Pair(
+        with_gradient(lambda: functional_kl(moved, bank, size.past)),
+        with_gradient(lambda: direct_past_kl(moved, beliefs, factors)),
+        f"{size.past} tasks × {size.points} points, {size.features} features, {size.classes} classes",
+    )
+
+
+def _random_belief(size: Sizes, Phi_z: Tensor, generator: torch.Generator) -> FunctionBelief:
+    C, K = size.classes, size.features
+    factor = 0.1 * torch.eye(K) + 0.02 * torch.randn(C, K, K, generator=generator)
+    return belief_from_weights(Posterior(torch.randn(C, K, generator=generator), factor), Phi_z, NOISE)
+
+
+def frcl_step(size: Sizes) -> Pair:
+    """A training step that looks at one of the past tasks, against a plain one."""
+    x, y = size.data()
+    plain = plain_training(size.plain_model(), x, y, size.batch, 1e-3, fork(0, "batches"))
+
+    def plain_steps() -> None:
+        for _ in range(size.steps):
+            plain()
+
+    how = f"{size.names()}, 1 of {size.past} past tasks × {size.points} points"
+    return Pair(timed_steps(size, size.past, x, y), partial(clocked, plain_steps, size.steps), how)
+
+
+def flat(size: Sizes) -> Pair:
+    """The same step with many past tasks, against few."""
+    x, y = size.data()
+    how = f"{size.names()}, 1 past task × {size.points} points a step, of {size.many_past} or of {size.few_past}"
+    return Pair(timed_steps(size, size.many_past, x, y), timed_steps(size, size.few_past, x, y), how)
+
+
+def timed_steps(size: Sizes, past: int, x: Tensor, y: Tensor) -> Timed:
+    """Seconds of a step of FRCL with so many past tasks behind it, as its engine takes them."""
+    steps = _endless_steps(_learner(size, past, x, y), x, y)
+
+    def take() -> None:
+        for _ in islice(steps, size.steps):
+            pass
+
+    return partial(clocked, take, size.steps)
+
+
+def _learner(size: Sizes, past: int, x: Tensor, y: Tensor) -> FRCL:
+    """A learner with so many tasks behind it, each hardly learned."""
+    few = max(FEW, size.points)
+    learner = FRCL(
+        size.network(), points=size.points, batch_size=size.batch, noise=NOISE, past_tasks_per_step=1,
+        steps=2, search_steps=2,
+    )  # fmt: skip
+    for _ in range(past):
+        learner.fit(x[:few], y[:few])
+    return learner
+
+
+def _endless_steps(learner: FRCL, x: Tensor, y: Tensor) -> Iterator[Any]:
+    """The steps of the next task, which does not end."""
+    program = next(learner.learn(x, y))
+    assert isinstance(program, Program)
+    program.stop = sys.maxsize
+    return train([program])
+
+
+def trace_swap(size: Sizes) -> Pair:
+    """One proposal of a search, against working the criterion out anew from all features."""
+    generator = fork(0, "bench")
+    Phi = torch.randn(size.examples, size.features, generator=generator, dtype=torch.float64)
+    start = random_start(size.examples, size.points, generator)
+
+    def proposals() -> float:
+        with torch.inference_mode():
+            swaps = Swaps([trace_search(Phi, start, NOISE, size.proposals, generator)])
+            return clocked(swaps.run, size.proposals)
+
+    how = f"N = {size.examples:,}, {size.points} points, {size.features} features"
+    return Pair(proposals, partial(clocked, lambda: float(direct_trace(Phi, start, NOISE))), how)
+
+
+def prediction(size: Sizes) -> Pair:
+    """The mean of an old task's functions, against the network with a linear layer."""
+    x, y = size.data()
+    learner, model = _learner(size, 2, x, y), size.plain_model()
+    inputs = x[: size.predicted].clone()
+    how = f"{len(inputs):,} inputs, {size.inputs}-{'-'.join(map(str, size.widths))}, {size.classes} outputs"
+    return Pair(
+        partial(clocked, lambda: learner.mean(inputs, 0)),
+        partial(clocked, lambda: plain_prediction(model, inputs)),
+        how,
+    )
+
+
+def ten_seeds(size: Sizes) -> Pair:
+    """Whole runs of Split-Digits, all seeds as one program, against one after another."""
+
+    def run(together: int, steps: int) -> object:
+        layer = {
+            "seeds": list(range(size.seeds)),
+            "learner": {"steps": steps},
+            "run": {"seeds_together": together, "threads": size.threads},
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            return runner.run(resolve("split-digits", layer), Path(folder) / "run", Silent())
+
+    run(size.seeds, 1)  # loads the data and the libraries
+    how = f"Split-Digits, {size.seeds} seeds, {size.run_steps} steps a task"
+    return Pair(
+        partial(clocked, lambda: run(size.seeds, size.run_steps)),
+        partial(clocked, lambda: run(1, size.run_steps)),
+        how,
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """One ratio: what is wanted, how the two sides are made, and how often they are timed."""
+
+    goal: Goal
+    make: Callable[[Sizes], Pair]
+    repeats: int
+    quick: int
+    warm_ups: int = 1
+
+
+CASES = (
+    Case(Goal("past-kl", "past KL: times faster than direct", 5, at_least=True), past_kl, 15, 3),
+    Case(Goal("frcl-step", "FRCL step: times a plain step", 5), frcl_step, 15, 3),
+    Case(Goal("flat", "step with 50 past tasks: times one with 2", 1.15), flat, 15, 3),
+    Case(Goal("trace-swap", "swap proposal: times faster than direct", 50, at_least=True), trace_swap, 9, 3),
+    Case(Goal("prediction", "prediction: times a linear layer", 1.2), prediction, 31, 5),
+    Case(Goal("ten-seeds", "ten seeds together: times one by one", 0.5), ten_seeds, 3, 1, warm_ups=0),
+)
+
+
+def measure_case(case: Case, size: Sizes, repeats: int, told: Callable[[], None]) -> Measurement:
+    """One ratio with the threads that `size` says."""
+    with environment.threads(size.threads):
+        pair = case.make(size)
+        for _ in range(case.warm_ups):
+            pair.ours()
+            pair.other()
+        return compare(case.goal, pair, repeats, told)
+
+
+def counts(cases: Sequence[Case], repeat: int | None, quick: bool) -> list[int]:
+    """How often each is timed."""
+    return [repeat or (case.quick if quick else case.repeats) for case in cases]

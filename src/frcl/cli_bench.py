@@ -1,0 +1,152 @@
+"""`frcl bench`: measures, prints a table, writes a JSON file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+from rich.console import Console
+
+from frcl.errors import OptionError
+
+if TYPE_CHECKING:
+    from frcl.bench.measure import Measurement
+
+T = TypeVar("T")
+out, err = Console(), Console(stderr=True)
+
+
+def bench(
+    device: Annotated[
+        str, typer.Option(help="cpu: ratios of two things timed in turn. cuda: whole runs of the paper, in seconds.")
+    ] = "cpu",
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only this; may be repeated. cpu: past-kl, frcl-step, flat, trace-swap, prediction, ten-seeds. "
+            "cuda: split-mnist, permuted-mnist, ten-to-one, omniglot."
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="cpu: fewer repetitions; seconds instead of minutes.")] = False,
+    repeat: Annotated[int | None, typer.Option(min=1, help="So many repetitions of each; cuda: 1 by default.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="cpu: threads that torch computes with.")] = 2,
+    omniglot: Annotated[
+        bool, typer.Option("--omniglot", help="cuda: also the 50 alphabets, with 5 seeds; takes minutes.")
+    ] = False,
+    data: Annotated[Path | None, typer.Option(help="cuda: folder with the data files; see `frcl data`.")] = None,
+    out_file: Annotated[Path, typer.Option("--out", help="The JSON file to write.")] = Path("bench.json"),
+    against: Annotated[
+        Path | None, typer.Option(help="The JSON file of an earlier bench: prints old and new side by side.")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if something is missed.")] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="cpu: print the 15 heaviest operators of 100 FRCL steps, and stop.")
+    ] = False,
+) -> None:
+    """Measure how fast it is: a table with what is wanted of each number, and a JSON file with every repetition.
+
+    On the CPU every number is the ratio of two things that take turns (A, B, A, B, ...), so that a busy machine
+    disturbs both alike; the table has the median and the quartiles of the ratio. On CUDA whole runs with the settings
+    of the paper are timed, with their accuracy beside them. Missing what is wanted is a finding, not a failure: the
+    exit code is 0, unless you say --strict.
+
+    frcl bench --out before.json, then a change, then frcl bench --against before.json shows what it did.
+    """
+    from frcl.bench.results import environment_line, read_results, to_json, write_results
+    from frcl.bench.table import change_table, results_table
+
+    before = None if against is None else read_results(against)
+    if not out_file.resolve().parent.is_dir():
+        raise OptionError(f"cannot write {out_file}: there is no folder {out_file.resolve().parent}")
+    if device == "cpu":
+        if omniglot or data is not None:
+            raise OptionError("--omniglot and --data are for --device cuda")
+        if profile:
+            _print_profile(threads)
+            return
+        found = _on_cpu(only, quick, repeat, threads)
+    else:
+        if quick or profile:
+            raise OptionError("--quick and --profile are for --device cpu")
+        found, threads = _on_cuda(device, only, omniglot, repeat or 1, data)
+    results = to_json(found, device, threads)
+    write_results(out_file, results)
+    out.print(results_table(found))
+    _say(environment_line(results))
+    if before is not None:
+        out.print(change_table(before, results))
+        _say(f"before: {environment_line(before)}")
+    _say(f"written: {out_file}")
+    if strict and not all(one.is_met for one in found):
+        raise typer.Exit(1)
+
+
+def _on_cpu(only: list[str] | None, quick: bool, repeat: int | None, threads: int) -> list[Measurement]:
+    from frcl.bench.cpu import CASES, Sizes, counts, measure_case
+
+    chosen = _chosen({case.goal.name: case for case in CASES}, only)
+    each = counts(chosen, repeat, quick)
+    with _progress(sum(each)) as told:
+        return [
+            measure_case(case, Sizes(threads=threads), count, told(case.goal.what))
+            for case, count in zip(chosen, each, strict=True)
+        ]
+
+
+def _on_cuda(
+    device: str, only: list[str] | None, omniglot: bool, repeat: int, data: Path | None
+) -> tuple[list[Measurement], int]:
+    """The measurements, and the CPU threads of the runs."""
+    from frcl.bench.cuda import GOALS, configurations, measure_runs
+    from frcl.experiment.environment import check_device
+
+    if check_device(device).type != "cuda":
+        raise OptionError(f"--device is cpu or cuda, not {device!r}")
+    goals = {goal.name: goal for goal in GOALS}
+    chosen = _chosen(goals, only or [name for name in goals if omniglot or name != "omniglot"])
+    configs = configurations(chosen, device, data)
+    with _progress(repeat * len(configs)) as told:
+        found = measure_runs(chosen, configs, repeat, told("whole runs"))
+    return found, next(iter(configs.values())).run.threads
+
+
+def _print_profile(threads: int) -> None:
+    from frcl.bench.cpu import Sizes
+    from frcl.bench.profile import profile_step
+    from frcl.bench.table import profile_table
+
+    size = Sizes(threads=threads)
+    title = f"{size.steps} FRCL steps: {size.names()}, 1 of {size.past} past tasks × {size.points} points"
+    out.print(profile_table(profile_step(size), title))
+
+
+def _chosen(known: dict[str, T], only: Sequence[str] | None) -> list[T]:
+    from frcl.experiment.config import suggestion
+
+    for name in only or ():
+        if name not in known:
+            raise OptionError(f"--only {name!r} is unknown{suggestion(name, list(known))}")
+    return [one for name, one in known.items() if not only or name in only]
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[str], Callable[[], None]]]:
+    """A bar for the person who waits; told(what) gives what is to be called after each repetition of `what`."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bars:
+        bar = bars.add_task("", total=total)
+
+        def told(what: str) -> Callable[[], None]:
+            bars.update(bar, description=what)
+            return lambda: bars.advance(bar)
+
+        yield told
+
+
+def _say(line: str) -> None:
+    out.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,140 @@
+"""The training loop: programs in lockstep, eager on the CPU, a CUDA graph on the GPU."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from frcl.engine.program import Program, Terms, Values
+from frcl.engine.tensors import refuse_non_finite_loss
+from frcl.engine.units import Alone, Block, Unit, can_stack
+from frcl.graphs import TRIALS, Step, captured, side_by_side
+
+
+def train(programs: Sequence[Program]) -> Iterator[list[list[Values]]]:
+    """Take every step that the programs have left, all of them in lockstep.
+
+    Yields after each step on the CPU, after each chunk of steps on CUDA: for each step taken since, the terms of each
+    program. At that moment parameters, moments and streams belong to the last of these steps, and may be saved.
+    """
+    if not programs:
+        return
+    first = programs[0]
+    if any((one.step, one.stop, one.first, one.chunk) != (first.step, first.stop, first.first, first.chunk)
+           for one in programs):  # fmt: skip
+        raise ValueError("programs that run together stand at the same step")
+    if first.step >= first.stop:
+        return
+    units = _units(programs)
+    loop = _Recorded(units) if first.x.is_cuda else _Eager(units)
+    while first.step < first.stop:
+        start = first.chunk_start()
+        end = min(start + first.chunk, first.stop)
+        drawn = {id(program): program.drawn() for program in programs}
+        for unit in units:
+            unit.load([drawn[id(program)] for program in unit.programs])
+        for taken in loop.steps(first.step - start, end - start):
+            for program in programs:
+                program.step += len(taken)
+                for _ in taken:
+                    program.advance()
+                if program.step == end:
+                    program.streams.release()
+            yield taken
+    for program in programs:
+        program.optimiser.settle()
+
+
+def _units(programs: Sequence[Program]) -> list[Unit]:
+    """One block if they fit together and their loss can be batched, else each by itself."""
+    if len(programs) == 1 or not can_stack(programs):
+        return [Alone(program) for program in programs]
+    if (reason := _cannot_batch(programs[0])) is not None:
+        warnings.warn(f"this network cannot be batched over seeds, which run side by side: {reason}", stacklevel=3)
+        return [Alone(program) for program in programs]
+    return [Block(programs)]
+
+
+def _cannot_batch(program: Program) -> str | None:
+    """Why the loss cannot be batched, tried on one program; None if it can."""
+    streams = program.streams.state()
+    drawn = {name: value[0] for name, value in program.draw(1).items()}
+    program.streams.restore(streams)
+    rows = drawn.pop("rows")
+
+    def lone(values: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value.detach()[None] for name, value in values.items()}
+
+    try:
+        with torch.no_grad():
+            torch.vmap(program.loss)(
+                lone(program.optimiser.params), lone(program.constants),
+                program.x[rows][None], program.y[rows][None], lone(drawn),
+            )  # fmt: skip
+    except Exception as error:
+        return str(error)
+    return None
+
+
+class _Eager:
+    """Step by step; a loss that is not finite is refused before its step."""
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self.units = units
+
+    def steps(self, start: int, end: int) -> Iterator[list[list[Values]]]:
+        for at in range(start, end):
+            values = [unit.take(at, check=True).tolist() for unit in self.units]
+            yield [[_values(terms) for unit in values for terms in unit]]
+
+
+class _Recorded:
+    """A step of all units recorded as one CUDA graph and replayed; the terms stay on the device for a chunk."""
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self.units = units
+        self.device = units[0].programs[0].x.device
+        chunk = units[0].programs[0].chunk
+        self.at = torch.zeros(1, dtype=torch.long, device=self.device)
+        self.logs = [
+            torch.zeros(chunk + TRIALS, len(unit.programs), len(Terms._fields), dtype=torch.float64, device=self.device)
+            for unit in units
+        ]
+        takes = [partial(self._take, unit, log) for unit, log in zip(units, self.logs, strict=True)]
+        self._take_all = side_by_side(takes, self.device)
+        self._replay: Step | None = None
+
+    def steps(self, start: int, end: int) -> Iterator[list[list[Values]]]:
+        self.at.fill_(start)
+        if self._replay is None:
+            self._replay = captured(self._one, self._changes(), self.device)
+        for _ in range(start, end):
+            self._replay()
+        logs = torch.cat([log[start:end] for log in self.logs], 1).cpu()
+        refuse_non_finite_loss(logs[..., 0])
+        yield [[_values(terms) for terms in step] for step in logs.tolist()]
+
+    def _one(self) -> None:
+        """One step of every unit, each on a branch of its own."""
+        self._take_all()
+        self.at += 1
+
+    def _take(self, unit: Unit, log: Tensor) -> None:
+        log.index_copy_(0, self.at, unit.take(self.at, check=False)[None].double())
+
+    def _changes(self) -> list[Tensor]:
+        changes = [self.at, *self.logs]
+        for unit in self.units:
+            one = unit.optimiser
+            changes += [*one.params.values(), *one.exp_avg.values(), *one.exp_avg_sq.values(), one.count]
+            changes += unit.carry.values()
+        return changes
+
+
+def _values(terms: list[float]) -> Values:
+    loss, log_likelihood, kl_now, kl_past = terms
+    return loss, log_likelihood, kl_now, kl_past

@@ -1,0 +1,141 @@
+"""One program, or several as one with a leading axis: how a single step of them is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from frcl.engine.adam import Optimiser, gradient, stacked
+from frcl.engine.program import ROWS, Loss, Program, Terms
+from frcl.engine.tensors import Params, refuse_non_finite_loss
+from frcl.graphs import TRIALS
+
+LARGEST = 8 << 30  # bytes of data that may be copied for the sake of one gather instead of many
+
+
+class Unit(Protocol):
+    """Takes steps; the randomness of a chunk is loaded first."""
+
+    programs: Sequence[Program]
+    optimiser: Optimiser
+    carry: Params
+
+    def load(self, drawn: Sequence[Params]) -> None:
+        """What the programs drew for a chunk, into the same tensors every time."""
+
+    def take(self, at: int | Tensor, *, check: bool) -> Tensor:
+        """One step with the randomness at a place of the chunk; returns the terms, [programs, 4]."""
+
+
+class Alone:
+    """One program as it is."""
+
+    def __init__(self, program: Program) -> None:
+        self.programs: Sequence[Program] = [program]
+        self.optimiser = program.optimiser
+        self.carry = program.carry
+        self._drawn: Params = {}
+
+    def load(self, drawn: Sequence[Params]) -> None:
+        _load(self._drawn, drawn[0], self.programs[0].chunk)
+
+    def take(self, at: int | Tensor, *, check: bool) -> Tensor:
+        program = self.programs[0]
+        noise = {name: _at(value, at) for name, value in self._drawn.items()}
+        rows = noise.pop(ROWS)
+        terms = program.loss(self.optimiser.params, program.constants, program.x[rows], program.y[rows], noise)
+        return _move(program, self.optimiser, program.constants, self.carry, terms, check)[None]
+
+
+class Block:
+    """Programs of equal shape as one: every tensor has a leading axis [S], their own tensors are slices of it."""
+
+    def __init__(self, programs: Sequence[Program]) -> None:
+        self.programs = programs
+        self.optimiser = stacked([program.optimiser for program in programs])
+        self._constants = _stack([program.constants for program in programs])
+        self.carry = _stack([program.carry for program in programs])
+        for i, program in enumerate(programs):
+            for name in program.carry:
+                program.carry[name].data = self.carry[name][i]
+        self._loss: Loss = torch.vmap(programs[0].loss)
+        self._drawn: Params = {}
+        self._data = _joined(programs)
+
+    def load(self, drawn: Sequence[Params]) -> None:
+        _load(self._drawn, _stack(drawn, 1), self.programs[0].chunk)
+
+    def take(self, at: int | Tensor, *, check: bool) -> Tensor:
+        noise = {name: _at(value, at) for name, value in self._drawn.items()}
+        x, y = self._batch(noise.pop(ROWS))
+        terms = self._loss(self.optimiser.params, self._constants, x, y, noise)
+        return _move(self.programs[0], self.optimiser, self._constants, self.carry, terms, check).mT
+
+    def _batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The minibatch of each program, [S, B, ...]."""
+        if self._data is not None:
+            x, y, first = self._data
+            place = rows + first
+            return x[place], y[place]
+        each = list(zip(self.programs, rows.unbind(), strict=True))
+        return torch.stack([one.x[own] for one, own in each]), torch.stack([one.y[own] for one, own in each])
+
+
+def _joined(programs: Sequence[Program]) -> tuple[Tensor, Tensor, Tensor] | None:
+    """On CUDA, the data of all programs in one, and where each begins, [S, 1]; None where that would be too large."""
+    x = programs[0].x
+    if not x.is_cuda or sum(program.x.nbytes for program in programs) > LARGEST:
+        return None
+    first = torch.tensor([0, *(len(program.x) for program in programs[:-1])], device=x.device).cumsum(0)
+    return torch.cat([one.x for one in programs]), torch.cat([one.y for one in programs]), first[:, None]
+
+
+def can_stack(programs: Sequence[Program]) -> bool:
+    """Whether they have one loss and one shape."""
+    first = programs[0]
+    return all(program.stackable for program in programs) and all(_shape(p) == _shape(first) for p in programs)
+
+
+def _shape(program: Program) -> object:
+    parts = (program.optimiser.params, program.constants, program.carry)
+    shapes = [{name: (tuple(v.shape), v.dtype) for name, v in part.items()} for part in parts]
+    return program.signature, shapes, tuple(program.x.shape[1:]), tuple(program.y.shape[1:]), program.optimiser.rate
+
+
+def _move(
+    program: Program, optimiser: Optimiser, constants: Params, carry: Params, terms: Terms, check: bool
+) -> Tensor:
+    """Take the step whose terms these are, one number each or [S]; returns them in one tensor [4] or [4, S]."""
+    if check:
+        refuse_non_finite_loss(terms.loss)
+    slope = gradient(terms.loss.sum(), optimiser.params)
+    if program.follow is None:
+        optimiser.apply(slope)
+    else:
+        before = {name: value.detach().clone() for name, value in optimiser.params.items()}
+        optimiser.apply(slope)
+        with torch.no_grad():
+            program.follow(carry, constants, slope, before, optimiser.params)
+    return torch.stack([term.detach().to(terms.loss.dtype) for term in terms])
+
+
+def _at(value: Tensor, at: int | Tensor) -> Tensor:
+    return value[at] if isinstance(at, int) else value.index_select(0, at)[0]
+
+
+def _stack(each: Sequence[Params], dim: int = 0) -> Params:
+    return {name: torch.stack([one[name] for one in each], dim) for name in each[0]}
+
+
+def _load(into: Params, drawn: Params, chunk: int) -> None:
+    """On CUDA always into the same tensors, from which a recorded step reads, with room for the trials before it."""
+    for name, value in drawn.items():
+        if not value.is_cuda:
+            into[name] = value
+            continue
+        if name not in into:
+            into[name] = value.new_zeros(chunk + TRIALS, *value.shape[1:])
+        into[name][: len(value)].copy_(value)

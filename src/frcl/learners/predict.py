@@ -1,0 +1,73 @@
+"""What is believed about inputs: the current task through q, past ones through their summary (Section 2.5)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from frcl.engine.tensors import in_chunks
+from frcl.errors import NumericalError
+from frcl.features import network_failures
+from frcl.learners.current import LearnerState
+from frcl.learners.lifecycle import Model
+from frcl.learners.objective import LIKELIHOOD, part
+from frcl.learners.records import Prediction, Summary
+from frcl.posterior import Moments
+from frcl.summary import Head, head_moments, make_head
+
+
+class Predictor:
+    """Predicts under the network as it stands; the head of a past task is kept until θ moves."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._heads: dict[int, tuple[int, Head]] = {}  # by task: the version of θ it was made for, the head
+
+    def forget(self) -> None:
+        """The learner was set to another state."""
+        self._heads = {}
+
+    def predict(self, state: LearnerState, number: int, x: Tensor) -> Prediction:
+        """Mean, variance and probabilities of all inputs in one task."""
+        owner = state.past[number] if number < len(state.past) else state.current
+        assert owner is not None
+        target = owner.target
+        with torch.no_grad(), network_failures():
+            pieces = [self._moments(state, number, rows) for rows in x.split(self._model.chunk)]
+            mean, variance = (torch.cat(values) for values in zip(*pieces, strict=True))
+            if not bool(mean.isfinite().all() & variance.isfinite().all()):
+                raise NumericalError("the features of these inputs are too large to predict from; scale the inputs")
+            if target.labels is None:
+                params = owner.likelihood_params if isinstance(owner, Summary) else part(owner.params, LIKELIHOOD)
+                return Prediction(mean, variance, None, None, None, params["log_noise"].exp())
+            noise = self._model.predictive_noise(target)
+            probs = torch.cat([target.likelihood.probabilities(*piece, noise) for piece in pieces])
+        return Prediction(mean, variance, probs, target.decode(probs.argmax(1)), target.labels, None)
+
+    def mean(self, state: LearnerState, number: int, x: Tensor) -> Tensor:
+        """The mean of the functions alone, [n, C]: for a past task the network and one product with its head."""
+        with torch.no_grad(), network_failures():
+            if number == len(state.past):
+                return torch.cat([self._moments(state, number, rows).mean for rows in x.split(self._model.chunk)])
+            weights = (self._model.options.prior_deviation * self._head(state, number).weights).to(self._model.dtype)
+            return in_chunks(lambda rows: self._model.features(rows) @ weights, x, self._model.chunk)
+
+    def _moments(self, state: LearnerState, number: int, x: Tensor) -> Moments:
+        if number == len(state.past):
+            current = state.current
+            assert current is not None
+            return current.objective.moments(current.params, current.memory, x)
+        Phi = self._model.options.prior_deviation * self._model.features(x)
+        moments = head_moments(self._head(state, number), state.past[number].belief, Phi)
+        return Moments(*(value.to(self._model.dtype) for value in moments))
+
+    def _head(self, state: LearnerState, number: int) -> Head:
+        """The head of a past task, made anew when θ has moved since."""
+        version = state.version + sum(p._version for p in self._model.net.parameters())  # also if moved from outside
+        cached = self._heads.get(number)
+        if cached is None or cached[0] != version:
+            summary = state.past[number]
+            Phi_z = self._model.options.prior_deviation * self._model.features(summary.Z)
+            cached = (version, make_head(Phi_z, summary.belief))
+            self._heads[number] = cached
+        return cached[1]

@@ -1,0 +1,271 @@
+"""The trace criterion (equation 6): swaps, many searches side by side, and greedy addition (Section 2.4).
+
+Features Φ in this file are times σ_w, so that k(x, x') = φ(x)ᵀφ(x').
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from frcl.graphs import captured
+from frcl.linalg import add_diagonal, cholesky, inverse_lower
+
+REFRESH = 64  # proposals between two direct recomputations of the matrix that a search keeps
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The points found, index [M] into the task's data, and the objective at the start and at `index`."""
+
+    index: Tensor
+    before: float
+    after: float
+
+
+def residual_projection(Phi_z: Tensor, noise: float) -> Tensor:
+    """R = I − Φ_Zᵀ K̃_Z⁻¹ Φ_Z = σ² (Φ_ZᵀΦ_Z + σ² I)⁻¹, [K, K]: φᵀRφ is what Z leaves unexplained of k(x, x)."""
+    root = inverse_lower(cholesky(add_diagonal(Phi_z.mT @ Phi_z, noise)))
+    return noise * (root.mT @ root)
+
+
+def trace_term(gram: Tensor, Phi_z: Tensor, noise: float) -> Tensor:
+    """T(Z) = tr(K_X − K_XZ K̃_Z⁻¹ K_ZX) = tr(R G) [...], with G = Φ_XᵀΦ_X [..., K, K] (`gram`)."""
+    return (residual_projection(Phi_z, noise) * gram).sum((-2, -1))
+
+
+class Exchange(NamedTuple):
+    """Point j of Z exchanged for one with features φ: R' = R − Σ u uᵀ/d, so T' = T − Σ uᵀG u/d; and P' = P − Σ v vᵀ/d.
+
+    Each sum has two terms: point j goes, φ comes. P [S, n, n] is the matrix that a search keeps; u [S, 2, K],
+    v [S, 2, n], d [S, 2, 1]. There are two forms, each used where it subtracts no nearly equal numbers. With R₋ the
+    residual projection without point j, and r = R₋φ, both have R' = R₋ − r rᵀ/(σ² + φᵀr).
+    """
+
+    u: Tensor
+    v: Tensor
+    d: Tensor
+
+    def fall(self, gram: Tensor) -> Tensor:
+        """T − T' [S]; its cost does not depend on N."""
+        return torch.bmm(self.u, gram).mul_(self.u).div_(self.d).sum((1, 2))
+
+
+Form = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Exchange]
+
+
+def exchange_in_points(noise: float, device: torch.device) -> Form:
+    """For M ≤ K, where P = −K̃⁻¹ [S, M, M]. With a = K̃⁻¹e_j, p = Φ_Zᵀa, and b = K̃₋⁻¹Φ_Zφ, zero at j:
+
+        R₋ = R + p pᵀ/a_j,   r = φ − Φ_Zᵀb.
+
+    The form takes P; Φ_Z [S, M, K]; j [S, 1, 1]; a mask [S, 1, M] of where j is; and (0, φ) [S, 2, K].
+    """
+    first = torch.eye(2, 1, dtype=torch.float64, device=device)
+    noise_of_second = noise * (1 - first)
+
+    def exchange(P: Tensor, Phi_z: Tensor, slot: Tensor, here: Tensor, pair: Tensor) -> Exchange:
+        v = torch.bmm(torch.where(here, first, torch.bmm(pair, Phi_z.mT)), P)  # −a and −K̃⁻¹Φ_Zφ, Φ_Zφ zero at j
+        ends = v.gather(2, slot.expand(-1, 2, -1))
+        a, b = v.unbind(1)
+        a_j, b_j = ends.unbind(1)
+        b.addcmul_(a, b_j / a_j, value=-1)  # −b
+        u = torch.baddbmm(pair, v, Phi_z)  # −p and r
+        d = (u * pair).sum(2, keepdim=True).add_(noise_of_second).addcmul_(ends, first)  # −a_j and σ² + φᵀr
+        b.masked_fill_(here[:, 0], 1.0)
+        return Exchange(u, v, d)
+
+    return exchange
+
+
+def exchange_in_features(noise: float, device: torch.device) -> Form:
+    """For M > K, where P = R [S, K, K]. With q = Rφ_j and c = σ² − φ_jᵀq:
+
+        R₋ = R + q qᵀ/c,   r = Rφ + q (qᵀφ)/c.
+
+    The form takes what the other takes, but (φ_j, φ) for (0, φ).
+    """
+    signed_noise = noise * torch.diag(torch.arange(-1.0, 2.0, 2.0, dtype=torch.float64, device=device))[None]
+
+    def exchange(P: Tensor, Phi_z: Tensor, slot: Tensor, here: Tensor, pair: Tensor) -> Exchange:
+        u = torch.bmm(pair, P)  # q and Rφ
+        products = torch.baddbmm(signed_noise, u, pair.mT)
+        minus_c, along, _, last = products.view(-1, 4, 1).unbind(1)
+        q, r = u.unbind(1)
+        ratio = along / minus_c
+        r.addcmul_(q, ratio, value=-1)
+        last.addcmul_(along, ratio, value=-1)  # σ² + φᵀr
+        return Exchange(u, u, products.diagonal(dim1=1, dim2=2).unsqueeze(2))
+
+    return exchange
+
+
+@dataclass(frozen=True)
+class TraceSearch:
+    """The paper's search as data: proposal t is to exchange the point in slots[t] of Z for example proposals[t].
+
+    Phi [N, K]; start [M] indices of the points it begins with; slots, proposals [steps].
+    """
+
+    Phi: Tensor
+    start: Tensor
+    noise: float
+    slots: Tensor
+    proposals: Tensor
+
+    @property
+    def sizes(self) -> tuple[int, int, int, float, torch.device]:
+        """M, K, steps, σ² and the device: searches that agree in them can be run side by side."""
+        return len(self.start), self.Phi.shape[1], len(self.slots), self.noise, self.Phi.device
+
+
+def trace_search(Phi: Tensor, start: Tensor, noise: float, steps: int, generator: torch.Generator) -> TraceSearch:
+    """A search of `steps` proposals, each of a random point of Z and a random example."""
+    slots = torch.randint(len(start), (steps,), generator=generator, device=generator.device)
+    proposals = torch.randint(len(Phi), (steps,), generator=generator, device=generator.device)
+    return TraceSearch(Phi, start, noise, slots, proposals)
+
+
+def run_searches(searches: Sequence[TraceSearch]) -> list[Selected]:
+    """What each search finds; those of the same sizes are run side by side, where their features are."""
+    groups: dict[object, list[int]] = {}
+    for i, search in enumerate(searches):
+        groups.setdefault(search.sizes, []).append(i)
+    found: dict[int, Selected] = {}
+    for members in groups.values():
+        found |= zip(members, _side_by_side([searches[i] for i in members]), strict=True)
+    return [found[i] for i in range(len(searches))]
+
+
+def _side_by_side(searches: Sequence[TraceSearch]) -> list[Selected]:
+    with torch.inference_mode():
+        swaps = Swaps(searches)
+        before = swaps.values()
+        swaps.run()
+        after = swaps.values()
+    index = swaps.index.cpu().clone()  # out of inference mode
+    return [Selected(*found) for found in zip(index, before, after, strict=True)]
+
+
+class Swaps:
+    """S searches under way. G and the features of the proposed points are all that they look at.
+
+    `table` [S, M + steps + 1, K] holds for each search the features of Z, of the proposed points, and a row of zeros.
+    """
+
+    def __init__(self, searches: Sequence[TraceSearch]) -> None:
+        M, K, steps, self.noise, self.device = searches[0].sizes
+        S, device = len(searches), self.device
+        self.steps, self.has_few_points, self.may_look = steps, M <= K, device.type == "cpu"
+        self.gram = torch.stack([_gram(search.Phi) for search in searches])
+        self.index = torch.stack([search.start.to(device) for search in searches])
+        self.slots = torch.stack([search.slots.to(device) for search in searches])[:, None]
+        self.proposals = torch.stack([search.proposals.to(device) for search in searches])
+        points = torch.cat((self.index, self.proposals), 1)
+        seen = [search.Phi[rows].double() for search, rows in zip(searches, points, strict=True)]
+        self.table = torch.nn.functional.pad(torch.stack(seen), (0, 0, 0, 1))
+        self.Phi_z, self.rows = self.table[:, :M], self.table.flatten(0, 1)
+        self.P = self.direct()
+        self.exchange = (exchange_in_points if self.has_few_points else exchange_in_features)(self.noise, device)
+        going = torch.full_like(self.slots, M + steps) if self.has_few_points else self.slots
+        coming = torch.arange(M, M + steps, device=device).expand_as(going)
+        begin = torch.arange(S, device=device)[:, None, None] * self.table.shape[1]
+        self.pairs = (torch.cat((going, coming), 1) + begin).flatten(0, 1).mT.contiguous()  # [steps, 2 S] of `rows`
+        self.pair_shape = (S, 2, K)
+        self.positions = torch.arange(M, device=device)
+        self.clock = torch.full((1,), -1, device=device)
+
+    def direct(self) -> Tensor:
+        """P worked out from Φ_Z."""
+        if not self.has_few_points:
+            return residual_projection(self.Phi_z, self.noise)
+        root = inverse_lower(cholesky(add_diagonal(self.Phi_z @ self.Phi_z.mT, self.noise)))
+        return -(root.mT @ root)
+
+    def values(self) -> list[float]:
+        """T(Z) of each search."""
+        values: list[float] = trace_term(self.gram, self.Phi_z, self.noise).tolist()
+        return values
+
+    def run(self) -> None:
+        """All proposals, one step of all searches after another."""
+        step = self.step
+        if self.steps >= REFRESH:  # a shorter one is not worth a recording, and may have no proposals to warm up on
+            step = captured(step, (self.table, self.index, self.P, self.clock), self.device)
+        for done in range(0, self.steps, REFRESH):
+            if done:
+                self.P.copy_(self.direct())
+            for _ in range(min(REFRESH, self.steps - done)):
+                step()
+
+    def step(self) -> None:
+        """The next proposal of each search, accepted where T falls and the candidate is not in Z.
+
+        On a GPU it looks at no value, so that it can be recorded; on the CPU it writes nothing where nothing changes.
+        """
+        self.clock.add_(1)
+        slot = self.slots.index_select(2, self.clock)  # [S, 1, 1]
+        here = self.positions == slot  # [S, 1, M]
+        pair = self.rows.index_select(0, self.pairs.index_select(0, self.clock).view(-1)).view(self.pair_shape)
+        exchange = self.exchange(self.P, self.Phi_z, slot, here, pair)
+        fall = exchange.fall(self.gram)
+        if self.may_look and max(fall.tolist()) <= 0:
+            return
+        candidate = self.proposals.index_select(1, self.clock)  # [S, 1]
+        accepted = ((fall > 0) > (self.index == candidate).any(1))[:, None, None]
+        self.P.baddbmm_((exchange.v / exchange.d * accepted).mT, exchange.v, alpha=-1)
+        changed = here & accepted
+        torch.where(changed[:, 0], candidate, self.index, out=self.index)
+        torch.where(changed.mT, pair[:, 1:], self.Phi_z, out=self.Phi_z)
+
+
+def trace_swaps(Phi: Tensor, start: Tensor, noise: float, steps: int, generator: torch.Generator) -> Selected:
+    """The paper's search, planned and run: `steps` times a random point of Z may be exchanged for a random one of X."""
+    return run_searches([trace_search(Phi, start, noise, steps, generator)])[0]
+
+
+def trace_greedy(Phi: Tensor, M: int, noise: float) -> Selected:
+    """Add M points one at a time, each the one that lowers the trace term most.
+
+    Adding x lowers T by d(x)/(σ² + c(x)), c = φᵀRφ, d = φᵀRGRφ; both are updated for all N points with two
+    products Φv a step. `before` is the trace without any point.
+    """
+    features = Phi.double()
+    gram = features.mT @ features
+    R = torch.eye(len(gram), dtype=features.dtype, device=features.device)
+    c = features.square().sum(1)
+    d = (features @ gram * features).sum(1)
+    taken = torch.zeros(len(features), dtype=torch.bool, device=features.device)
+    index = torch.empty(M, dtype=torch.long, device=features.device)
+    for m in range(M):
+        best = (d / (noise + c)).masked_fill(taken, -torch.inf).argmax(0, keepdim=True)  # [1]
+        taken.index_fill_(0, best, True)
+        index[m : m + 1] = best
+        # R' = R − v vᵀ/s,  R'GR' = RGR − (v gᵀR + R g vᵀ)/s + v (vᵀg) vᵀ/s²
+        v = R @ features.index_select(0, best)[0]  # [K]
+        g = gram @ v
+        s = noise + c.index_select(0, best)[0]
+        along_v, along_Rg = features @ v, features @ (R @ g)
+        R = R - torch.outer(v, v) / s
+        c = c - along_v.square() / s
+        d = d - 2 * along_v * along_Rg / s + along_v.square() * (v @ g) / s**2
+    after = trace_term(gram, features.index_select(0, index), noise)
+    return Selected(index.cpu(), float(gram.diagonal().sum()), float(after))
+
+
+def trace_at(Phi: Tensor, index: Tensor, noise: float) -> float:
+    """T of the points in `index`."""
+    return float(trace_term(_gram(Phi), Phi[index.to(Phi.device)].double(), noise))
+
+
+def _gram(Phi: Tensor) -> Tensor:
+    """ΦᵀΦ in float64, in slices so that a large task needs no second copy of its features."""
+    total = torch.zeros(Phi.shape[1], Phi.shape[1], dtype=torch.float64, device=Phi.device)
+    for part in Phi.split(8192):
+        wide = part.double()
+        total += wide.mT @ wide
+    return total

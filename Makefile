@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: help run test check format mutants docs clean
+.PHONY: help run test check format mutants bench reproduce-quick docs clean
 
 help:
 	@echo "make run      set up, learn split-digits, write a report"
@@ -13,6 +13,8 @@ help:
 	@echo "make check    lint, formatting, strict types"
 	@echo "make docs     build the documentation, warnings are errors"
 	@echo "make mutants  break the formulas one at a time and show that the tests notice"
+	@echo "make bench    measure how fast it is, into runs/bench.json; BENCH=\"--quick\" or any other option of frcl bench"
+	@echo "make reproduce-quick   every table of the paper at a tiny size, into runs/quick: shows that all of it runs"
 	@echo "make clean    remove what the targets above made"
 
 $(READY): pyproject.toml constraints.txt
@@ -37,6 +39,13 @@ format: $(READY)
 
 mutants: $(READY)
 	$(BIN)/python tools/mutants.py
+
+bench: $(READY)
+	@mkdir -p runs
+	$(BIN)/frcl bench --out runs/bench.json $(BENCH)
+
+reproduce-quick: $(READY)
+	$(BIN)/frcl reproduce all --quick --again
 
 docs: $(READY)
 	$(BIN)/sphinx-build -W -q -b html docs site

@@ -119,3 +119,33 @@ def test_a_run_on_the_gpu(tmp_path):
     assert result["average_accuracy"]["mean"] > 0.9
     assert result["environment"]["device"].startswith("cuda")
     assert result["peak_memory_bytes"] > 0
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_convolutions_repeat_and_resume_bit_for_bit(count):
+    """Also where several seeds are branches of one graph; the state is saved within the second task."""
+    from frcl import ConvNet
+    from frcl.learners.work import together
+
+    generator = torch.Generator().manual_seed(0)
+    tasks = [(torch.rand(120, 12, 12, generator=generator), torch.arange(120) % 3) for _ in range(2)]
+
+    def learners() -> list[FRCL]:
+        net = ConvNet(12, filters=(8, 8))
+        return [FRCL(net, points=9, seed=i, steps=150, batch_size=16, device="cuda") for i in range(count)]
+
+    def learn(group, task, states=None):
+        for done, _ in enumerate(together([one.learn(*task) for one in group])):
+            if states is not None and done == 0:
+                states += [one.state_dict() for one in group]
+
+    first, second, resumed, states = learners(), learners(), learners(), []
+    for group, kept in ((first, states), (second, None)):
+        learn(group, tasks[0])
+        learn(group, tasks[1], kept)
+    for one, state in zip(resumed, states, strict=True):
+        one.load_state_dict(state)
+    learn(resumed, tasks[1])
+    for a, b, c in zip(first, second, resumed, strict=True):
+        assert same_tensors(a.state_dict()["tensors"], b.state_dict()["tensors"])
+        assert same_tensors(a.state_dict()["tensors"], c.state_dict()["tensors"])

@@ -9,11 +9,13 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 
 import frcl
@@ -21,8 +23,14 @@ from frcl import cli
 from frcl.benchmarks.open import BENCHMARKS
 from frcl.benchmarks.options import BenchmarkOptions
 from frcl.experiment.config import DetectorOptions, RunOptions
-from frcl.experiment.keeper import LOG_HEADER, PAST_HEADER
+from frcl.experiment.keeper import COLUMNS
 from frcl.experiment.networks import NetworkOptions
+from frcl.learners.penalised import Penalised
+from frcl.learners.plain_options import FinetuneOptions
+from frcl.learners.work import together
+from frcl.regularisers.protocol import Heads, Moment, Place
+from streams import blobs
+from test_house import ORDER
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -319,10 +327,11 @@ def test_calls_are_shown_as_they_are():
     text = (ROOT / "docs/reference.md").read_text()
     for name, call in (("MLP", frcl.MLP), ("ConvNet", frcl.ConvNet), ("frcl.load", frcl.load)):
         assert shown(name, call) in text
-    learner = section("reference.md", "The learner")
-    for name, value in vars(frcl.FRCL).items():
-        if not name.startswith("_"):
-            assert (f"`{name}`" if isinstance(value, property) else shown(name, value)) in learner, name
+    for kind, title in ((frcl.FRCL, "The learner"), (frcl.Ensemble, "Ensemble")):
+        told = section("reference.md", title)
+        for name, value in vars(kind).items():
+            if not name.startswith("_"):
+                assert (f"`{name}`" if isinstance(value, property) else shown(name, value)) in told, name
 
 
 def test_every_file_and_every_key_of_a_run_is_explained(executor, tmp_path):
@@ -333,10 +342,69 @@ def test_every_file_and_every_key_of_a_run_is_explained(executor, tmp_path):
         assert f"`{path.name}{'/' * path.is_dir()}`" in text
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     nested = [key for name in ("calibration", "memory_bytes", "seconds") for key in result[name]]
-    assert [key for key in (*result, *nested, *LOG_HEADER, *PAST_HEADER) if f"`{key}`" not in text] == []
+    columns = [name for file in COLUMNS.values() for name in file]
+    assert [key for key in (*result, *nested, *columns) if f"`{key}`" not in text] == []
     boundaries = section("metrics.md", "Boundaries")
     scores = [*result["boundaries"], *result["boundaries"]["acted_on"], "delay"]
     assert [key for key in scores if f"`{key}`" not in boundaries] == []
+
+
+# -- for those who change it --------------------------------------------------------------------------------------
+
+
+def test_the_rooms_stand_in_the_order_of_imports():
+    listed = re.findall(r"^ {6}(\w+)(?:\.py|/) ", (ROOT / "ARCHITECTURE.md").read_text(), re.M)
+    assert listed == [room for room in ORDER if not room.startswith(("cli_", "__"))]
+
+
+@pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md", "GLOSSARY.md"])
+def test_files_and_functions_that_are_named_are_there(name):
+    text = (ROOT / name).read_text()
+    for path in re.findall(r"`((?:\w+/)*\w+\.(?:py|toml))`", text):
+        found = [folder for folder in ("", "src/frcl", "src/frcl/learners") if (ROOT / folder / path).is_file()]
+        assert found or path == "regularisers/l2.py", path
+    for row in re.findall(r"^\| .*\|$", text, re.M):
+        for file, attribute in re.findall(r"`([a-z_/]+)\.([a-z]\w+)`", row):
+            assert attribute in ("py", "toml") or resolved(f"frcl.{file.replace('/', '.')}.{attribute}")
+
+
+@pytest.fixture
+def added_method():
+    """The class that CONTRIBUTING.md writes."""
+    (code,) = re.findall(r"^ +```python\n(.*?)^ +```$", (ROOT / "CONTRIBUTING.md").read_text(), re.S | re.M)
+    names = {"__name__": __name__}
+    exec(compile(textwrap.dedent(code), "CONTRIBUTING.md", "exec"), names)  # noqa: S102
+    return names["L2"]
+
+
+def test_the_method_that_contributing_adds_has_its_value(added_method):
+    params = {"w": torch.randn(3, 2, generator=torch.Generator().manual_seed(0)), "head/0": torch.zeros(2, 3)}
+    model, method = Heads(torch.nn.Identity()), added_method(0.3)
+    method.begin(Moment(model, params, 0, 10.0))
+    there = {name: value + 0.1 for name, value in params.items()}
+    for at, expected in ((params, 0.0), (there, 0.3 * 6 * 0.01)):
+        value = method.penalty(Place(model, 0), at, method.constants(), torch.zeros(1, 2), {})
+        assert float(value) == pytest.approx(expected)
+
+
+def test_the_method_that_contributing_adds_learns_many_seeds_at_once(added_method):
+    def learner(seed: int) -> Penalised:
+        options = FinetuneOptions(steps=9, batch_size=10, seed=seed)
+        return Penalised(frcl.MLP(4, (8,), seed=seed).double(), options, added_method(0.3))
+
+    alone, group = ([learner(seed) for seed in range(2)] for _ in range(2))
+    for x, y in (blobs((0, 1), 30, 1), blobs((0, 1, 2), 30, 2)):
+        for one in alone:
+            one.fit(x, y)
+        penalties = [
+            [terms[3] for terms in step] for taken in together([one.learn(x, y) for one in group]) for step in taken
+        ]
+        assert penalties[0] == [0.0, 0.0]
+        assert min(penalties[-1]) > 0.0
+    for one, other in zip(alone, group, strict=True):
+        for name, value in one.state_dict()["tensors"].items():
+            torch.testing.assert_close(other.state_dict()["tensors"][name], value, rtol=1e-10, atol=1e-10)
+    group[0].load_state_dict(alone[0].state_dict())
 
 
 # -- the built pages ----------------------------------------------------------------------------------------------

@@ -174,6 +174,36 @@ def test_interrupted_anywhere_it_goes_on_exactly(at):
         assert torch.equal(program.streams["likelihood"].get_state(), whole.streams["likelihood"].get_state())
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_steps_taken_a_chunk_at_a_time_are_the_same_steps(count, monkeypatch):
+    """The loop that a GPU runs, here without a recording: same terms, same parameters, also from within a chunk."""
+    import frcl.engine.train as module
+
+    each, chunked = [regression(seed) for seed in range(count)], [regression(seed) for seed in range(count)]
+    expected = run(each)
+    steps = train(chunked)
+    for _ in range(10):
+        next(steps)
+    steps.close()
+    monkeypatch.setattr(module, "_Eager", module._Recorded)
+    assert [len(taken) for taken in train(chunked)] == [4, 7, 7, 2]
+    monkeypatch.undo()
+    monkeypatch.setattr(module, "_Eager", module._Recorded)
+    whole = [regression(seed) for seed in range(count)]
+    assert run(whole) == expected
+    for one, other, third in zip(each, chunked, whole, strict=True):
+        assert torch.equal(one.optimiser.params["w"], other.optimiser.params["w"])
+        assert torch.equal(one.optimiser.params["w"], third.optimiser.params["w"])
+
+
+def test_a_chunk_with_a_loss_that_is_not_finite_is_refused(monkeypatch):
+    import frcl.engine.train as module
+
+    monkeypatch.setattr(module, "_Eager", module._Recorded)
+    with pytest.raises(NumericalError):
+        run([regression(0, constants={"pull": torch.tensor(float("inf"), dtype=D)})])
+
+
 def test_programs_at_different_steps_are_refused():
     with pytest.raises(ValueError, match="same step"):
         run([regression(0), regression(1, step=3)])
@@ -203,7 +233,7 @@ def test_a_carry_follows_every_step(unit):
     one = unit(program)
     one.load([program.drawn()])
     for at in range(5):
-        one.take(at, check=True)
+        one.move(one.terms(at))
     torch.testing.assert_close(program.carry["moved"], program.optimiser.params["w"].detach() - start)
     assert float(program.carry["moved"].abs().sum()) > 0
 

@@ -279,3 +279,18 @@ def test_features_of_another_type_are_refused():
         learner.fit(X, Y)
     with pytest.raises(FrclError, match="is float16"):
         FRCL(MLP(4, (3,)).half())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_one_value_that_is_not_finite_is_seen_among_many_and_large_ones_are_not_taken_for_it(bad):
+    from frcl.learners.inputs import all_finite
+
+    x = torch.full((50, 40), 1e38)  # whose sum overflows
+    assert all_finite(x)
+    for row, column in [(0, 0), (49, 39), (20, 7)]:
+        spoiled = torch.randn(50, 40)
+        spoiled[row, column] = bad
+        assert not all_finite(spoiled)
+    both = torch.zeros(4, 4)
+    both[0, 0], both[1, 1] = float("inf"), -float("inf")
+    assert not all_finite(both)

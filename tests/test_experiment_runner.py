@@ -108,6 +108,18 @@ def test_a_finished_run_resumes_to_the_same_result(finished):
     assert comparable(runner.resume(folder, Silent())) == comparable(result)
 
 
+def test_seeds_together_and_one_by_one_end_alike(finished, tmp_path):
+    _, together = finished
+    apart = runner.run(tiny(run={"seeds_together": 1}), tmp_path / "apart", Silent())
+    for one, other in zip(together["accuracy"], apart["accuracy"], strict=True):
+        for row, same in zip(one, other, strict=True):
+            assert [value for value in row if value is not None] == pytest.approx(
+                [value for value in same if value is not None], abs=0.02
+            )
+    assert together["nll"]["mean"] == pytest.approx(apart["nll"]["mean"], rel=1e-3)
+    assert together["memory_bytes"] == apart["memory_bytes"]
+
+
 @pytest.mark.parametrize("after", [1, 20, 40, 70])
 def test_a_run_stopped_politely_resumes_exactly(finished, tmp_path, after):
     calls = 0

@@ -17,6 +17,7 @@ ORDER = [
     "seeding",
     "files",
     "graphs",
+    "fused",
     "linalg",
     "likelihoods",
     "features",
@@ -33,7 +34,9 @@ ORDER = [
     "report",
     "display",
     "bench",
+    "reproduce",
     "cli_bench",
+    "cli_reproduce",
     "cli",
     "__main__",
 ]

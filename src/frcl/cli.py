@@ -1,4 +1,4 @@
-"""The command line: frcl run | resume | report | compare | tune | list | data | bench."""
+"""The command line: frcl run | resume | report | compare | tune | list | data | bench | reproduce."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rich.table import Table
 
 from frcl.benchmarks.open import BENCHMARKS, known_name
 from frcl.cli_bench import bench
+from frcl.cli_reproduce import reproduce
 from frcl.display import Live, Plain, Several, Silent, accuracy_table, in_words
 from frcl.errors import FrclError, OptionError
 from frcl.experiment import runner
@@ -226,6 +227,7 @@ def data_files(
 
 
 app.command()(bench)
+app.command()(reproduce)
 
 
 def main() -> None:

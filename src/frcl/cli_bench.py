@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -55,8 +55,7 @@ def bench(
 
     frcl bench --out before.json, then a change, then frcl bench --against before.json shows what it did.
     """
-    from frcl.bench.results import environment_line, read_results, to_json, write_results
-    from frcl.bench.table import change_table, results_table
+    from frcl.bench.results import read_results
 
     before = None if against is None else read_results(against)
     if not out_file.resolve().parent.is_dir():
@@ -72,16 +71,27 @@ def bench(
         if quick or profile:
             raise OptionError("--quick and --profile are for --device cpu")
         found, threads = _on_cuda(device, only, omniglot, repeat or 1, data)
+    _conclude(found, device, threads, out_file, before)
+    if strict and not all(one.is_met for one in found):
+        raise typer.Exit(1)
+
+
+def _conclude(
+    found: list[Measurement], device: str, threads: int, out_file: Path, before: dict[str, Any] | None
+) -> None:
+    """Write and print what was found; beside what was found before, if anything."""
+    from frcl.bench.results import environment_line, to_json, write_results
+    from frcl.bench.table import change_table, legend, results_table
+
     results = to_json(found, device, threads)
     write_results(out_file, results)
     out.print(results_table(found))
-    _say(environment_line(results))
+    for line in (*legend(found), environment_line(results)):
+        _say(line)
     if before is not None:
         out.print(change_table(before, results))
         _say(f"before: {environment_line(before)}")
     _say(f"written: {out_file}")
-    if strict and not all(one.is_met for one in found):
-        raise typer.Exit(1)
 
 
 def _on_cpu(only: list[str] | None, quick: bool, repeat: int | None, threads: int) -> list[Measurement]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from typing import TypeVar
 
@@ -27,7 +29,7 @@ def captured(step: Step, changes: Sequence[Tensor], device: torch.device) -> Ste
         return step
     before = [tensor.detach().clone() for tensor in changes]
     try:
-        with torch.cuda.device(device):
+        with torch.cuda.device(device), _repeatable(), _uncollected():
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -50,27 +52,46 @@ def captured(step: Step, changes: Sequence[Tensor], device: torch.device) -> Ste
     return replay
 
 
-def side_by_side(steps: Sequence[Step], device: torch.device) -> Step:
-    """One step that takes them all: on CUDA each on a stream of its own, so that a graph holds them as branches."""
-    if device.type != "cuda" or len(steps) == 1:
+def _repeatable() -> AbstractContextManager[None]:
+    """Inside, convolutions are computed by algorithms that give the same bits every time."""
+    now = torch.backends.cudnn
+    flags: AbstractContextManager[None] = now.flags(
+        enabled=now.enabled, benchmark=False, deterministic=True, allow_tf32=now.allow_tf32
+    )
+    return flags
 
-        def one_after_another() -> None:
-            for step in steps:
-                step()
 
-        return one_after_another
-    streams = [torch.cuda.Stream(device) for _ in steps]
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Inside, Python collects no garbage: to free an old graph while another is being recorded spoils the recording."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
-    def together() -> None:
-        here = torch.cuda.current_stream(device)
-        for step, stream in zip(steps, streams, strict=True):
-            stream.wait_stream(here)
-            with torch.cuda.stream(stream):
-                step()
-        for stream in streams:
-            here.wait_stream(stream)
 
-    return together
+def spread(works: Sequence[Callable[[], A]], device: torch.device) -> list[A]:
+    """What each of them gives; on CUDA each runs on a stream of its own: branches, if a graph is being recorded."""
+    if device.type != "cuda" or len(works) == 1:
+        return [work() for work in works]
+    here = torch.cuda.current_stream(device)
+    found = []
+    for work, stream in zip(works, _streams(device, len(works)), strict=True):
+        stream.wait_stream(here)
+        with torch.cuda.stream(stream):
+            found.append(work())
+    for stream in _streams(device, len(works)):
+        here.wait_stream(stream)
+    return found
+
+
+@lru_cache(maxsize=16)
+def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
+    """The same streams every time: what one of them allocated it can use again."""
+    return [torch.cuda.Stream(device) for _ in range(count)]
 
 
 def both(first: Callable[[], A], second: Callable[[], B], device: torch.device) -> tuple[A, B]:

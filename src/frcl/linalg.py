@@ -56,13 +56,13 @@ def low_rank_factor(A: Tensor, rank: int) -> Tensor:
 
 
 def kl_to_isotropic(mean: Tensor, L: Tensor, prior_variance: float) -> Tensor:
-    """KL(N(m, L Lᵀ) ‖ N(0, s I)) for m [..., K], L [..., K, K] lower triangular:
+    """Σ_c KL(N(m_c, L_c L_cᵀ) ‖ N(0, s I)) for m [C, K], L [C, K, K] lower triangular:
 
-    ½ [ (‖L‖² + ‖m‖²)/s − K − log|L Lᵀ| + K log s ]
+    ½ [ (‖L‖² + ‖m‖²)/s − CK + CK log s ] − Σ log|L_ckk|
     """
-    K = mean.shape[-1]
-    second_moment = L.square().sum((-2, -1)) + mean.square().sum(-1)
-    return 0.5 * (second_moment / prior_variance - K - logdet_from_cholesky(L) + K * math.log(prior_variance))
+    second_moment = L.square().sum() + mean.square().sum()
+    constant = mean.numel() * (math.log(prior_variance) - 1.0)
+    return 0.5 * (second_moment / prior_variance + constant) - L.diagonal(dim1=-2, dim2=-1).abs().log().sum()
 
 
 def kl_to_zero_mean(mean: Tensor, L: Tensor, chol_prior: Tensor) -> Tensor:

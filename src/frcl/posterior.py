@@ -47,7 +47,7 @@ def weight_moments(q: Posterior, Phi: Tensor) -> Moments:
 
 def kl_weight(q: Posterior, prior_variance: float) -> Tensor:
     """Σ_c KL(q(w_c) ‖ N(0, σ_w² I)), the second term of the weight-space objective (Section 2.3); q triangular."""
-    return kl_to_isotropic(q.mean, q.factor, prior_variance).sum()
+    return kl_to_isotropic(q.mean, q.factor, prior_variance)
 
 
 def function_moments(q: Posterior, Phi_x: Tensor, Phi_z: Tensor, noise: float) -> tuple[Moments, Tensor]:

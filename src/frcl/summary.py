@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from frcl.graphs import both
 from frcl.linalg import (
     add_diagonal,
     cholesky,
@@ -144,8 +145,6 @@ def prior_kl(Phi: Tensor, terms: PriorKL, smallest: int | None = None) -> Tensor
     with torch.no_grad():
         compute = _kl_through_points if fewest <= Phi.shape[2] else _kl_through_features
         value, slope = compute(fixed, terms)
-        if fewest < Phi.shape[1]:
-            slope = slope * terms.mask[..., None]
     total: Tensor = _WithSlope.apply(Phi, value, slope.to(Phi.dtype))  # type: ignore[no-untyped-call]
     return total
 
@@ -176,17 +175,22 @@ def _kl_through_points(Phi: Tensor, terms: PriorKL) -> tuple[Tensor, Tensor]:
 
     Padded points have a zero row in Φ and a one on the diagonal: they add nothing to any term.
     """
-    C, noise = terms.C[:, None, None], terms.noise[:, None]
+    C, noise, extra = terms.C[:, None, None], terms.noise[:, None], terms.C * terms.posterior_noise
     chol_K = cholesky(add_diagonal(Phi @ Phi.mT, noise * terms.mask + (1 - terms.mask)))
     root = inverse_lower(chol_K)
     inverse = root.mT @ root  # K̃⁻¹ [T, M, M]
     X = inverse @ terms.F  # K̃⁻¹ F
-    extra = terms.C * terms.posterior_noise
-    trace = (terms.F * X).sum((1, 2)) + extra * (inverse.diagonal(dim1=1, dim2=2) * terms.mask).sum(1)
-    value = 0.5 * (trace + terms.C * logdet_from_cholesky(chol_K)) + terms.constant
-    inverse_Phi = inverse @ Phi
-    slope = C * inverse_Phi - X @ (X.mT @ Phi) - extra[:, None, None] * (inverse @ inverse_Phi)
-    return value, slope
+
+    def value() -> Tensor:
+        trace = (terms.F * X).sum((1, 2)) + extra * (inverse.diagonal(dim1=1, dim2=2) * terms.mask).sum(1)
+        return 0.5 * (trace + terms.C * logdet_from_cholesky(chol_K)) + terms.constant
+
+    def slope() -> Tensor:
+        inverse_Phi = inverse @ Phi
+        return C * inverse_Phi - X @ (X.mT @ Phi) - extra[:, None, None] * (inverse @ inverse_Phi)
+
+    d, v = both(slope, value, Phi.device)
+    return v, d
 
 
 def _kl_through_features(Phi: Tensor, terms: PriorKL) -> tuple[Tensor, Tensor]:
@@ -198,21 +202,26 @@ def _kl_through_features(Phi: Tensor, terms: PriorKL) -> tuple[Tensor, Tensor]:
         log|K̃| = log|B| + (M − K) log σ²,        its d/dΦ = 2 Φ B⁻¹,
         tr K̃⁻¹ = (M − K)/σ² + tr B⁻¹,            its d/dΦ = −2 Φ B⁻².
     """
-    K = Phi.shape[2]
-    M = terms.mask.sum(1)
-    noise, C = terms.noise, terms.C[:, None, None]
+    noise, C, extra = terms.noise, terms.C[:, None, None], terms.C * terms.posterior_noise
     chol_B = cholesky(add_diagonal(Phi.mT @ Phi, noise[:, None]))
     root = inverse_lower(chol_B)
     inverse = root.mT @ root  # B⁻¹ [T, K, K]
     X = inverse @ (Phi.mT @ terms.F)
     rest = terms.F - Phi @ X
-    extra = terms.C * terms.posterior_noise
-    trace = rest.square().sum((1, 2)) / noise + X.square().sum((1, 2))
-    trace = trace + extra * ((M - K) / noise + inverse.diagonal(dim1=1, dim2=2).sum(1))
-    logdet = logdet_from_cholesky(chol_B) + (M - K) * noise.log()
-    value = 0.5 * (trace + terms.C * logdet) + terms.constant
-    slope = Phi @ (C * inverse - extra[:, None, None] * (inverse @ inverse)) - rest @ (X / noise[:, None, None]).mT
-    return value, slope
+
+    def value() -> Tensor:
+        missing = terms.mask.sum(1) - Phi.shape[2]  # M − K
+        trace = rest.square().sum((1, 2)) / noise + X.square().sum((1, 2))
+        trace = trace + extra * (missing / noise + inverse.diagonal(dim1=1, dim2=2).sum(1))
+        logdet = logdet_from_cholesky(chol_B) + missing * noise.log()
+        return 0.5 * (trace + terms.C * logdet) + terms.constant
+
+    def slope() -> Tensor:
+        weight = C * inverse - extra[:, None, None] * (inverse @ inverse)
+        return Phi @ weight - rest @ (X / noise[:, None, None]).mT
+
+    d, v = both(slope, value, Phi.device)
+    return v, d
 
 
 class Head(NamedTuple):

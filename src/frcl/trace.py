@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from frcl.graphs import captured
+from frcl.graphs import captured, spread
 from frcl.linalg import add_diagonal, cholesky, inverse_lower
 
 REFRESH = 64  # proposals between two direct recomputations of the matrix that a search keeps
@@ -135,20 +136,23 @@ def run_searches(searches: Sequence[TraceSearch]) -> list[Selected]:
     groups: dict[object, list[int]] = {}
     for i, search in enumerate(searches):
         groups.setdefault(search.sizes, []).append(i)
+    if not groups:
+        return []
+    works = [partial(_side_by_side, [searches[i] for i in members]) for members in groups.values()]
     found: dict[int, Selected] = {}
-    for members in groups.values():
-        found |= zip(members, _side_by_side([searches[i] for i in members]), strict=True)
+    for members, swaps in zip(groups.values(), spread(works, searches[0].Phi.device), strict=True):
+        index = swaps.index.cpu().clone()  # out of inference mode
+        each = zip(index, swaps.before.tolist(), swaps.after.tolist(), strict=True)
+        found |= zip(members, (Selected(*one) for one in each), strict=True)
     return [found[i] for i in range(len(searches))]
 
 
-def _side_by_side(searches: Sequence[TraceSearch]) -> list[Selected]:
+def _side_by_side(searches: Sequence[TraceSearch]) -> Swaps:
+    """Searches of the same sizes, carried out; on CUDA they may still be under way when this returns."""
     with torch.inference_mode():
         swaps = Swaps(searches)
-        before = swaps.values()
         swaps.run()
-        after = swaps.values()
-    index = swaps.index.cpu().clone()  # out of inference mode
-    return [Selected(*found) for found in zip(index, before, after, strict=True)]
+    return swaps
 
 
 class Swaps:
@@ -186,21 +190,23 @@ class Swaps:
         root = inverse_lower(cholesky(add_diagonal(self.Phi_z @ self.Phi_z.mT, self.noise)))
         return -(root.mT @ root)
 
-    def values(self) -> list[float]:
-        """T(Z) of each search."""
-        values: list[float] = trace_term(self.gram, self.Phi_z, self.noise).tolist()
-        return values
+    def values(self) -> Tensor:
+        """T(Z) of each search, [S]."""
+        return trace_term(self.gram, self.Phi_z, self.noise)
 
     def run(self) -> None:
         """All proposals, one step of all searches after another."""
+        self.before = self.values()
         step = self.step
         if self.steps >= REFRESH:  # a shorter one is not worth a recording, and may have no proposals to warm up on
             step = captured(step, (self.table, self.index, self.P, self.clock), self.device)
+        self.recorded = step  # a recording must live until it has been carried out
         for done in range(0, self.steps, REFRESH):
             if done:
                 self.P.copy_(self.direct())
             for _ in range(min(REFRESH, self.steps - done)):
                 step()
+        self.after = self.values()
 
     def step(self) -> None:
         """The next proposal of each search, accepted where T falls and the candidate is not in Z.

@@ -15,35 +15,44 @@ from frcl.bench.results import measurements_of
 
 
 def results_table(measurements: Sequence[Measurement]) -> Table:
-    """What, median, quartiles, wanted, met or missed; the times behind a ratio, and how it was measured."""
+    """Median, quartiles, wanted, met or missed; the time of ours, and beside it that of the other or the accuracy."""
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("what", "median", "quartiles", "wanted", "", "time", "beside"):
-        table.add_column(heading, justify="left" if heading in ("what", "") else "right", overflow="fold")
+    for heading in ("", "median", "quartiles", "wanted", "", "ours", "beside"):
+        table.add_column(heading, justify="right" if heading else "left")
     for one in measurements:
         low, median, high = one.quartiles
-        spread = "" if len(one.values) == 1 else f"{number(low)} to {number(high)}"
+        spread = "" if len(one.values) == 1 else f"{number(low)}–{number(high)}"
         verdict = "[green]met[/]" if one.is_met else "[red]missed[/]"
-        times = [duration(float(np.median(one.seconds[side]))) if side in one.seconds else "" for side in SIDES]
-        what = f"{one.goal.what}\n[dim]{one.how}[/]"
-        table.add_row(what, f"{number(median)} {one.goal.unit}", spread, one.goal.wanted(), verdict, *times)
+        times = {side: duration(float(np.median(values))) for side, values in one.seconds.items()}
+        beside = times.get("other", one.how)
+        table.add_row(
+            one.goal.name,
+            f"{number(median)} {one.goal.unit}",
+            spread,
+            one.goal.wanted(),
+            verdict,
+            times["ours"],
+            beside,
+        )
     return table
 
 
-SIDES = ("ours", "other")
+def legend(measurements: Sequence[Measurement]) -> list[str]:
+    """A line for each: what it is, and how it was measured."""
+    return [f"{one.goal.name}: {one.goal.what}; {one.how}" for one in measurements]
 
 
 def change_table(before: dict[str, Any], after: dict[str, Any]) -> Table:
     """Medians of two results side by side; only what both have measured is compared."""
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("what", "before", "after", "change"):
-        table.add_column(heading, justify="left" if heading == "what" else "right")
+    for heading in ("", "before", "after", "change"):
+        table.add_column(heading, justify="right" if heading else "left")
     old, new = measurements_of(before), measurements_of(after)
     for name in dict.fromkeys((*old, *new)):
         sides = [one.get(name) for one in (old, new)]
         cells = ["not measured" if one is None else f"{number(one.median)} {one.goal.unit}" for one in sides]
-        goal = (new.get(name) or old[name]).goal
         change = "" if None in sides else f"{100 * (new[name].median / old[name].median - 1):+.1f} %"
-        table.add_row(goal.what, *cells, change)
+        table.add_row(name, *cells, change)
     return table
 
 

@@ -30,12 +30,30 @@ def load_mnist(
 ) -> Task:
     """All ten digits as one task: 55,000 images to train on, 5,000 chosen by the seed for validation, 10,000 for
     testing; x [N, 784] in [0, 1], y the digit."""
+    return mnist_task(*read_mnist(data, files=files, on_progress=on_progress, timeout=timeout), seed, train_on)
+
+
+def read_mnist(
+    data: Path | None = None,
+    *,
+    files: MnistFiles = MNIST,
+    on_progress: Progress | None = None,
+    timeout: float = TIMEOUT,
+) -> tuple[Split, Split]:
+    """The images to learn from and those for testing."""
     contents = obtain(files.all(), data, on_progress=on_progress, timeout=timeout)
-    learning = _split(contents, files.train_images, files.train_labels)
+    return (
+        _split(contents, files.train_images, files.train_labels),
+        _split(contents, files.test_images, files.test_labels),
+    )
+
+
+def mnist_task(learning: Split, test: Split, seed: int, train_on: TrainOn) -> Task:
+    """What was read as one task, with a validation split chosen by the seed."""
     return task_with_validation(
         "MNIST",
         learning,
-        _split(contents, files.test_images, files.test_labels),
+        test,
         held=round(VALIDATION_SHARE * len(learning)),
         train_on=train_on,
         generator=fork(seed, "mnist/validation"),

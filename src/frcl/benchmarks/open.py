@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from frcl.benchmarks.digits import load_digits
 from frcl.benchmarks.download import Progress
-from frcl.benchmarks.mnist import load_mnist
+from frcl.benchmarks.mnist import mnist_task, read_mnist
 from frcl.benchmarks.omniglot import load_omniglot, omniglot_tasks
 from frcl.benchmarks.options import OMNIGLOT, PERMUTED, BenchmarkOptions, nearest
 from frcl.benchmarks.own import own_tasks
 from frcl.benchmarks.streams import permuted, split_by_label
-from frcl.benchmarks.tasks import Benchmark
+from frcl.benchmarks.tasks import Benchmark, Task
 from frcl.errors import DataError, OptionError
 
 BENCHMARKS = (
@@ -51,6 +52,18 @@ def open_benchmark(
 
     Files are looked for in `data`, FRCL_DATA and the user's cache folder, and downloaded if they are missing.
     """
+    return benchmark_source(name, options, data=data, device=device, on_progress=on_progress)(seed)
+
+
+def benchmark_source(
+    name: str,
+    options: BenchmarkOptions | None = None,
+    *,
+    data: Path | str | None = None,
+    device: torch.device | str = "cpu",
+    on_progress: Progress | None = None,
+) -> Callable[[int], Benchmark]:
+    """The benchmark as a function of the seed: files are read once, and what seeds have in common is in memory once."""
     options = BenchmarkOptions() if options is None else options
     folder = None if data is None else Path(data)
     if folder is not None and not folder.is_dir():
@@ -58,23 +71,31 @@ def open_benchmark(
     match name:
         case "split-digits":
             options.check_for(name, ())
-            return split_by_label(name, load_digits(seed, options.train_on).to(device), options)
+            return lambda seed: split_by_label(name, load_digits(seed, options.train_on).to(device), options)
         case "permuted-digits":
             options.check_for(name, PERMUTED)
-            return permuted(name, load_digits(seed, options.train_on).to(device), options, seed)
+            return lambda seed: permuted(name, load_digits(seed, options.train_on).to(device), options, seed)
         case "split-mnist":
             options.check_for(name, ())
-            mnist = load_mnist(seed, options.train_on, data=folder, on_progress=on_progress)
-            return split_by_label(name, mnist.to(device), options)
+            split = _mnist(options, folder, device, on_progress)
+            return lambda seed: split_by_label(name, split(seed), options)
         case "permuted-mnist":
             options.check_for(name, PERMUTED)
-            mnist = load_mnist(seed, options.train_on, data=folder, on_progress=on_progress)
-            return permuted(name, mnist.to(device), options, seed)
+            whole = _mnist(options, folder, device, on_progress)
+            return lambda seed: permuted(name, whole(seed), options, seed)
         case "omniglot":
             options.check_for(name, OMNIGLOT)
-            return omniglot_tasks(load_omniglot(folder, on_progress=on_progress), options, seed, device)
+            drawings = load_omniglot(folder, on_progress=on_progress)
+            return lambda seed: omniglot_tasks(drawings, options, seed, device)
         case _ if name.lower().endswith(".toml"):
             options.check_for("your own data", ())
-            return own_tasks(Path(name), options=options, seed=seed, device=device)
+            return lambda seed: own_tasks(Path(name), options=options, seed=seed, device=device)
         case _:
             raise OptionError(f"there is no benchmark {known_name(name)!r}")
+
+
+def _mnist(
+    options: BenchmarkOptions, folder: Path | None, device: torch.device | str, on_progress: Progress | None
+) -> Callable[[int], Task]:
+    learning, test = (part.to(device) for part in read_mnist(folder, on_progress=on_progress))
+    return lambda seed: mnist_task(learning, test, seed, options.train_on)

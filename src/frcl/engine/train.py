@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from frcl.engine.program import Program, Terms, Values
 from frcl.engine.tensors import refuse_non_finite_loss
 from frcl.engine.units import Alone, Block, Unit, can_stack
-from frcl.graphs import TRIALS, Step, captured, side_by_side
+from frcl.graphs import TRIALS, Step, captured, spread
 
 
 def train(programs: Sequence[Program]) -> Iterator[list[list[Values]]]:
@@ -28,9 +29,19 @@ def train(programs: Sequence[Program]) -> Iterator[list[list[Values]]]:
            for one in programs):  # fmt: skip
         raise ValueError("programs that run together stand at the same step")
     if first.step >= first.stop:
+        _settle(programs)
         return
     units = _units(programs)
     loop = _Recorded(units) if first.x.is_cuda else _Eager(units)
+    try:
+        yield from _chunks(programs, units, loop)
+    finally:
+        loop.close()
+    _settle(programs)
+
+
+def _chunks(programs: Sequence[Program], units: Sequence[Unit], loop: _Loop) -> Iterator[list[list[Values]]]:
+    first = programs[0]
     while first.step < first.stop:
         start = first.chunk_start()
         end = min(start + first.chunk, first.stop)
@@ -45,6 +56,9 @@ def train(programs: Sequence[Program]) -> Iterator[list[list[Values]]]:
                 if program.step == end:
                     program.streams.release()
             yield taken
+
+
+def _settle(programs: Sequence[Program]) -> None:
     for program in programs:
         program.optimiser.settle()
 
@@ -80,6 +94,14 @@ def _cannot_batch(program: Program) -> str | None:
     return None
 
 
+class _Loop(Protocol):
+    def steps(self, start: int, end: int) -> Iterator[list[list[Values]]]:
+        """The steps at these places of the chunk that was loaded."""
+
+    def close(self) -> None:
+        """No more steps will be taken."""
+
+
 class _Eager:
     """Step by step; a loss that is not finite is refused before its step."""
 
@@ -88,8 +110,14 @@ class _Eager:
 
     def steps(self, start: int, end: int) -> Iterator[list[list[Values]]]:
         for at in range(start, end):
-            values = [unit.take(at, check=True).tolist() for unit in self.units]
+            terms = [unit.terms(at) for unit in self.units]
+            for one in terms:
+                refuse_non_finite_loss(one.loss)
+            values = [unit.move(one).tolist() for unit, one in zip(self.units, terms, strict=True)]
             yield [[_values(terms) for unit in values for terms in unit]]
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class _Recorded:
@@ -104,8 +132,7 @@ class _Recorded:
             torch.zeros(chunk + TRIALS, len(unit.programs), len(Terms._fields), dtype=torch.float64, device=self.device)
             for unit in units
         ]
-        takes = [partial(self._take, unit, log) for unit, log in zip(units, self.logs, strict=True)]
-        self._take_all = side_by_side(takes, self.device)
+        self._takes = [partial(self._take, unit, log) for unit, log in zip(units, self.logs, strict=True)]
         self._replay: Step | None = None
 
     def steps(self, start: int, end: int) -> Iterator[list[list[Values]]]:
@@ -118,13 +145,18 @@ class _Recorded:
         refuse_non_finite_loss(logs[..., 0])
         yield [[_values(terms) for terms in step] for step in logs.tolist()]
 
+    def close(self) -> None:
+        """Free the recording, which lives in memory of its own."""
+        self._replay = None
+        self._takes = []
+
     def _one(self) -> None:
         """One step of every unit, each on a branch of its own."""
-        self._take_all()
+        spread(self._takes, self.device)
         self.at += 1
 
     def _take(self, unit: Unit, log: Tensor) -> None:
-        log.index_copy_(0, self.at, unit.take(self.at, check=False)[None].double())
+        log.index_copy_(0, self.at, unit.move(unit.terms(self.at))[None].double())
 
     def _changes(self) -> list[Tensor]:
         changes = [self.at, *self.logs]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from frcl.engine.adam import Optimiser, gradient, stacked
 from frcl.engine.program import ROWS, Loss, Program, Terms
-from frcl.engine.tensors import Params, refuse_non_finite_loss
+from frcl.engine.tensors import Params
 from frcl.graphs import TRIALS
 
 LARGEST = 8 << 30  # bytes of data that may be copied for the sake of one gather instead of many
@@ -26,8 +26,11 @@ class Unit(Protocol):
     def load(self, drawn: Sequence[Params]) -> None:
         """What the programs drew for a chunk, into the same tensors every time."""
 
-    def take(self, at: int | Tensor, *, check: bool) -> Tensor:
-        """One step with the randomness at a place of the chunk; returns the terms, [programs, 4]."""
+    def terms(self, at: int | Tensor) -> Terms:
+        """The terms of a step with the randomness at a place of the chunk: numbers, or [programs] each."""
+
+    def move(self, terms: Terms) -> Tensor:
+        """Take the step whose terms these are; returns them, [programs, 4]."""
 
 
 class Alone:
@@ -42,12 +45,14 @@ class Alone:
     def load(self, drawn: Sequence[Params]) -> None:
         _load(self._drawn, drawn[0], self.programs[0].chunk)
 
-    def take(self, at: int | Tensor, *, check: bool) -> Tensor:
+    def terms(self, at: int | Tensor) -> Terms:
         program = self.programs[0]
         noise = {name: _at(value, at) for name, value in self._drawn.items()}
         rows = noise.pop(ROWS)
-        terms = program.loss(self.optimiser.params, program.constants, program.x[rows], program.y[rows], noise)
-        return _move(program, self.optimiser, program.constants, self.carry, terms, check)[None]
+        return program.loss(self.optimiser.params, program.constants, program.x[rows], program.y[rows], noise)
+
+    def move(self, terms: Terms) -> Tensor:
+        return _move(self.programs[0], self.optimiser, self.programs[0].constants, self.carry, terms)[None]
 
 
 class Block:
@@ -68,11 +73,13 @@ class Block:
     def load(self, drawn: Sequence[Params]) -> None:
         _load(self._drawn, _stack(drawn, 1), self.programs[0].chunk)
 
-    def take(self, at: int | Tensor, *, check: bool) -> Tensor:
+    def terms(self, at: int | Tensor) -> Terms:
         noise = {name: _at(value, at) for name, value in self._drawn.items()}
         x, y = self._batch(noise.pop(ROWS))
-        terms = self._loss(self.optimiser.params, self._constants, x, y, noise)
-        return _move(self.programs[0], self.optimiser, self._constants, self.carry, terms, check).mT
+        return self._loss(self.optimiser.params, self._constants, x, y, noise)
+
+    def move(self, terms: Terms) -> Tensor:
+        return _move(self.programs[0], self.optimiser, self._constants, self.carry, terms).mT
 
     def _batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The minibatch of each program, [S, B, ...]."""
@@ -105,12 +112,8 @@ def _shape(program: Program) -> object:
     return program.signature, shapes, tuple(program.x.shape[1:]), tuple(program.y.shape[1:]), program.optimiser.rate
 
 
-def _move(
-    program: Program, optimiser: Optimiser, constants: Params, carry: Params, terms: Terms, check: bool
-) -> Tensor:
+def _move(program: Program, optimiser: Optimiser, constants: Params, carry: Params, terms: Terms) -> Tensor:
     """Take the step whose terms these are, one number each or [S]; returns them in one tensor [4] or [4, S]."""
-    if check:
-        refuse_non_finite_loss(terms.loss)
     slope = gradient(terms.loss.sum(), optimiser.params)
     if program.follow is None:
         optimiser.apply(slope)

@@ -47,12 +47,13 @@ class DetectorOptions:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a run is carried out; none of it changes what is learned, but for rounding with other `threads` or seeds."""
+    """How a run is carried out; none of it changes what is learned, but for rounding (`threads`, `tf32`, seeds)."""
 
     checkpoint_seconds: float = 5.0  # time between two checkpoints while a task is learned
     log_past_every: int = 0  # log the KL of every past task each so many steps; 0: not
     forward_transfer: bool = False  # learn every task alone as well, to measure forward transfer
     seeds_together: int = 10  # at most so many seeds are trained as one program, where the method can
+    tf32: bool = True  # on CUDA, products of float32 matrices in TF32: faster, with 10 bits of mantissa instead of 23
     threads: int = 1  # CPU threads: one is fastest for small networks, and does not suffer from busy neighbours
 
     def __post_init__(self) -> None:

@@ -40,6 +40,17 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextmanager
+def products(*, tf32: bool) -> Iterator[None]:
+    """Inside, torch multiplies float32 matrices on CUDA in TF32 or in full."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def check_device(device: str) -> torch.device:
     """The device of that name, if this machine has it."""
     from frcl.errors import OptionError

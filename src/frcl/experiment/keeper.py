@@ -19,8 +19,12 @@ from frcl.learners.records import StepLog
 
 CHECKPOINT = "checkpoint.frcl"
 PATIENCE = 20.0  # a checkpoint waits so many times what the last one took
-LOG, LOG_HEADER = "log.csv", ("seed", "task", "step", "loss", "log_likelihood", "kl_now", "kl_past")
-PAST_LOG, PAST_HEADER = "kl_past.csv", ("seed", "task", "step", "past_task", "kl")
+LOG, PAST_LOG = "log.csv", "kl_past.csv"
+PLACE = {"seed": "%d", "task": "%d", "step": "%d"}
+COLUMNS = {
+    LOG: PLACE | dict.fromkeys(("loss", "log_likelihood", "kl_now", "kl_past"), "%.7g"),
+    PAST_LOG: PLACE | {"past_task": "%d", "kl": "%.7g"},
+}
 
 
 class Interrupted(FrclError):
@@ -78,9 +82,9 @@ class Keeper:
         self._stop = stop
         self._saved_at = time.monotonic()
         self._cost = 0.0  # seconds that the last checkpoint took
-        self._logs = {LOG: CsvLog(folder / LOG, LOG_HEADER, progress.lengths.get(LOG))}
+        self._logs = {LOG: CsvLog(folder / LOG, COLUMNS[LOG], progress.lengths.get(LOG))}
         if config.run.log_past_every:
-            self._logs[PAST_LOG] = CsvLog(folder / PAST_LOG, PAST_HEADER, progress.lengths.get(PAST_LOG))
+            self._logs[PAST_LOG] = CsvLog(folder / PAST_LOG, COLUMNS[PAST_LOG], progress.lengths.get(PAST_LOG))
 
     def stepped(self, learners: Mapping[int, Learner], task: int, last: int, taken: Sequence[Sequence[Values]]) -> None:
         """Steps up to number `last` were taken: log their terms, look at the past and save where it is time.

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
 class CsvLog:
     """Rows collected in memory and appended to the file by `flush`, which says how long the file then is."""
 
-    def __init__(self, path: Path, header: Sequence[str], length: int | None = None) -> None:
-        """Begin a new file, or with `length` go on with what was there when it had that many bytes."""
+    def __init__(self, path: Path, columns: Mapping[str, str], length: int | None = None) -> None:
+        """Begin a new file, or with `length` go on with what was there when it had that many bytes.
+
+        `columns` says how the values of each are written, as in "%d".
+        """
         self.path = path
         self._buffer = io.StringIO()
+        self._form = ",".join(columns.values()) + "\n"
         if length is None:
-            self.add(header)
+            self._buffer.write(",".join(columns) + "\n")
             path.write_bytes(b"")
         else:
             with path.open("r+b") as file:
                 file.truncate(length)
 
     def add(self, row: Sequence[object]) -> None:
-        """One more row; no value of it has a comma."""
-        self._buffer.write(",".join([f"{value:.7g}" if type(value) is float else str(value) for value in row]) + "\n")
+        self._buffer.write(self._form % tuple(row))
 
     def flush(self) -> int:
         """Write what was collected; returns the length of the file."""

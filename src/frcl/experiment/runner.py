@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from frcl.benchmarks.open import open_benchmark
+from frcl.benchmarks.open import benchmark_source
 from frcl.benchmarks.tasks import Benchmark
 from frcl.errors import CheckpointError, OptionError
 from frcl.experiment import environment, results
@@ -42,15 +42,16 @@ def run(
         raise OptionError(
             f"{folder} already holds a run; go on with `frcl resume {folder}`, choose another --out, or say --overwrite"
         )
-    benchmark_of(config, config.seeds[0])
+    source = source_of(config)
+    source(config.seeds[0])
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("result.json", CHECKPOINT, "report.html", "points.npz", PAST_LOG):
         (folder / name).unlink(missing_ok=True)
     for name in ("figures", "tables"):
         shutil.rmtree(folder / name, ignore_errors=True)
     write_atomically(folder / "config.toml", to_toml(config).encode())
-    with environment.threads(config.run.threads):
-        return _carry_out(Keeper(config, folder, Progress(started=_now()), observer, stop), None)
+    with environment.threads(config.run.threads), environment.products(tf32=config.run.tf32):
+        return _carry_out(Keeper(config, folder, Progress(started=_now()), observer, stop), source, None)
 
 
 def resume(folder: Path, observer: Observer, *, stop: Callable[[], bool] = never) -> dict[str, Any]:
@@ -61,16 +62,24 @@ def resume(folder: Path, observer: Observer, *, stop: Callable[[], bool] = never
     config = resolve(layer.pop("benchmark", ""), layer)
     progress, states = read_checkpoint(folder)
     progress.started = progress.started or _now()
-    with environment.threads(config.run.threads):
-        return _carry_out(Keeper(config, folder, progress, observer, stop), states)
+    with environment.threads(config.run.threads), environment.products(tf32=config.run.tf32):
+        return _carry_out(Keeper(config, folder, progress, observer, stop), source_of(config), states)
+
+
+Source = Callable[[int], Benchmark]
+
+
+def source_of(config: Config) -> Source:
+    """The benchmark of a run as a function of the seed."""
+    device = environment.check_device(config.device)
+    data = None if config.data is None else Path(config.data)
+    source = benchmark_source(config.benchmark, config.stream, data=data, device=device)
+    return (lambda seed: anonymous(source(seed))) if config.hidden_boundaries else source
 
 
 def benchmark_of(config: Config, seed: int) -> Benchmark:
     """The benchmark of a run as it is for one of its seeds."""
-    device = environment.check_device(config.device)
-    data = None if config.data is None else Path(config.data)
-    benchmark = open_benchmark(config.benchmark, config.stream, seed=seed, data=data, device=device)
-    return anonymous(benchmark) if config.hidden_boundaries else benchmark
+    return source_of(config)(seed)
 
 
 def new_learner(config: Config, benchmark: Benchmark, seed: int) -> Learner:
@@ -86,12 +95,12 @@ def new_learner(config: Config, benchmark: Benchmark, seed: int) -> Learner:
     )
 
 
-def _carry_out(keeper: Keeper, states: list[dict[str, Any]] | None) -> dict[str, Any]:
+def _carry_out(keeper: Keeper, source: Source, states: list[dict[str, Any]] | None) -> dict[str, Any]:
     config, progress = keeper.config, keeper.progress
     title = ""
     names: list[str] = []
     while progress.position < len(config.seeds):
-        group = _group(config, progress.position, states)
+        group = _group(config, source, progress.position, states)
         if states is not None:
             for one, state in zip(group, states, strict=True):
                 one.learner.load_state_dict(state)
@@ -101,7 +110,7 @@ def _carry_out(keeper: Keeper, states: list[dict[str, Any]] | None) -> dict[str,
             keeper.observer.begin(config, names)
         _one_group(keeper, group)
     if not names:
-        benchmark = benchmark_of(config, config.seeds[0])
+        benchmark = source(config.seeds[0])
         title, names = benchmark.name, list(benchmark.task_names)
     return _finish(keeper, title, names)
 
@@ -115,7 +124,7 @@ class Seed:
     learner: Learner
 
 
-def _group(config: Config, position: int, states: list[dict[str, Any]] | None) -> list[Seed]:
+def _group(config: Config, source: Source, position: int, states: list[dict[str, Any]] | None) -> list[Seed]:
     """The next seeds that are learned together: those whose states there are, or as many as may be.
 
     A learner that looks for hidden boundaries by itself decides on values as it goes, so it has the floor alone.
@@ -123,7 +132,7 @@ def _group(config: Config, position: int, states: list[dict[str, Any]] | None) -
     size = 1 if config.hidden_boundaries else config.run.seeds_together
     group = []
     for seed in config.seeds[position : position + (size if states is None else len(states))]:
-        benchmark = benchmark_of(config, seed)
+        benchmark = source(seed)
         group.append(Seed(seed, benchmark, new_learner(config, benchmark, seed)))
     return group
 

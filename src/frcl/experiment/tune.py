@@ -12,7 +12,7 @@ from typing import Any
 from frcl.benchmarks.tasks import Benchmark, Seen
 from frcl.errors import OptionError
 from frcl.experiment.config import Config, resolve
-from frcl.experiment.environment import threads
+from frcl.experiment.environment import products, threads
 from frcl.experiment.evaluate import score
 from frcl.experiment.runner import benchmark_of, new_learner
 
@@ -61,7 +61,7 @@ def tuning_config(method: str, benchmark: str, layer: Mapping[str, Any], options
 def try_out(config: Config) -> float:
     """Average accuracy on the validation data of all tasks after the last, mean over seeds."""
     results = []
-    with threads(config.run.threads):
+    with threads(config.run.threads), products(tf32=config.run.tf32):
         for seed in config.seeds:
             benchmark = validation_only(benchmark_of(config, seed))
             learner = new_learner(config, benchmark, seed)

@@ -41,9 +41,14 @@ def checked_inputs(
         raise DataError(f"inputs are {tensor.dtype}; earlier ones were {'floats' if floating else 'integers'}")
     if tensor.is_floating_point():
         tensor = tensor.to(dtype)
-        if not bool(tensor.isfinite().all()):
+        if not all_finite(tensor):
             raise DataError("inputs contain NaN or infinite values; remove or replace them first")
     return tensor.to(device)
+
+
+def all_finite(x: Tensor) -> bool:
+    """Whether no element is NaN or infinite. One that is makes the sum so too; the reverse is looked into."""
+    return bool(x.sum().isfinite()) or bool(x.isfinite().all())
 
 
 def numeric_array(values: Any, what: str) -> np.ndarray[Any, np.dtype[Any]]:

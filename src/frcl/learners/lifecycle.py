@@ -37,7 +37,8 @@ from frcl.seeding import Streams, fork
 from frcl.selection import Selected, TaskData, TraceSearch, plan_by_inputs, run_searches, select_by_targets
 from frcl.summary import belief_from_function, belief_from_weights
 
-CHUNK = {"cpu": 4096, "cuda": 16384}  # inputs that pass through the network at once outside of training
+CHUNK = 16384  # inputs that pass through the network at once outside of training
+CHUNK_OF_MAPS = 4096  # the same for a convolutional network on the CPU, whose maps are large
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Model:
 
     @property
     def chunk(self) -> int:
-        return CHUNK.get(self.device.type, CHUNK["cpu"])
+        return CHUNK if self.device.type == "cuda" or is_stackable(self.net) else CHUNK_OF_MAPS
 
     def points(self, target: TargetSpec) -> int:
         """M of a task."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from frcl.engine.tensors import in_chunks
 from frcl.errors import NumericalError
-from frcl.features import network_failures
+from frcl.features import network_failures, times
 from frcl.learners.current import LearnerState
 from frcl.learners.lifecycle import Model
 from frcl.learners.objective import LIKELIHOOD, part
@@ -49,8 +49,10 @@ class Predictor:
         with torch.no_grad(), network_failures():
             if number == len(state.past):
                 return torch.cat([self._moments(state, number, rows).mean for rows in x.split(self._model.chunk)])
-            weights = (self._model.options.prior_deviation * self._head(state, number).weights).to(self._model.dtype)
-            return in_chunks(lambda rows: self._model.features(rows) @ weights, x, self._model.chunk)
+            options, net = self._model.options, self._model.net
+            weights = (options.prior_deviation * self._head(state, number).weights).to(self._model.dtype)
+            slope, bias = times(options.feature_scale, weights[:-1]), weights[-1]
+            return in_chunks(lambda rows: torch.addmm(bias, net(rows), slope), x, self._model.chunk)
 
     def _moments(self, state: LearnerState, number: int, x: Tensor) -> Moments:
         if number == len(state.past):

@@ -1,0 +1,124 @@
+"""`frcl reproduce`: the paper's tables, measured; what is there already is not run again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from frcl.errors import OptionError
+
+if TYPE_CHECKING:
+    from frcl.experiment.keeper import Observer
+    from frcl.reproduce.measure import Place, State
+    from frcl.reproduce.targets import Target
+
+RESULTS, RUNS = Path("results"), Path("runs/reproduce")
+QUICK_RESULTS, QUICK_RUNS = Path("runs/quick/results"), Path("runs/quick/reproduce")
+out, err = Console(), Console(stderr=True)
+
+
+def reproduce(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(help="table1, table2, table3, table7, methods: measure it. page: write REPRODUCTION.md. all."),
+    ] = None,
+    rows: Annotated[
+        list[str] | None, typer.Option(help='Only cells with such a name, as in "*frcl*"; may be repeated.')
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Only the first so many seeds of a cell.")] = None,
+    show: Annotated[bool, typer.Option("--list", help="Say what is there and what is missing, and stop.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure anew, in place of what is there, also with other options.")
+    ] = False,
+    budget: Annotated[
+        float | None, typer.Option(min=0, help="Start nothing more after so many seconds; what has begun is finished.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Everything at a tiny size, into runs/quick: shows that it runs.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    data: Annotated[Path | None, typer.Option(help="Folder with the data files; see `frcl data`.")] = None,
+    results: Annotated[
+        Path | None, typer.Option(help="Folder of the result files; results by default. The page stands beside it.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing but errors.")] = False,
+) -> None:
+    """Measure the paper's tables, and write what was found beside what the paper has.
+
+    Each cell has a small JSON file under results/, to which seeds are added: only what is missing is run. A run that
+    was interrupted is taken up again. Cells that were measured with other options than they have now are left alone
+    and named at the end.
+    """
+    from frcl.experiment.environment import check_device
+    from frcl.experiment.keeper import Interrupted
+    from frcl.reproduce.measure import Place, Session, attend, check_options
+    from frcl.reproduce.targets import ALL, chosen_targets
+
+    begin = time.monotonic()
+    check_device(device)
+    folders = (QUICK_RESULTS, QUICK_RUNS) if quick else (RESULTS, RUNS)
+    place = Place(results or folders[0], folders[1], device, data, quick)
+    asked = chosen_targets(targets or [ALL] * show, quick=quick)
+    states = {target.name: _states(target, place, rows or [], seeds, again) for target in asked}
+    every = [state for some in states.values() for state in some]
+    if rows and not every:
+        raise OptionError(f"no cell of {', '.join(states)} is called {' or '.join(rows)}; --list shows their names")
+    say = _speaker(quiet=quiet, quick=quick)
+    if show:
+        for state in every:
+            say(state.in_words())
+        return
+    session = Session(
+        place,
+        _observer(quiet=quiet or quick),
+        say,
+        lambda: budget is None or time.monotonic() - begin < budget,
+        again=again,
+    )
+    lacking = _lacking(every, place)
+    try:
+        for target in asked:
+            for state in states[target.name]:
+                attend(state, session, lacking.get(state.cell.benchmark, ""))
+            if target.write is not None:
+                say(f"written: {target.write(place.results)}")
+    except KeyboardInterrupt:
+        raise Interrupted("stopped; the same command goes on") from None
+    check_options(every)
+
+
+def _states(target: Target, place: Place, rows: Sequence[str], seeds: int | None, again: bool) -> list[State]:
+    from frcl.reproduce.measure import chosen_cells, state_of
+
+    cells = [] if target.table is None else chosen_cells(target.table, rows)
+    return [state_of(target.name, cell, place, seeds, again=again) for cell in cells]
+
+
+def _lacking(states: Sequence[State], place: Place) -> dict[str, str]:
+    """Benchmarks whose data is not at hand, and why. A quick run leaves them out; a real one downloads them."""
+    from frcl.reproduce.quick import lacking
+
+    names = dict.fromkeys(state.cell.benchmark for state in states) if place.quick else ()
+    return {name: reason for name in names if (reason := lacking(name, place.data))}
+
+
+def _observer(*, quiet: bool) -> Callable[[], Observer]:
+    """Who watches a run: a bar in a terminal, plain lines elsewhere, or nobody."""
+    from frcl.display import Live, Plain, Silent
+
+    if quiet:
+        return Silent
+    return lambda: Live(out) if out.is_terminal else Plain(out)
+
+
+def _speaker(*, quiet: bool, quick: bool) -> Callable[[str], None]:
+    def say(line: str) -> None:
+        if not quiet:
+            out.print(f"{'QUICK ' * quick}{line}", highlight=False, markup=False, soft_wrap=True)
+
+    return say

@@ -1,0 +1,181 @@
+"""The result file of a cell: read, compared with what would be run, added to, written."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from frcl.errors import DataError
+from frcl.experiment.config import PARTS, Config, parts_of, to_dict
+from frcl.experiment.metrics import AccuracyMatrix, declared_switches, score_boundaries
+from frcl.files import write_atomically
+
+FORMAT, VERSION = "frcl-cell", 1
+WHOLE = 10  # with at most so many tasks the whole accuracy matrix is kept
+UNLEARNED = ("seeds", "device", "data", "run")  # of a configuration: decides nothing of what is learned
+Document = dict[str, Any]
+
+
+def path_of(results: Path, table: str, name: str) -> Path:
+    return results / table / f"{name}.json"
+
+
+# -- what is in a file ------------------------------------------------------------------------------------------
+
+
+def learned_options(config: Config) -> dict[str, Any]:
+    """The options that decide what is learned."""
+    values = {name: value for name, value in to_dict(config).items() if name not in UNLEARNED}
+    if not config.hidden_boundaries:
+        del values["detector"]
+    return values
+
+
+def differences(stored: Document, config: Config) -> list[str]:
+    """The options with which a file was made and that would be others now: "learner.points: 40 there, 10 here".
+
+    An option that the file does not know did not exist then, so it had what is its default now.
+    """
+    defaults = {part: json.loads(json.dumps(asdict(options))) for part, options in parts_of(config.method).items()}
+    there, here = _flat(stored["config"]), _flat(learned_options(config))
+    before = _flat({part: defaults[part] for part in PARTS}) | there
+    names = [*here, *(name for name in there if name not in here)]
+    return [
+        f"{name}: {json.dumps(before.get(name))} there, {json.dumps(here.get(name))} here"
+        for name in names
+        if before.get(name) != here.get(name)
+    ]
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """{"learner": {"points": 40}} as {"learner.points": 40}."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def document(
+    table: str,
+    name: str,
+    config: Config,
+    result: Document,
+    records: Sequence[dict[str, Any]],
+    command: str,
+    *,
+    quick: bool,
+) -> Document:
+    """What one run found, as the file of a cell; `records` are the runner's, one a seed."""
+    batch = {
+        "seeds": list(config.seeds),
+        "command": command,
+        "started": result["started"],
+        "seconds": result["seconds"],
+        "memory_bytes": result["memory_bytes"],
+        "peak_memory_bytes": result["peak_memory_bytes"],
+        "environment": result["environment"],
+        "run": to_dict(config)["run"],
+        "tasks": result["tasks"],  # of the first seed; the order of alphabets is another for each
+    }
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "table": table,
+        "cell": name,
+        "quick": quick,
+        "benchmark": config.benchmark,
+        "method": config.method,
+        "config": learned_options(config),
+        "seeds": [seed_entry(seed, record, config) for seed, record in zip(config.seeds, records, strict=True)],
+        "batches": [batch],
+    }
+
+
+def seed_entry(seed: int, record: dict[str, Any], config: Config) -> dict[str, Any]:
+    """What is kept of one seed."""
+    rows, final = record["rows"], record["final"]
+    matrix = AccuracyMatrix(len(rows))
+    for row in rows:
+        matrix.append(row)
+    entry: dict[str, Any] = {
+        "seed": seed,
+        "average_accuracy": matrix.average(),
+        "accuracy_after_learning": matrix.after_learning(),
+        "backward_transfer": matrix.backward_transfer(),
+        "forgetting": matrix.forgetting(),
+        **{name: _finite(final[name]) for name in ("nll", "brier", "ece", "auroc")},
+        "last_row": rows[-1],
+        "diagonal": [row[-1] for row in rows],
+    }
+    if len(rows) <= WHOLE:
+        entry["accuracy"] = rows
+    if config.hidden_boundaries:
+        entry["boundaries"] = _boundary_rows(record, config)
+    return entry
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _boundary_rows(record: dict[str, Any], config: Config) -> list[dict[str, Any]]:
+    """Counts and scores at each threshold, replayed on the recorded statistic."""
+    options, true = config.detector, record["true"]
+    rows = []
+    for threshold in options.thresholds:
+        found = declared_switches(record["statistic"], threshold, options.pause)
+        score = asdict(score_boundaries(true, found, threshold, options.tolerance))
+        counts = {"switches": len(true), "declared": len(found), "hits": round(score["recall"] * len(true))}
+        rows.append({"threshold": threshold, **counts, **score})
+    return rows
+
+
+# -- files ------------------------------------------------------------------------------------------------------
+
+
+def merged(stored: Document | None, new: Document) -> Document:
+    """Both together, whatever the order in which they came; no seed may be in both."""
+    if stored is None:
+        return new
+    twice = {one["seed"] for one in stored["seeds"]} & {one["seed"] for one in new["seeds"]}
+    if twice:
+        raise DataError(f"{new['cell']}: seeds {sorted(twice)} are in the results already")
+    return {
+        **new,
+        "seeds": sorted((*stored["seeds"], *new["seeds"]), key=lambda one: int(one["seed"])),
+        "batches": sorted((*stored["batches"], *new["batches"]), key=lambda one: list(one["seeds"])),
+    }
+
+
+def read_document(path: Path, *, quick: bool) -> Document | None:
+    """The file of a cell, None if there is none; another kind of file is refused."""
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        known = (found["format"], found["version"]) == (FORMAT, VERSION)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is not a result of `frcl reproduce`, or is damaged: {error!r}") from error
+    if not known:
+        raise DataError(f"{path} is not a result of `frcl reproduce` that this frcl reads (version {VERSION})")
+    if found["quick"] != quick:
+        made = "with" if found["quick"] else "without"
+        raise DataError(f"{path} was made {made} --quick; keep the two in folders of their own with --results")
+    document: Document = found
+    return document
+
+
+def write_document(path: Path, content: Document) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, to_text(content).encode())
+
+
+def to_text(content: Document) -> str:
+    """JSON with every list of plain values on one line."""
+    text = json.dumps(content, indent=1, allow_nan=False)
+    return re.sub(r"\[[^][{}]*\]", lambda found: re.sub(r"\s*\n\s*", " ", found[0]), text) + "\n"

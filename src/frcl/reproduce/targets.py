@@ -1,0 +1,46 @@
+"""What can be asked of `frcl reproduce`, by name: cells to measure, and files to write from what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from frcl.errors import OptionError
+from frcl.experiment.config import suggestion
+from frcl.reproduce.cells import TABLES, Table
+from frcl.reproduce.page import write_page
+from frcl.reproduce.quick import reduced
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Target:
+    """First the cells of `table` are measured, then `write` makes its file from the folder of results."""
+
+    name: str
+    what: str
+    table: Table | None = None
+    write: Callable[[Path], Path] | None = None
+
+
+def registry(*, quick: bool = False) -> dict[str, Target]:
+    """Every target, in the order in which `all` goes through them."""
+    tables = tuple(reduced(table) if quick else table for table in TABLES)
+    targets = [
+        *(Target(table.name, table.title, table) for table in tables),
+        Target("page", "REPRODUCTION.md, from the result files", write=lambda at: write_page(tables, at, quick=quick)),
+    ]
+    return {target.name: target for target in targets}
+
+
+def chosen_targets(names: Sequence[str], *, quick: bool = False) -> list[Target]:
+    """The targets of these names, each once; `all` stands for every one."""
+    known = registry(quick=quick)
+    for name in names:
+        if name not in (*known, ALL):
+            raise OptionError(f"there is no target {name!r}{suggestion(name, [*known, ALL])}")
+    if not names:
+        raise OptionError(f"say what to reproduce: {', '.join(known)} or {ALL}")
+    return list(known.values()) if ALL in names else [known[name] for name in dict.fromkeys(names)]

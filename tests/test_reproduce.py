@@ -522,7 +522,7 @@ def test_the_command_says_what_is_wrong(frcl):
     for arguments, complaint in (
         (["tabel1"], "did you mean 'table1'"),
         ([], "say what to reproduce: table1, table3, page or all"),
-        (["table1", "--rows", "*vcl*"], "no cell of table1 is called"),
+        (["table1", "--rows", "*vcl*"], "no cell is called *vcl*"),
     ):
         code, _, error = frcl(*arguments)
         assert code == 2
@@ -540,6 +540,15 @@ def test_the_command_refuses_other_options_but_does_the_rest(frcl, monkeypatch):
     assert any("split-digits-finetune" in line and "2 of 2 seeds" in line for line in said)
     assert frcl("table1", "--again")[0] == 0
     assert frcl("table1") == (0, [], "")
+
+
+def test_a_cell_that_diverges_does_not_keep_the_others_back(frcl, monkeypatch):
+    wild = replace(FIRST, layers=(*FIRST.layers, {"learner": {"rate": 1e30}}))
+    monkeypatch.setattr(targets, "TABLES", (replace(TABLE, cells=(wild, TABLE.cells[1])),))
+    code, said, error = frcl("table1")
+    assert code == 1
+    assert "table1/split-digits-frcl-3: " in error
+    assert any("split-digits-finetune" in line and "2 of 2 seeds" in line for line in said)
 
 
 def test_quick_says_so_everywhere_and_keeps_apart(frcl, tmp_path):

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from frcl.errors import OptionError
+from frcl.errors import NumericalError, OptionError
 
 if TYPE_CHECKING:
     from frcl.experiment.keeper import Observer
-    from frcl.reproduce.measure import Place, State
+    from frcl.reproduce.measure import Place, Session, State
     from frcl.reproduce.targets import Target
 
 RESULTS, RUNS = Path("results"), Path("runs/reproduce")
@@ -55,8 +55,7 @@ def reproduce(
     and named at the end.
     """
     from frcl.experiment.environment import check_device
-    from frcl.experiment.keeper import Interrupted
-    from frcl.reproduce.measure import Place, Session, attend, check_options
+    from frcl.reproduce.measure import Place, Session
     from frcl.reproduce.targets import ALL, chosen_targets
 
     begin = time.monotonic()
@@ -64,31 +63,39 @@ def reproduce(
     folders = (QUICK_RESULTS, QUICK_RUNS) if quick else (RESULTS, RUNS)
     place = Place(results or folders[0], folders[1], device, data, quick)
     asked = chosen_targets(targets or [ALL] * show, quick=quick)
-    states = {target.name: _states(target, place, rows or [], seeds, again) for target in asked}
-    every = [state for some in states.values() for state in some]
-    if rows and not every:
-        raise OptionError(f"no cell of {', '.join(states)} is called {' or '.join(rows)}; --list shows their names")
+    work = [(target, _states(target, place, rows or [], seeds, again)) for target in asked]
+    if rows and not any(states for _, states in work):
+        raise OptionError(f"no cell is called {' or '.join(rows)}; --list shows their names")
     say = _speaker(quiet=quiet, quick=quick)
     if show:
-        for state in every:
+        for state in (state for _, states in work for state in states):
             say(state.in_words())
         return
-    session = Session(
-        place,
-        _observer(quiet=quiet or quick),
-        say,
-        lambda: budget is None or time.monotonic() - begin < budget,
-        again=again,
-    )
-    lacking = _lacking(every, place)
+    may_start = (lambda: True) if budget is None else (lambda: time.monotonic() - begin < budget)
+    _carry_out(work, Session(place, _observer(quiet=quiet or quick), say, may_start, again=again))
+
+
+def _carry_out(work: Sequence[tuple[Target, Sequence[State]]], session: Session) -> None:
+    """Measure and write; a cell that diverges, or was measured with other options, does not keep the others back."""
+    from frcl.experiment.keeper import Interrupted
+    from frcl.reproduce.measure import attend, check_options
+
+    every = [state for _, states in work for state in states]
+    lacking = _lacking(every, session.place)
+    failed = []
     try:
-        for target in asked:
-            for state in states[target.name]:
-                attend(state, session, lacking.get(state.cell.benchmark, ""))
+        for target, states in work:
+            for state in states:
+                try:
+                    attend(state, session, lacking.get(state.cell.benchmark, ""))
+                except NumericalError as error:
+                    failed.append(f"{state.table}/{state.cell.name}: {error}")
             if target.write is not None:
-                say(f"written: {target.write(place.results)}")
+                session.say(f"written: {target.write(session.place.results)}")
     except KeyboardInterrupt:
         raise Interrupted("stopped; the same command goes on") from None
+    if failed:
+        raise NumericalError("; ".join(failed))
     check_options(every)
 
 

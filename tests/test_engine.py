@@ -4,13 +4,14 @@ import warnings
 
 import pytest
 import torch
+from torch import nn
 
 from frcl.engine.adam import Optimiser, stacked
 from frcl.engine.program import ROWS, Program, Terms
 from frcl.engine.tensors import leaf
 from frcl.engine.train import train
 from frcl.engine.units import Alone, Block, can_stack
-from frcl.errors import NumericalError
+from frcl.errors import NumericalError, TaskError
 from frcl.seeding import Streams
 
 D = torch.float64
@@ -36,7 +37,7 @@ def regression(seed: int, *, stop: int = 30, dtype=D, rows: int = 50, chunk: int
         return Terms(fit + held, -fit, fit.new_zeros(()), held)
 
     given = {
-        "loss": loss, "optimiser": Optimiser(params, 0.01),
+        "net": nn.Identity(), "loss": loss, "optimiser": Optimiser(params, 0.01),
         "constants": {"pull": torch.tensor(0.1 * seed, dtype=dtype)},
         "x": x, "y": y, "draw": draw, "streams": streams, "step": 0, "stop": stop, "advance": lambda: None,
         "chunk": chunk,
@@ -205,7 +206,7 @@ def test_a_chunk_with_a_loss_that_is_not_finite_is_refused(monkeypatch):
 
 
 def test_programs_at_different_steps_are_refused():
-    with pytest.raises(ValueError, match="same step"):
+    with pytest.raises(TaskError, match="same step"):
         run([regression(0), regression(1, step=3)])
     assert run([]) == []
     assert run([regression(0, step=30)]) == []

@@ -72,14 +72,24 @@ class MLP(nn.Module):
         if last == "linear":
             layers.pop()
         self.layers = nn.Sequential(*layers)
+        self.made = layers
         _initialise(self, seed)
 
     def forward(self, x: Tensor) -> Tensor:
         """The layers in turn; a bias added by itself costs less than `nn.Linear` where seeds are batched."""
+        if not _as_made(self):
+            out: Tensor = self.layers(x)
+            return out
         h = x.flatten(1)
         for layer in list(self.layers)[1:]:
             h = nn.functional.linear(h, layer.weight) + layer.bias if isinstance(layer, nn.Linear) else layer(h)
         return h
+
+
+def _as_made(net: MLP | ConvNet) -> bool:
+    """Whether the layers are those that the network was made with, and nobody listens to them."""
+    layers = list(net.layers)
+    return layers == net.made and not any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
 
 
 def _pool(size: int, padding: Literal["valid", "same"]) -> tuple[nn.Module, int]:
@@ -126,12 +136,16 @@ class ConvNet(nn.Module):
             layers += [nn.utils.skip_init(nn.Conv2d, before, width, 3, padding=1), nn.ReLU(), pool]
             before = width
         self.layers = nn.Sequential(*layers, nn.Flatten())
+        self.made = list(self.layers)
         self.outputs = before * size * size
         _initialise(self, seed)
 
     def forward(self, x: Tensor) -> Tensor:
         """The layers in turn, but bias and ReLU after the pooling, on a quarter of the map: max(h) + b = max(h + b)."""
         h = x.reshape(-1, self.channels, self.size, self.size)
+        if not _as_made(self):
+            out: Tensor = self.layers(h)
+            return out
         for i in range(0, len(self.layers) - 1, 3):
             convolution, pool = self.layers[i], self.layers[i + 2]
             assert isinstance(convolution, nn.Conv2d)
@@ -161,8 +175,16 @@ def fixed_parts(net: nn.Module) -> dict[str, Tensor]:
 
 
 def is_stackable(net: nn.Module) -> bool:
-    """Whether several copies of the network are worth computing as one: a batched convolution is slower than each."""
-    return not any(isinstance(module, nn.modules.conv._ConvNd) for module in net.modules())
+    """Whether several copies of the network may be computed as one, and are worth it.
+
+    A batched convolution is slower than each by itself; an embedding with a padding row, or one that keeps its rows
+    short, treats those otherwise when batched.
+    """
+    return not any(
+        isinstance(module, nn.modules.conv._ConvNd)
+        or (isinstance(module, nn.Embedding) and (module.padding_idx is not None or module.max_norm is not None))
+        for module in net.modules()
+    )
 
 
 @contextmanager

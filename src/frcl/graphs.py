@@ -42,9 +42,9 @@ def captured(step: Step, changes: Sequence[Tensor], device: torch.device) -> Ste
     except RuntimeError as error:
         torch.cuda.synchronize(device)
         warnings.warn(f"this step cannot be recorded as a CUDA graph and runs eagerly: {error}", stacklevel=2)
-        _put_back(changes, before)
         return step
-    _put_back(changes, before)
+    finally:
+        put_back(changes, before)
 
     def replay() -> None:
         graph.replay()
@@ -114,7 +114,8 @@ def _side_of(stream: torch.cuda.Stream) -> torch.cuda.Stream:
     return torch.cuda.Stream(stream.device)
 
 
-def _put_back(changes: Sequence[Tensor], before: Sequence[Tensor]) -> None:
+def put_back(changes: Sequence[Tensor], before: Sequence[Tensor]) -> None:
+    """Give tensors the values that they had before."""
     with torch.no_grad():
         for tensor, value in zip(changes, before, strict=True):
             tensor.copy_(value)

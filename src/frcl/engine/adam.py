@@ -51,9 +51,11 @@ class Optimiser:
         return list(kinds.values())
 
     def settle(self) -> None:
-        """Give the parameters memory of their own, where they lie in a block with others."""
-        for p in self.params.values():
-            p.data = p.data.clone()
+        """Give everything memory of its own, where it lies in a block with others."""
+        for part in (self.params, self.exp_avg, self.exp_avg_sq):
+            for value in part.values():
+                value.data = value.data.clone()
+        self.count = self.count.clone()
 
     def state(self) -> Params:
         """The moments and the step count by parameter, copied: "name::exp_avg" and so on; nothing before a step."""

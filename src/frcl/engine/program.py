@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from frcl.engine.adam import Optimiser
 from frcl.engine.tensors import Params
@@ -46,6 +46,7 @@ class Follow(Protocol):
 class Program:
     """Steps `step` + 1 to `stop` of one learner on the data of one task.
 
+    net        the network that the loss calls: by it the engine remembers whether it can be batched
     loss       of a minibatch, from parameters, constants and the noise of the step
     optimiser  holds what is trained
     constants  whatever else the loss reads; stays as it is until `stop`
@@ -55,6 +56,7 @@ class Program:
     stackable  whether copies of the constants may stand in one block with those of other programs
     """
 
+    net: nn.Module
     loss: Loss
     optimiser: Optimiser
     constants: Params

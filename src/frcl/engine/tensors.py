@@ -17,6 +17,11 @@ def leaf(tensor: Tensor) -> Tensor:
     return tensor.detach().clone().requires_grad_(True)
 
 
+def exact_number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A number as a tensor of that type, or of float32 where the type has fewer digits."""
+    return torch.full((), value, dtype=torch.promote_types(dtype, torch.float32), device=device)
+
+
 def in_chunks(function: Callable[[Tensor], Tensor], x: Tensor, size: int) -> Tensor:
     """function(x) for a large x, without gradient, a slice at a time."""
     with torch.no_grad():

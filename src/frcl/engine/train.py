@@ -12,8 +12,11 @@ from torch import Tensor
 
 from frcl.engine.program import Program, Terms, Values
 from frcl.engine.tensors import refuse_non_finite_loss
+from frcl.engine.trial import why_not
 from frcl.engine.units import Alone, Block, Unit, can_stack
-from frcl.graphs import TRIALS, Step, captured, spread
+from frcl.errors import TaskError
+from frcl.features import network_failures
+from frcl.graphs import TRIALS, Step, captured, put_back, spread
 
 
 def train(programs: Sequence[Program]) -> Iterator[list[list[Values]]]:
@@ -27,7 +30,7 @@ def train(programs: Sequence[Program]) -> Iterator[list[list[Values]]]:
     first = programs[0]
     if any((one.step, one.stop, one.first, one.chunk) != (first.step, first.stop, first.first, first.chunk)
            for one in programs):  # fmt: skip
-        raise ValueError("programs that run together stand at the same step")
+        raise TaskError("learners that learn together stand at the same step of a task")
     if first.step >= first.stop:
         _settle(programs)
         return
@@ -37,7 +40,7 @@ def train(programs: Sequence[Program]) -> Iterator[list[list[Values]]]:
         yield from _chunks(programs, units, loop)
     finally:
         loop.close()
-    _settle(programs)
+        _settle(programs)
 
 
 def _chunks(programs: Sequence[Program], units: Sequence[Unit], loop: _Loop) -> Iterator[list[list[Values]]]:
@@ -48,6 +51,7 @@ def _chunks(programs: Sequence[Program], units: Sequence[Unit], loop: _Loop) -> 
         drawn = {id(program): program.drawn() for program in programs}
         for unit in units:
             unit.load([drawn[id(program)] for program in unit.programs])
+        del drawn
         for taken in loop.steps(first.step - start, end - start):
             for program in programs:
                 program.step += len(taken)
@@ -59,39 +63,21 @@ def _chunks(programs: Sequence[Program], units: Sequence[Unit], loop: _Loop) -> 
 
 
 def _settle(programs: Sequence[Program]) -> None:
+    """Nothing of a program lies in a block with others any more."""
     for program in programs:
         program.optimiser.settle()
+        for value in program.carry.values():
+            value.data = value.data.clone()
 
 
 def _units(programs: Sequence[Program]) -> list[Unit]:
-    """One block if they fit together and their loss can be batched, else each by itself."""
+    """One block if they fit together and can be batched, else each by itself."""
     if len(programs) == 1 or not can_stack(programs):
         return [Alone(program) for program in programs]
-    if (reason := _cannot_batch(programs[0])) is not None:
-        warnings.warn(f"this network cannot be batched over seeds, which run side by side: {reason}", stacklevel=3)
+    if reason := why_not(programs):
+        warnings.warn(f"these networks cannot be batched over seeds, which run side by side: {reason}", stacklevel=3)
         return [Alone(program) for program in programs]
     return [Block(programs)]
-
-
-def _cannot_batch(program: Program) -> str | None:
-    """Why the loss cannot be batched, tried on one program; None if it can."""
-    streams = program.streams.state()
-    drawn = {name: value[0] for name, value in program.draw(1).items()}
-    program.streams.restore(streams)
-    rows = drawn.pop("rows")
-
-    def lone(values: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: value.detach()[None] for name, value in values.items()}
-
-    try:
-        with torch.no_grad():
-            torch.vmap(program.loss)(
-                lone(program.optimiser.params), lone(program.constants),
-                program.x[rows][None], program.y[rows][None], lone(drawn),
-            )  # fmt: skip
-    except Exception as error:
-        return str(error)
-    return None
 
 
 class _Loop(Protocol):
@@ -110,7 +96,8 @@ class _Eager:
 
     def steps(self, start: int, end: int) -> Iterator[list[list[Values]]]:
         for at in range(start, end):
-            terms = [unit.terms(at) for unit in self.units]
+            with network_failures():
+                terms = [unit.terms(at) for unit in self.units]
             for one in terms:
                 refuse_non_finite_loss(one.loss)
             values = [unit.move(one).tolist() for unit, one in zip(self.units, terms, strict=True)]
@@ -136,14 +123,26 @@ class _Recorded:
         self._replay: Step | None = None
 
     def steps(self, start: int, end: int) -> Iterator[list[list[Values]]]:
+        changes = self._changes()
+        before = [tensor.detach().clone() for tensor in changes]
+        try:
+            logs = self._chunk(start, end)
+        except BaseException:  # all of the chunk or nothing of it, also if it is interrupted
+            put_back(changes, before)
+            raise
+        yield [[_values(terms) for terms in step] for step in logs.tolist()]
+
+    def _chunk(self, start: int, end: int) -> Tensor:
+        """The terms of all its steps, [steps, programs, 4]."""
         self.at.fill_(start)
         if self._replay is None:
             self._replay = captured(self._one, self._changes(), self.device)
-        for _ in range(start, end):
-            self._replay()
+        with network_failures():
+            for _ in range(start, end):
+                self._replay()
         logs = torch.cat([log[start:end] for log in self.logs], 1).cpu()
         refuse_non_finite_loss(logs[..., 0])
-        yield [[_values(terms) for terms in step] for step in logs.tolist()]
+        return logs
 
     def close(self) -> None:
         """Free the recording, which lives in memory of its own."""

@@ -7,6 +7,8 @@ import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from frcl.errors import CheckpointError
+
 
 class CsvLog:
     """Rows collected in memory and appended to the file by `flush`, which says how long the file then is."""
@@ -23,8 +25,11 @@ class CsvLog:
             self._buffer.write(",".join(columns) + "\n")
             path.write_bytes(b"")
         else:
-            with path.open("r+b") as file:
-                file.truncate(length)
+            try:
+                with path.open("r+b") as file:
+                    file.truncate(length)
+            except FileNotFoundError as error:
+                raise CheckpointError(f"{path} is missing: without it the run cannot be taken up") from error
 
     def add(self, row: Sequence[object]) -> None:
         self._buffer.write(self._form % tuple(row))

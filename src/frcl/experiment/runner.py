@@ -102,6 +102,11 @@ def _carry_out(keeper: Keeper, source: Source, states: list[dict[str, Any]] | No
     while progress.position < len(config.seeds):
         group = _group(config, source, progress.position, states)
         if states is not None:
+            if len(states) != len(group):
+                raise CheckpointError(
+                    f"the checkpoint holds {len(states)} learners, config.toml has {len(group)} seeds left; put back "
+                    "the seeds with which the run began"
+                )
             for one, state in zip(group, states, strict=True):
                 one.learner.load_state_dict(state)
             states = None
@@ -129,12 +134,17 @@ def _group(config: Config, source: Source, position: int, states: list[dict[str,
 
     A learner that looks for hidden boundaries by itself decides on values as it goes, so it has the floor alone.
     """
-    size = 1 if config.hidden_boundaries else config.run.seeds_together
+    size = 1 if config.hidden_boundaries or _gains_nothing(config) else config.run.seeds_together
     group = []
     for seed in config.seeds[position : position + (size if states is None else len(states))]:
         benchmark = source(seed)
         group.append(Seed(seed, benchmark, new_learner(config, benchmark, seed)))
     return group
+
+
+def _gains_nothing(config: Config) -> bool:
+    """On the CPU convolutions, and methods that keep all data, are not computed as one: together they take room."""
+    return config.device == "cpu" and (config.network.kind == "conv" or config.method == "joint")
 
 
 def _one_group(keeper: Keeper, group: list[Seed]) -> None:

@@ -81,9 +81,10 @@ class Ensemble:
             except StopIteration as end:
                 summaries: list[Summary] = end.value
                 return summaries
-            except FrclError:
-                if {(len(member.tasks), member.step > 0) for member in self.members} != {(number, True)}:
-                    self.load_state_dict(before)
+            except BaseException as error:
+                states = {(len(member.tasks), member.step) for member in self.members}
+                if len(states) > 1 or (isinstance(error, FrclError) and states == {(number, 0)}):
+                    self.load_state_dict(before)  # replicas that do not agree could not go on
                 raise
             if on_step is not None:
                 last = self.members[0].step

@@ -99,10 +99,16 @@ def data_mark(x: Tensor, *rest: object) -> str:
 
 
 def _sums(x: Tensor) -> list[int]:
-    """Σ_j w_j · (the bits of number j) modulo 2⁶⁴, w_j odd, for each slice of x; worked out where x is."""
+    """Σ_j w_j · mixed(bits of number j) modulo 2⁶⁴, w_j odd, for each slice of x; worked out where x is."""
     whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
     bits = x.detach().contiguous().flatten()
     bits = bits.to(torch.uint8) if bits.dtype == torch.bool else bits.view(whole)
     weights = torch.arange(1, 2 * min(SLICE, max(len(bits), 1)), 2, device=x.device) * ODD
-    sums = [(part.to(torch.int64) * weights[: len(part)]).sum() for part in bits.split(SLICE)]
+    sums = [(_mixed(part) * weights[: len(part)]).sum() for part in bits.split(SLICE)]
     return torch.stack(sums).tolist() if sums else []
+
+
+def _mixed(bits: Tensor) -> Tensor:
+    """Numbers that differ in their high bits alone, as 0.0 and 1.0 do, come to differ in their low ones."""
+    wide = bits.to(torch.int64) * ODD
+    return wide ^ (wide >> 32)

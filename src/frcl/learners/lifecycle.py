@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from frcl.engine.adam import Optimiser
 from frcl.engine.program import ROWS, Program, Terms
-from frcl.engine.tensors import Params, in_chunks, leaf, refuse_non_finite
+from frcl.engine.tensors import Params, exact_number, in_chunks, leaf, refuse_non_finite
 from frcl.errors import DataError, OptionError
-from frcl.features import FIXED, check_features, features, fixed_parts, is_stackable, network_failures
+from frcl.features import FIXED, check_features, features, fixed_parts, is_stackable
 from frcl.learners.current import CurrentTask
 from frcl.learners.objective import (
     INPUTS,
@@ -132,7 +132,7 @@ def program_of(
     """The steps that fit() has left of the current task, as the engine takes them."""
     options, target, objective, memory = model.options, current.target, current.objective, current.memory
     tasks, smallest = (memory.past.tasks, memory.past.smallest) if memory.past else (0, 0)
-    constants: Params = {"N": x.new_full((), float(memory.N), dtype=model.dtype)}
+    constants: Params = {"N": exact_number(float(memory.N), model.dtype, x.device)}
     constants |= {FIXED + name: value.detach() for name, value in fixed_parts(model.net).items()}
     if memory.past is not None:
         constants |= {BANK + name: value for name, value in memory.past.tensors().items()}
@@ -153,12 +153,12 @@ def program_of(
         past = bank_of(part(known, BANK), smallest) if tasks else None
         whole = params | {THETA + name: value for name, value in part(known, FIXED).items()}
         held = Memory(known["N"], past, known.get("Z"))
-        with network_failures():
-            return objective(whole, held, (rows, targets), Noise(noise["likelihood"], noise.get("tasks")))
+        return objective(whole, held, (rows, targets), Noise(noise["likelihood"], noise.get("tasks")))
 
     return Program(
-        loss=loss, optimiser=current.optimiser, constants=constants, x=x, y=y, draw=draw, streams=streams,
-        step=current.step, stop=options.steps, advance=advance, stackable=is_stackable(model.net),
+        net=model.net, loss=loss, optimiser=current.optimiser, constants=constants,
+        x=x, y=y, draw=draw, streams=streams, step=current.step, stop=options.steps, advance=advance,
+        stackable=is_stackable(model.net),
         signature=(repr(replace(options, seed=0)), target.functions, str(target.likelihood), smallest, str(model.net)),
     )  # fmt: skip
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from frcl.engine.adam import Optimiser
 from frcl.engine.program import ROWS, Program, Terms
-from frcl.engine.tensors import Params, leaf, refuse_non_finite
-from frcl.errors import TaskError
+from frcl.engine.tensors import Params, exact_number, leaf, refuse_non_finite
 from frcl.features import FIXED, check_features, check_network, is_stackable
 from frcl.learners.inputs import check_lengths, checked_inputs, checked_size, data_mark
 from frcl.learners.plain import (
@@ -23,6 +22,7 @@ from frcl.learners.plain import (
     class_spec,
     gaussian_prediction,
     initial_head,
+    labels_again,
     minibatch_rows,
     packed,
     plain_terms,
@@ -80,14 +80,11 @@ class Penalised:
         """What fit() does, as work that several learners may do together."""
         if self._optimiser is None:
             inputs, labels, spec = self.check(x, y)
-            self._open(spec, inputs, float(checked_size(size, len(inputs))))
+            self._open(spec, inputs, labels, float(checked_size(size, len(inputs))))
         else:
             inputs = checked_inputs(x, self._shape, self._dtype, self.device)
             check_lengths(inputs, y)
-            if self._mark != data_mark(inputs):
-                number = len(self._specs) - 1
-                raise TaskError(f"task {number} is still open: finish it with fit() on the data it began with")
-            labels = self._specs[-1].encode(y, self.device, self._dtype)
+            labels = labels_again(self._specs, self._mark, inputs, y)
         yield self._program(inputs, labels)
         now = self._now()
         refuse_non_finite(now.params)
@@ -104,13 +101,13 @@ class Penalised:
         check_features(self.net, inputs)
         return inputs, labels, spec
 
-    def _open(self, spec: TargetSpec, x: Tensor, N: float) -> None:
+    def _open(self, spec: TargetSpec, x: Tensor, y: Tensor, N: float) -> None:
         K = check_features(self.net, x) + 1
         task = len(self._specs)
         self._heads[f"{HEAD}{task}"] = leaf(initial_head(spec.functions, K, self._streams, self._dtype, self.device))
         self._specs.append(spec)
         self._shape = tuple(x.shape[1:])
-        self._step, self._mark, self._N = 0, data_mark(x), N
+        self._step, self._mark, self._N = 0, data_mark(x, y), N
         self._optimiser = Optimiser(self._trained(), self.options.rate)
         self.regulariser.begin(self._now())
 
@@ -134,9 +131,9 @@ class Penalised:
 
         carry = regulariser.carry()
         return Program(
-            loss=loss, optimiser=self._optimiser, x=x, y=y, draw=draw, streams=streams,
+            net=self.net, loss=loss, optimiser=self._optimiser, x=x, y=y, draw=draw, streams=streams,
             constants={
-                "N": x.new_full((), self._N, dtype=self._dtype), **named(FIXED, fixed), **regulariser.constants()
+                "N": exact_number(self._N, self._dtype, self.device), **named(FIXED, fixed), **regulariser.constants()
             },
             step=self._step, stop=options.steps, advance=self._advance,
             carry=carry, follow=regulariser.follow if carry else None,

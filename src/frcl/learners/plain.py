@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from frcl.engine.program import Terms
 from frcl.engine.tensors import Params
 from frcl.errors import CheckpointError, DataError, TaskError
+from frcl.learners.inputs import data_mark
 from frcl.learners.options import FRCLOptions
 from frcl.learners.plain_options import TrainingOptions
 from frcl.learners.records import Prediction, StepLog
@@ -36,6 +38,15 @@ def class_spec(y: Any) -> TargetSpec:
 def minibatch_rows(examples: int, size: int, steps: int, streams: Streams, device: torch.device) -> Tensor:
     """Which examples each step sees, [steps, size], drawn with replacement from the stream "batches"."""
     return torch.randint(examples, (steps, size), generator=streams["batches"], device=device)
+
+
+def labels_again(specs: Sequence[TargetSpec], mark: str, x: Tensor, y: Any) -> Tensor:
+    """The labels of the task that is open; any data but those it began with, which `mark` tells, are refused."""
+    with contextlib.suppress(DataError):
+        labels = specs[-1].encode(y, x.device, x.dtype)
+        if mark == data_mark(x, labels):
+            return labels
+    raise TaskError(f"task {len(specs) - 1} is still open: finish it with fit() on the data it began with")
 
 
 def run_alone(work: Work[None], task: int, step: Callable[[], int], on_step: OnStep) -> None:

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from frcl.engine.adam import Optimiser
 from frcl.engine.program import ROWS, Loss, Program, Terms
-from frcl.engine.tensors import Params, leaf, refuse_non_finite
-from frcl.errors import TaskError
+from frcl.engine.tensors import Params, exact_number, leaf, refuse_non_finite
 from frcl.features import FIXED, check_features, fixed_parts, is_stackable
 from frcl.learners.columns import Columns, layered, moving, still
 from frcl.learners.inputs import check_lengths, checked_inputs, checked_size, data_mark
@@ -33,6 +32,7 @@ from frcl.learners.plain import (
     check_task,
     class_spec,
     initial_head,
+    labels_again,
     minibatch_rows,
     packed,
     plain_terms,
@@ -95,12 +95,9 @@ class ProgressAndCompress:
         if self._optimiser is None:
             spec = class_spec(y)
             labels = spec.encode(y, self.device, self._dtype)
-            self._open(spec, inputs, N)
+            self._open(spec, inputs, labels, N)
         else:
-            if self._mark != data_mark(inputs):
-                number = len(self._specs) - 1
-                raise TaskError(f"task {number} is still open: finish it with fit() on the data it began with")
-            labels = self._specs[-1].encode(y, self.device, self._dtype)
+            labels = labels_again(self._specs, self._mark, inputs, y)
         if self._step < self.options.steps:
             yield self._progress(inputs, labels)
         yield self._compress(inputs, labels)
@@ -109,7 +106,7 @@ class ProgressAndCompress:
         self._anchor.end(now, inputs, labels, self._streams["selection"])
         self._optimiser, self._active = None, {}
 
-    def _open(self, spec: TargetSpec, x: Tensor, N: float) -> None:
+    def _open(self, spec: TargetSpec, x: Tensor, y: Tensor, N: float) -> None:
         K = check_features(self.net, x) + 1
         task = len(self._specs)
         active, base = (initial_head(spec.functions, K, self._streams, self._dtype, self.device) for _ in range(2))
@@ -118,7 +115,7 @@ class ProgressAndCompress:
         self._heads[f"{HEAD}{task}"] = leaf(base)
         self._specs.append(spec)
         self._shape = tuple(x.shape[1:])
-        self._step, self._mark, self._N = 0, data_mark(x), N
+        self._step, self._mark, self._N = 0, data_mark(x, y), N
         self._optimiser = Optimiser(self._trained(), self.options.rate)
 
     def _trained(self) -> Params:
@@ -153,7 +150,7 @@ class ProgressAndCompress:
             divergence = distillation(at.model.logits(whole, x, at.task), teacher, temperature)
             return plain_terms(divergence, anchor.penalty(at, whole, constants, x, noise))
 
-        constants = {"N": x.new_full((), self._N, dtype=self._dtype), **anchor.constants()}
+        constants = {"N": exact_number(self._N, self._dtype, self.device), **anchor.constants()}
         constants |= named(ACTIVE, _detached(self._active)) | named(FIXED, _detached(fixed_parts(self.net)))
         first = self.options.steps
         return self._program("compress", loss, constants, (x, y), first, first + self.options.compress_steps)
@@ -168,8 +165,9 @@ class ProgressAndCompress:
             return {ROWS: minibatch_rows(len(x), options.batch_size, steps, streams, self.device)}
 
         return Program(
-            loss=loss, optimiser=self._optimiser, constants=constants, x=x, y=y, draw=draw, streams=streams,
-            step=self._step, first=first, stop=stop, advance=self._advance, stackable=is_stackable(self.net),
+            net=self.net, loss=loss, optimiser=self._optimiser, constants=constants,
+            x=x, y=y, draw=draw, streams=streams, step=self._step, first=first, stop=stop,
+            advance=self._advance, stackable=is_stackable(self.net),
             signature=(phase, replace(options, seed=0), len(self._specs), spec.functions, str(self.net)),
         )  # fmt: skip
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from frcl.engine.adam import Optimiser
 from frcl.engine.program import ROWS, Program, Terms
 from frcl.engine.tensors import Params, refuse_non_finite
-from frcl.errors import TaskError
 from frcl.features import check_features, is_stackable
 from frcl.learners.columns import Columns, layered, moving, still
 from frcl.learners.inputs import check_lengths, checked_inputs, data_mark
@@ -27,6 +26,7 @@ from frcl.learners.plain import (
     check_task,
     class_spec,
     initial_head,
+    labels_again,
     minibatch_rows,
     packed,
     plain_terms,
@@ -81,18 +81,15 @@ class Progressive:
         if self._optimiser is None:
             spec = class_spec(y)
             labels = spec.encode(y, self.device, self._dtype)
-            self._open(spec, inputs)
+            self._open(spec, inputs, labels)
         else:
-            if self._mark != data_mark(inputs):
-                number = len(self._specs) - 1
-                raise TaskError(f"task {number} is still open: finish it with fit() on the data it began with")
-            labels = self._specs[-1].encode(y, self.device, self._dtype)
+            labels = labels_again(self._specs, self._mark, inputs, y)
         yield self._program(inputs, labels)
         refuse_non_finite(self._columns[-1])
         self._columns[-1] = {name: value.detach() for name, value in self._columns[-1].items()}
         self._optimiser = None
 
-    def _open(self, spec: TargetSpec, x: Tensor) -> None:
+    def _open(self, spec: TargetSpec, x: Tensor, y: Tensor) -> None:
         K = check_features(self.net, x) + 1
         task = len(self._specs)
         head = initial_head(spec.functions, K, self._streams, self._dtype, self.device)
@@ -101,7 +98,7 @@ class Progressive:
         self._columns.append(column)
         self._specs.append(spec)
         self._shape = tuple(x.shape[1:])
-        self._step, self._mark = 0, data_mark(x)
+        self._step, self._mark = 0, data_mark(x, y)
         self._optimiser = Optimiser(moving(column), self.options.rate)
 
     def _program(self, x: Tensor, y: Tensor) -> Program:
@@ -124,8 +121,9 @@ class Progressive:
             self._step += 1
 
         return Program(
-            loss=loss, optimiser=self._optimiser, constants=constants, x=x, y=y, draw=draw, streams=streams,
-            step=self._step, stop=options.steps, advance=advance, stackable=is_stackable(self.net),
+            net=self.net, loss=loss, optimiser=self._optimiser, constants=constants,
+            x=x, y=y, draw=draw, streams=streams, step=self._step, stop=options.steps,
+            advance=advance, stackable=is_stackable(self.net),
             signature=("progressive", replace(options, seed=0), task, self._specs[-1].functions, str(self.net)),
         )  # fmt: skip
 

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from frcl.engine.adam import Optimiser
 from frcl.engine.program import ROWS, Program, Terms
-from frcl.engine.tensors import Params, leaf, refuse_non_finite
+from frcl.engine.tensors import Params, exact_number, leaf, refuse_non_finite
 from frcl.engine.train import train
-from frcl.errors import TaskError
 from frcl.features import FIXED, check_features, check_network, fixed_parts, is_stackable
 from frcl.learners.inputs import check_lengths, checked_inputs, checked_size, data_mark
 from frcl.learners.plain import (
@@ -25,6 +24,7 @@ from frcl.learners.plain import (
     check_task,
     class_spec,
     initial_head,
+    labels_again,
     minibatch_rows,
     packed,
     run_alone,
@@ -114,10 +114,7 @@ class VCL:
             now = self._begin(spec, inputs, labels, N)
         else:
             now = self._open
-            if now.mark != data_mark(inputs):
-                number = len(self._specs) - 1
-                raise TaskError(f"task {number} is still open: finish it with fit() on the data it began with")
-            labels = self._specs[-1].encode(y, self.device, self._dtype)
+            labels = labels_again(self._specs, now.mark, inputs, y)
         yield self._program(now, inputs, labels)
         refuse_non_finite(now.optimiser.params)
         self._open = None
@@ -156,9 +153,10 @@ class VCL:
 
         fixed = {name: value.detach() for name, value in fixed_parts(self.net).items()}
         return Program(
-            loss=_Loss(self._model, task), optimiser=now.optimiser, x=x, y=y, draw=draw, streams=streams,
+            net=self.net, loss=_Loss(self._model, task), optimiser=now.optimiser, x=x, y=y, draw=draw, streams=streams,
             constants={
-                "N": x.new_full((), now.N, dtype=self._dtype), **named(PRIOR, now.prior.named()), **named(FIXED, fixed)
+                "N": exact_number(now.N, self._dtype, self.device),
+                **named(PRIOR, now.prior.named()), **named(FIXED, fixed),
             },
             step=now.step, stop=stop, advance=advance, stackable=is_stackable(self.net), chunk=STEPS_AHEAD,
             signature=("vcl", replace(self.options, seed=0), task, self._specs[task].functions, str(self.net)),
@@ -185,7 +183,7 @@ class VCL:
         self._adapted = {}
         q = self._learned()
         trained_on = N * (1.0 - len(left_out) / len(x))
-        self._open = OpenTask(q, prior, Optimiser(q.named(), options.rate), left_out, trained_on, data_mark(x))
+        self._open = OpenTask(q, prior, Optimiser(q.named(), options.rate), left_out, trained_on, data_mark(x, y))
         return self._open
 
     def _shared(self) -> Params:

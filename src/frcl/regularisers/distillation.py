@@ -43,7 +43,7 @@ class Distillation(Plain):
         if at.task == 0:
             return x.new_zeros(())
         with torch.no_grad():
-            targets = at.model.all_logits(under(constants, "teacher/"), x, at.task)
+            targets = at.model.all_logits(params | under(constants, "teacher/"), x, at.task)
         outputs = at.model.all_logits(params, x, at.task)
         parts = [distillation(s, t, self.temperature) for s, t in zip(outputs, targets, strict=True)]
         return self.strength * torch.stack(parts).sum()

@@ -38,7 +38,7 @@ class PathIntegral(Plain):
         start = under(constants, "start/")
         parts = [
             (value * (params[name] - start[name]).square()).sum()
-            for name, value in under(constants, "importance/").items()
+            for name, value in sorted(under(constants, "importance/").items())
         ]
         return self.strength * torch.stack(parts).sum()
 

@@ -17,7 +17,7 @@ from frcl.regularisers.protocol import Moment, Params, Place, Plain, named, shar
 
 def quadratic(params: Params, anchor: Params, precision: Params) -> Tensor:
     """½ Σ_j Ω_j (θ_j − θ*_j)², over the names in `anchor`."""
-    parts = [(precision[name] * (params[name] - value).square()).sum() for name, value in anchor.items()]
+    parts = [(precision[name] * (params[name] - anchor[name]).square()).sum() for name in sorted(anchor)]
     return 0.5 * torch.stack(parts).sum()
 
 

@@ -276,7 +276,7 @@ def test_a_file_without_an_ensemble_is_refused(meta, tmp_path):
         ({"replicas": 2, "seed": "a"}, "seed must be a whole number"),
         ({"replicas": 2, "raet": 1.0}, "did you mean 'rate'"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_options_that_make_no_sense_are_refused(given, complaint):
     with pytest.raises(OptionError, match=complaint):

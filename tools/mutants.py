@@ -108,7 +108,7 @@ MUTANTS = (
            '"tensors": {name: value.detach().clone() for name, value in tensors.items()}}',
            '"tensors": {name: value.detach() for name, value in tensors.items()}}', "tests/test_checkpoint.py"),
     Mutant("random streams not restored", "learners/checkpoint.py",
-           'streams.restore(_under(tensors, "streams/"))', "pass", "tests/test_checkpoint.py"),
+           'streams.restore(under(tensors, "streams/"))', "pass", "tests/test_checkpoint.py"),
     Mutant("head kept when the network moved", "learners/predict.py",
            "if cached is None or cached[0] != version:", "if cached is None:", "tests/test_learner.py"),
     Mutant("class columns permuted on the way back to labels", "learners/targets.py",

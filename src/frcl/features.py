@@ -174,15 +174,18 @@ def fixed_parts(net: nn.Module) -> dict[str, Tensor]:
     return {**{n: p for n, p in net.named_parameters() if not p.requires_grad}, **dict(net.named_buffers())}
 
 
+def has_convolutions(net: nn.Module) -> bool:
+    return any(isinstance(module, nn.modules.conv._ConvNd) for module in net.modules())
+
+
 def is_stackable(net: nn.Module) -> bool:
     """Whether several copies of the network may be computed as one, and are worth it.
 
     A batched convolution is slower than each by itself; an embedding with a padding row, or one that keeps its rows
     short, treats those otherwise when batched.
     """
-    return not any(
-        isinstance(module, nn.modules.conv._ConvNd)
-        or (isinstance(module, nn.Embedding) and (module.padding_idx is not None or module.max_norm is not None))
+    return not has_convolutions(net) and not any(
+        isinstance(module, nn.Embedding) and (module.padding_idx is not None or module.max_norm is not None)
         for module in net.modules()
     )
 

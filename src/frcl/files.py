@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +78,20 @@ def load_state(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise CheckpointError(f"{path} is damaged: its content does not match its checksum")
     meta: dict[str, Any] = json.loads(header["meta"])
     return meta, tensors
+
+
+def side_by_side(states: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    """The tensors of several states {"meta", "tensors"} in one: those of state i as "i/name"."""
+    return {f"{i}/{name}": value for i, state in enumerate(states) for name, value in state["tensors"].items()}
+
+
+def apart(metas: Sequence[Any], tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+    """The states whose metas these are and whose tensors `side_by_side` put together.
+
+    Names that it cannot have made raise a ValueError, IndexError or AttributeError.
+    """
+    states: list[dict[str, Any]] = [{"meta": meta, "tensors": {}} for meta in metas]
+    for name, value in tensors.items():
+        place, own = name.split("/", 1)
+        states[int(place)]["tensors"][own] = value
+    return states

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frcl.engine.tensors import Params, refuse_non_finite_loss
+from frcl.engine.tensors import Params, refuse_non_finite_loss, stack
 
 BETAS = (0.9, 0.999)
 EPS = 1e-8
@@ -95,7 +95,7 @@ def stacked(optimisers: Sequence[Optimiser]) -> Optimiser:
 
 
 def _one_block(each: Sequence[Params]) -> Params:
-    block = {name: torch.stack([one[name].detach() for one in each]) for name in each[0]}
+    block = {name: value.detach() for name, value in stack(each).items()}
     for i, one in enumerate(each):
         for name, tensor in one.items():
             tensor.data = block[name][i]

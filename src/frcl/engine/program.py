@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from frcl.engine.adam import Optimiser
@@ -14,6 +15,11 @@ from frcl.seeding import Streams
 
 CHUNK = 100  # steps whose randomness is drawn at once
 ROWS = "rows"  # among what is drawn: which examples a step sees, [n, B]
+
+
+def minibatch_rows(examples: int, size: int, steps: int, streams: Streams, device: torch.device) -> Tensor:
+    """Which examples each step sees, [steps, size], drawn with replacement from the stream "batches"."""
+    return torch.randint(examples, (steps, size), generator=streams["batches"], device=device)
 
 
 class Terms(NamedTuple):

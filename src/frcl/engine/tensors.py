@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,11 @@ Params = dict[str, Tensor]
 def leaf(tensor: Tensor) -> Tensor:
     """A trainable copy of the tensor."""
     return tensor.detach().clone().requires_grad_(True)
+
+
+def stack(each: Sequence[Params], dim: int = 0) -> Params:
+    """Named tensors of several as one, with another axis."""
+    return {name: torch.stack([one[name] for one in each], dim) for name in each[0]}
 
 
 def exact_number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:

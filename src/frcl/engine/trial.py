@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from frcl.engine.adam import gradient
 from frcl.engine.program import ROWS, Program
-from frcl.engine.tensors import Params, leaf
+from frcl.engine.tensors import Params, leaf, stack
+from frcl.engine.units import minibatches
 
 CLOSE = 0.02  # of the largest element of a gradient: rounding, in TF32 too, is far below, another function far above
 
@@ -31,12 +32,11 @@ def _tried(programs: Sequence[Program]) -> str:
     drawn = [_drawn(program) for program in programs]
     rows = [one.pop(ROWS) for one in drawn]
     own = [{name: leaf(value) for name, value in program.optimiser.params.items()} for program in programs]
-    block = {name: leaf(torch.stack([one[name].detach() for one in own])) for name in own[0]}
-    x = torch.stack([program.x[which] for program, which in zip(programs, rows, strict=True)])
-    y = torch.stack([program.y[which] for program, which in zip(programs, rows, strict=True)])
+    block = {name: leaf(value) for name, value in stack(own).items()}
+    x, y = minibatches(programs, rows)
     try:
         both = torch.vmap(programs[0].loss)(
-            block, _stack([program.constants for program in programs]), x, y, _stack(drawn)
+            block, stack([program.constants for program in programs]), x, y, stack(drawn)
         )
         slopes = gradient(both.loss.sum(), block)
     except torch.OutOfMemoryError:
@@ -65,7 +65,3 @@ def _drawn(program: Program) -> Params:
     drawn = {name: value[0] for name, value in program.draw(1).items()}
     program.streams.restore(streams)
     return drawn
-
-
-def _stack(each: Sequence[Params]) -> Params:
-    return {name: torch.stack([one[name].detach() for one in each]) for name in each[0]}

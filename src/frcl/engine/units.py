@@ -10,7 +10,7 @@ from torch import Tensor
 
 from frcl.engine.adam import Optimiser, gradient, stacked
 from frcl.engine.program import ROWS, Loss, Program, Terms
-from frcl.engine.tensors import Params
+from frcl.engine.tensors import Params, stack
 from frcl.graphs import TRIALS
 
 LARGEST = 8 << 30  # bytes of data that may be copied for the sake of one gather instead of many
@@ -61,8 +61,8 @@ class Block:
     def __init__(self, programs: Sequence[Program]) -> None:
         self.programs = programs
         self.optimiser = stacked([program.optimiser for program in programs])
-        self._constants = _stack([program.constants for program in programs])
-        self.carry = _stack([program.carry for program in programs])
+        self._constants = stack([program.constants for program in programs])
+        self.carry = stack([program.carry for program in programs])
         for i, program in enumerate(programs):
             for name in program.carry:
                 program.carry[name].data = self.carry[name][i]
@@ -71,7 +71,7 @@ class Block:
         self._data = _joined(programs)
 
     def load(self, drawn: Sequence[Params]) -> None:
-        _load(self._drawn, _stack(drawn, 1), self.programs[0].chunk)
+        _load(self._drawn, stack(drawn, 1), self.programs[0].chunk)
 
     def terms(self, at: int | Tensor) -> Terms:
         noise = {name: _at(value, at) for name, value in self._drawn.items()}
@@ -87,8 +87,13 @@ class Block:
             x, y, first = self._data
             place = rows + first
             return x[place], y[place]
-        each = list(zip(self.programs, rows.unbind(), strict=True))
-        return torch.stack([one.x[own] for one, own in each]), torch.stack([one.y[own] for one, own in each])
+        return minibatches(self.programs, rows.unbind())
+
+
+def minibatches(programs: Sequence[Program], rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The examples that each program sees in a step, [S, B, ...]."""
+    each = list(zip(programs, rows, strict=True))
+    return torch.stack([one.x[own] for one, own in each]), torch.stack([one.y[own] for one, own in each])
 
 
 def _joined(programs: Sequence[Program]) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -127,10 +132,6 @@ def _move(program: Program, optimiser: Optimiser, constants: Params, carry: Para
 
 def _at(value: Tensor, at: int | Tensor) -> Tensor:
     return value[at] if isinstance(at, int) else value.index_select(0, at)[0]
-
-
-def _stack(each: Sequence[Params], dim: int = 0) -> Params:
-    return {name: torch.stack([one[name] for one in each], dim) for name in each[0]}
 
 
 def _load(into: Params, drawn: Params, chunk: int) -> None:

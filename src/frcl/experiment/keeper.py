@@ -13,7 +13,7 @@ from frcl.engine.program import Values
 from frcl.errors import CheckpointError, FrclError
 from frcl.experiment.config import Config
 from frcl.experiment.logs import CsvLog
-from frcl.files import load_state, save_state
+from frcl.files import apart, load_state, save_state, side_by_side
 from frcl.learners.protocol import Learner
 from frcl.learners.records import StepLog
 
@@ -118,8 +118,7 @@ class Keeper:
             self.progress.lengths[name] = log.flush()
         states = [learner.state_dict() for learner in learners]
         meta = {"progress": asdict(self.progress), "learners": [state["meta"] for state in states]}
-        tensors = {f"{i}/{name}": value for i, state in enumerate(states) for name, value in state["tensors"].items()}
-        save_state(self.folder / CHECKPOINT, meta, tensors)
+        save_state(self.folder / CHECKPOINT, meta, side_by_side(states))
         self._saved_at = time.monotonic()
         self._cost = self._saved_at - begin
         if self._stop():
@@ -143,10 +142,7 @@ def read_checkpoint(folder: Path) -> tuple[Progress, list[dict[str, Any]] | None
     meta, tensors = load_state(path)
     try:
         progress = Progress(**meta["progress"])
-        states = [{"meta": one, "tensors": {}} for one in meta["learners"]]
-        for name, value in tensors.items():
-            place, own = name.split("/", 1)
-            states[int(place)]["tensors"][own] = value
+        states = apart(meta["learners"], tensors)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise CheckpointError(f"{path} is not the checkpoint of a run: {error!r}") from error
     return progress, states or None

@@ -23,7 +23,7 @@ from frcl.files import write_atomically
 from frcl.learners.frcl import FRCL
 from frcl.learners.methods import make_learner
 from frcl.learners.protocol import Learner
-from frcl.learners.work import Work, together
+from frcl.learners.work import Work, finish, together
 
 
 def never() -> bool:
@@ -130,21 +130,22 @@ class Seed:
 
 
 def _group(config: Config, source: Source, position: int, states: list[dict[str, Any]] | None) -> list[Seed]:
-    """The next seeds that are learned together: those whose states there are, or as many as may be.
-
-    A learner that looks for hidden boundaries by itself decides on values as it goes, so it has the floor alone.
-    """
-    size = 1 if config.hidden_boundaries or _gains_nothing(config) else config.run.seeds_together
+    """The next seeds that are learned together: those whose states there are, or as many as may be."""
     group = []
-    for seed in config.seeds[position : position + (size if states is None else len(states))]:
+    for seed in config.seeds[position : position + (seeds_at_once(config) if states is None else len(states))]:
         benchmark = source(seed)
         group.append(Seed(seed, benchmark, new_learner(config, benchmark, seed)))
     return group
 
 
-def _gains_nothing(config: Config) -> bool:
-    """On the CPU convolutions, and methods that keep all data, are not computed as one: together they take room."""
-    return config.device == "cpu" and (config.network.kind == "conv" or config.method == "joint")
+def seeds_at_once(config: Config) -> int:
+    """How many seeds of a run are learned together.
+
+    A learner that looks for hidden boundaries by itself decides on values as it goes, so it has the floor alone. On the
+    CPU convolutions, and methods that keep all data, are not computed as one: together they would only take room.
+    """
+    gains_nothing = config.device == "cpu" and (config.network.kind == "conv" or config.method == "joint")
+    return 1 if config.hidden_boundaries or gains_nothing else config.run.seeds_together
 
 
 def _one_group(keeper: Keeper, group: list[Seed]) -> None:
@@ -212,8 +213,7 @@ def _work(one: Seed, number: int) -> Work[Any]:
 def _learn_alone(config: Config, group: list[Seed], number: int, records: list[dict[str, Any]]) -> None:
     """Accuracy of a fresh learner on one task alone, for each seed."""
     fresh = [replace(one, learner=new_learner(config, one.benchmark, one.seed)) for one in group]
-    for _ in together([_work(one, number) for one in fresh]):
-        pass
+    finish([_work(one, number) for one in fresh])
     for one, record in zip(fresh, records, strict=True):
         record["alone"].append(score(one.learner, one.benchmark.test_split(number), 0))
 

@@ -20,6 +20,7 @@ from frcl.learners.records import Summary
 from frcl.learners.targets import Label, TargetSpec
 from frcl.learners.window import Window
 from frcl.regularisers.functional import make_bank
+from frcl.regularisers.protocol import under
 from frcl.seeding import Streams
 from frcl.summary import FunctionBelief, prior_kl_terms
 
@@ -80,10 +81,10 @@ def unpack(
     try:
         meta, tensors = state["meta"], state["tensors"]
         _check_settings(meta, options, detector, labels)
-        network = _under(tensors, "net/")
+        network = under(tensors, "net/")
         _check_network(net, network)
         device = _device(net)
-        past = [_summary_from(data, _under(tensors, f"past/{i}/"), device) for i, data in enumerate(meta["past"])]
+        past = [_summary_from(data, under(tensors, f"past/{i}/"), device) for i, data in enumerate(meta["past"])]
         terms = [prior_kl_terms(summary.belief) for summary in past]
         restored = LearnerState(
             streams=_streams(meta, tensors, options, device),
@@ -97,7 +98,7 @@ def unpack(
         )
         trained = set(meta["trained"])
         if meta["current"] is not None:
-            pieces = _under(tensors, "current/")
+            pieces = under(tensors, "current/")
             restored.current = _current_from(meta["current"], pieces, restored, net, options, trained)
         watch = None
         if detector is not None:
@@ -147,7 +148,7 @@ def _streams(meta: dict[str, Any], tensors: Tensors, options: FRCLOptions, devic
     if meta["device"] != device.type:
         return Streams(options.seed + 1 + int(meta["version"]), device)
     streams = Streams(options.seed, device)
-    streams.restore(_under(tensors, "streams/"))
+    streams.restore(under(tensors, "streams/"))
     return streams
 
 
@@ -160,10 +161,6 @@ def _declared(data: dict[str, Any] | None) -> Declared | None:
 def _device(net: nn.Module) -> torch.device:
     first = next(net.parameters(), None)
     return torch.device("cpu") if first is None else first.device
-
-
-def _under(tensors: Tensors, prefix: str) -> Tensors:
-    return {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 # -- a past task ----------------------------------------------------------------------------------------
@@ -192,7 +189,7 @@ def _summary_from(data: dict[str, Any], tensors: Tensors, device: torch.device) 
         Z=local["Z"],
         belief=belief,
         target=TargetSpec.from_json(data["target"]),
-        likelihood_params=_under(local, "likelihood/"),
+        likelihood_params=under(local, "likelihood/"),
         size=data["size"],
         before=data["before"],
         after=data["after"],
@@ -233,12 +230,12 @@ def _current_from(
     device = _device(net)
     target = TargetSpec.from_json(data["target"])
     params: Params = {THETA + name: p for name, p in net.named_parameters() if name in trained}
-    params |= {name: leaf(value.to(device)) for name, value in _under(pieces, "params/").items()}
+    params |= {name: leaf(value.to(device)) for name, value in under(pieces, "params/").items()}
     q = posterior_of(params)
     if q.mean.shape[:1] != (target.functions,) or q.factor.shape != (*q.mean.shape, q.mean.shape[-1]):
         raise CheckpointError("the posterior of the current task does not have the shape that its targets need")
     optimiser = Optimiser(params, options.rate)
-    optimiser.restore(_under(pieces, "adam/"))
+    optimiser.restore(under(pieces, "adam/"))
     window = None if data["window_seen"] is None else Window(options.window)
     if window is not None and data["window_seen"]:
         content = pieces["window/x"].to(device), pieces["window/y"].to(device)

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from frcl.engine.program import Values
 from frcl.errors import CheckpointError, FrclError, OptionError
-from frcl.files import save_state
+from frcl.files import apart, save_state, side_by_side
 from frcl.learners.options import FRCLOptions, changed
 from frcl.learners.records import Prediction, StepLog, Summary
 from frcl.learners.targets import TargetSpec
-from frcl.learners.work import Work, together
+from frcl.learners.work import OnStep, Work, finish, steps_of
 
 
 class Member(Protocol):
@@ -67,30 +68,27 @@ class Ensemble:
         *,
         likelihood: str | None = None,
         size: int | None = None,
-        on_step: Callable[[StepLog], None] | None = None,
+        on_step: OnStep = None,
     ) -> list[Summary]:
         """Learn one task with every replica; `on_step` is given the mean of their logs.
 
         After an error they stand where they stood before, unless all of them have taken steps of the task.
         """
         number, before = len(self.members[0].tasks), self.state_dict()
-        steps = together([member.learn(x, y, likelihood=likelihood, size=size) for member in self.members])
-        while True:
-            try:
-                taken = next(steps)
-            except StopIteration as end:
-                summaries: list[Summary] = end.value
-                return summaries
-            except BaseException as error:
-                states = {(len(member.tasks), member.step) for member in self.members}
-                if len(states) > 1 or (isinstance(error, FrclError) and states == {(number, 0)}):
-                    self.load_state_dict(before)  # replicas that do not agree could not go on
-                raise
+
+        def tell(taken: list[list[Values]]) -> None:
             if on_step is not None:
-                last = self.members[0].step
-                for step, values in enumerate(taken, last - len(taken) + 1):
+                for step, values in steps_of(taken, self.members[0].step):
                     loss, fit, now, past = (sum(terms) / len(values) for terms in zip(*values, strict=True))
                     on_step(StepLog(number, step, loss, fit, now, past))
+
+        try:
+            return finish([member.learn(x, y, likelihood=likelihood, size=size) for member in self.members], tell)
+        except BaseException as error:
+            states = {(len(member.tasks), member.step) for member in self.members}
+            if len(states) > 1 or (isinstance(error, FrclError) and states == {(number, 0)}):
+                self.load_state_dict(before)  # replicas that do not agree could not go on
+            raise
 
     def abandon_task(self) -> None:
         """Drop the task that is open, in every replica."""
@@ -126,14 +124,13 @@ class Ensemble:
     def state_dict(self) -> dict[str, Any]:
         """The states of all replicas side by side."""
         states = [member.state_dict() for member in self.members]
-        tensors = {f"{i}/{name}": value for i, state in enumerate(states) for name, value in state["tensors"].items()}
-        return {"meta": {"replicas": [state["meta"] for state in states]}, "tensors": tensors}
+        return {"meta": {"replicas": [state["meta"] for state in states]}, "tensors": side_by_side(states)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly where the ensemble that gave `state` was; refused as a whole if it does not fit."""
         try:
-            states = _separate(state)
-        except (KeyError, TypeError, AttributeError) as error:
+            states = apart(state["meta"]["replicas"], state["tensors"])
+        except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
             raise CheckpointError("this is not the state of an ensemble") from error
         if len(states) != len(self.members):
             raise CheckpointError(f"the state is of {len(states)} replicas; this ensemble has {len(self.members)}")
@@ -150,12 +147,3 @@ class Ensemble:
         """Write the states to one file, atomically; `frcl.load` reads it."""
         state = self.state_dict()
         save_state(path, state["meta"], state["tensors"])
-
-
-def _separate(state: dict[str, Any]) -> list[dict[str, Any]]:
-    """The states of the replicas, each by itself."""
-    tensors = state["tensors"].items()
-    return [
-        {"meta": meta, "tensors": {n.removeprefix(f"{i}/"): v for n, v in tensors if n.startswith(f"{i}/")}}
-        for i, meta in enumerate(state["meta"]["replicas"])
-    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from frcl.learners.predict import Predictor
 from frcl.learners.records import Prediction, StepLog, Summary
 from frcl.learners.targets import Label, TargetSpec, check_likelihood, infer_spec, plain_labels
 from frcl.learners.window import Window
-from frcl.learners.work import Work, alone, at_once, steps_of
+from frcl.learners.work import OnStep, Work, finish, run_alone
 from frcl.regularisers.functional import sample_tasks
 from frcl.seeding import Streams
 from frcl.summary import prior_kl
@@ -84,7 +84,7 @@ class FRCL:
         *,
         likelihood: str | None = None,
         size: int | None = None,
-        on_step: Callable[[StepLog], None] | None = None,
+        on_step: OnStep = None,
     ) -> Summary:
         """Learn one task from all its data, keep its summary, forget the data.
 
@@ -93,23 +93,14 @@ class FRCL:
         After an interruption, or on a learner restored from a state saved meanwhile, calling it again with
         the same data goes on where it stopped. `on_step` is called after every step.
         """
-        number, begins, before = len(self._state.past), self._state.current is None, self._before()
-        steps = alone(self.learn(x, y, likelihood=likelihood, size=size))
-        while True:
-            try:
-                taken = next(steps)
-            except StopIteration as end:
-                summary: Summary = end.value
-                return summary
-            except FrclError:
-                current = self._state.current
-                if begins and (current is None or current.step == 0):
-                    self._put_back(before)
-                raise
-            if on_step is not None:
-                assert self._state.current is not None
-                for step, values in steps_of(taken, self._state.current.step):
-                    on_step(StepLog(number, step, *values))
+        begins, before = self._state.current is None, self._before()
+        work = self.learn(x, y, likelihood=likelihood, size=size)
+        try:
+            return run_alone(work, len(self._state.past), lambda: self.step, on_step)
+        except FrclError:
+            if begins and self.step == 0:
+                self._put_back(before)
+            raise
 
     def learn(self, x: Any, y: Any, *, likelihood: str | None = None, size: int | None = None) -> Work[Summary]:
         """What fit() does, as work that several learners may do together."""
@@ -180,7 +171,7 @@ class FRCL:
         current = self._state.current
         if current is None:
             raise TaskError("no task is open; observe() opens one, and fit() ends its own")
-        summary = at_once(self._close(current, *self._window(current).data()))
+        summary: Summary = finish([self._close(current, *self._window(current).data())])[0]
         if self.detector is not None:
             self.detector.reset()
         return summary
@@ -299,7 +290,7 @@ class FRCL:
         if decision.boundary:
             self._check_window(target)
             check_opening(self._model, target, x)
-            at_once(self._close(current, *window.data()))
+            finish([self._close(current, *window.data())])
             current = self._open_stream(target, x, encoded)
         return decision, encoded, current
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from frcl.engine.adam import Optimiser
-from frcl.engine.program import ROWS, Program, Terms
+from frcl.engine.program import ROWS, Program, Terms, minibatch_rows
 from frcl.engine.tensors import Params, exact_number, in_chunks, leaf, refuse_non_finite
 from frcl.errors import DataError, OptionError
-from frcl.features import FIXED, check_features, features, fixed_parts, is_stackable
+from frcl.features import FIXED, check_features, features, fixed_parts, has_convolutions, is_stackable
 from frcl.learners.current import CurrentTask
 from frcl.learners.objective import (
     INPUTS,
@@ -24,7 +23,6 @@ from frcl.learners.objective import (
     Noise,
     Objective,
     detached,
-    part,
     posterior_of,
 )
 from frcl.learners.options import FRCLOptions
@@ -33,6 +31,7 @@ from frcl.learners.targets import TargetSpec
 from frcl.learners.work import Work
 from frcl.posterior import Posterior, initial_posterior
 from frcl.regularisers.functional import Bank, bank_of, sample_tasks
+from frcl.regularisers.protocol import named, under
 from frcl.seeding import Streams, fork
 from frcl.selection import Selected, TaskData, TraceSearch, plan_by_inputs, run_searches, select_by_targets
 from frcl.summary import belief_from_function, belief_from_weights
@@ -57,7 +56,7 @@ class Model:
 
     @property
     def chunk(self) -> int:
-        return CHUNK if self.device.type == "cuda" or is_stackable(self.net) else CHUNK_OF_MAPS
+        return CHUNK if self.device.type == "cuda" or not has_convolutions(self.net) else CHUNK_OF_MAPS
 
     def points(self, target: TargetSpec) -> int:
         """M of a task."""
@@ -135,23 +134,24 @@ def program_of(
     constants: Params = {"N": exact_number(float(memory.N), model.dtype, x.device)}
     constants |= {FIXED + name: value.detach() for name, value in fixed_parts(model.net).items()}
     if memory.past is not None:
-        constants |= {BANK + name: value for name, value in memory.past.tensors().items()}
+        constants |= named(BANK, memory.past.tensors())
     if memory.Z is not None:
         constants["Z"] = memory.Z
 
     def draw(steps: int) -> Params:
-        place: dict[str, Any] = {"device": model.device}
         shape = target.likelihood.noise_shape(options.batch_size, target.functions, True)
         drawn = {
-            ROWS: torch.randint(len(x), (steps, options.batch_size), generator=streams["batches"], **place),
-            "likelihood": torch.randn((steps, *shape), generator=streams["likelihood"], dtype=model.dtype, **place),
+            ROWS: minibatch_rows(len(x), options.batch_size, steps, streams, model.device),
+            "likelihood": torch.randn(
+                (steps, *shape), generator=streams["likelihood"], dtype=model.dtype, device=model.device
+            ),
         }
         looked_at = sample_tasks(tasks, options.past_tasks_per_step, steps, streams["past"])
         return drawn if looked_at is None else drawn | {"tasks": looked_at}
 
     def loss(params: Params, known: Params, rows: Tensor, targets: Tensor, noise: Params) -> Terms:
-        past = bank_of(part(known, BANK), smallest) if tasks else None
-        whole = params | {THETA + name: value for name, value in part(known, FIXED).items()}
+        past = bank_of(under(known, BANK), smallest) if tasks else None
+        whole = params | named(THETA, under(known, FIXED))
         held = Memory(known["N"], past, known.get("Z"))
         return objective(whole, held, (rows, targets), Noise(noise["likelihood"], noise.get("tasks")))
 
@@ -167,7 +167,7 @@ def summarise(model: Model, current: CurrentTask, x: Tensor, y: Tensor, generato
     """What is kept of a task; in weight space its points are chosen among x. Nothing of x but Z is held on to."""
     params = detached(current.params)
     refuse_non_finite(params)
-    q, learned = posterior_of(params), part(params, LIKELIHOOD)
+    q, learned = posterior_of(params), under(params, LIKELIHOOD)
     before: float | None = None
     after: float | None = None
     if model.options.inference == "function":

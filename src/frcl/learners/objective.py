@@ -22,6 +22,7 @@ from frcl.learners.options import FRCLOptions
 from frcl.likelihoods import Likelihood
 from frcl.posterior import Moments, Posterior, function_moments, kl_weight, triangular, weight_moments
 from frcl.regularisers.functional import Bank, chosen, functional_kl
+from frcl.regularisers.protocol import under
 
 THETA, LIKELIHOOD, POSTERIOR, INPUTS = "theta/", "likelihood/", "posterior/", "inputs"
 
@@ -39,11 +40,6 @@ class Noise(NamedTuple):
 
     likelihood: Tensor
     tasks: Tensor | None
-
-
-def part(params: Params, prefix: str) -> Params:
-    """The parameters under a prefix, without it."""
-    return {name[len(prefix) :]: value for name, value in params.items() if name.startswith(prefix)}
 
 
 def detached(params: Params) -> Params:
@@ -82,7 +78,7 @@ class Objective:
     def _fit(self, params: Params, memory: Memory, Phi_x: Tensor, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Mean expected log-likelihood of the minibatch, and the KL of the current task."""
         moments, kl_now = self._current(params, memory, Phi_x)
-        log_p = self.likelihood.expected_log_prob(*moments, y, noise, part(params, LIKELIHOOD))
+        log_p = self.likelihood.expected_log_prob(*moments, y, noise, under(params, LIKELIHOOD))
         return log_p.mean(), kl_now
 
     def _held(self, memory: Memory, past: Bank | None, Phi_past: list[Tensor]) -> Tensor | None:
@@ -95,7 +91,7 @@ class Objective:
     def features(self, params: Params, inputs: list[Tensor]) -> Tensor:
         """Φ of all inputs together, from one pass through the network: [Σ rows, K]."""
         x = inputs[0] if len(inputs) == 1 else torch.cat(inputs)
-        return features(self.net, part(params, THETA), x, self.options.feature_scale)
+        return features(self.net, under(params, THETA), x, self.options.feature_scale)
 
     def moments(self, params: Params, memory: Memory, x: Tensor) -> Moments:
         """Mean and variance of f at x under the posterior of the current task."""

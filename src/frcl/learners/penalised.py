@@ -11,30 +11,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frcl.engine.adam import Optimiser
-from frcl.engine.program import ROWS, Program, Terms
+from frcl.engine.program import ROWS, Program, Terms, minibatch_rows
 from frcl.engine.tensors import Params, exact_number, leaf, refuse_non_finite
 from frcl.features import FIXED, check_features, check_network, is_stackable
 from frcl.learners.inputs import check_lengths, checked_inputs, checked_size, data_mark
 from frcl.learners.plain import (
-    OnStep,
     check_fits,
     check_task,
     class_spec,
     gaussian_prediction,
     initial_head,
     labels_again,
-    minibatch_rows,
     packed,
     plain_terms,
     point_prediction,
-    run_alone,
     tensor_bytes,
     unpacked,
 )
 from frcl.learners.plain_options import TrainingOptions
 from frcl.learners.records import Prediction
 from frcl.learners.targets import TargetSpec
-from frcl.learners.work import Work
+from frcl.learners.work import OnStep, Work, run_alone
 from frcl.regularisers.protocol import HEAD, Heads, Moment, Place, Regulariser, named, under
 from frcl.regularisers.quadratic import RunningAnchor
 from frcl.regularisers.replay import Buffer

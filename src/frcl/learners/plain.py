@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,14 +17,11 @@ from frcl.errors import CheckpointError, DataError, TaskError
 from frcl.learners.inputs import data_mark
 from frcl.learners.options import FRCLOptions
 from frcl.learners.plain_options import TrainingOptions
-from frcl.learners.records import Prediction, StepLog
+from frcl.learners.records import Prediction
 from frcl.learners.targets import TargetSpec, as_values, infer_spec
-from frcl.learners.work import Work, alone, steps_of
 from frcl.likelihoods import Softmax
 from frcl.regularisers.protocol import under
 from frcl.seeding import Streams, fork
-
-OnStep = Callable[[StepLog], None] | None
 
 
 def class_spec(y: Any) -> TargetSpec:
@@ -35,11 +32,6 @@ def class_spec(y: Any) -> TargetSpec:
     return infer_spec(y, FRCLOptions(likelihood="softmax"), None)
 
 
-def minibatch_rows(examples: int, size: int, steps: int, streams: Streams, device: torch.device) -> Tensor:
-    """Which examples each step sees, [steps, size], drawn with replacement from the stream "batches"."""
-    return torch.randint(examples, (steps, size), generator=streams["batches"], device=device)
-
-
 def labels_again(specs: Sequence[TargetSpec], mark: str, x: Tensor, y: Any) -> Tensor:
     """The labels of the task that is open; any data but those it began with, which `mark` tells, are refused."""
     with contextlib.suppress(DataError):
@@ -47,14 +39,6 @@ def labels_again(specs: Sequence[TargetSpec], mark: str, x: Tensor, y: Any) -> T
         if mark == data_mark(x, labels):
             return labels
     raise TaskError(f"task {len(specs) - 1} is still open: finish it with fit() on the data it began with")
-
-
-def run_alone(work: Work[None], task: int, step: Callable[[], int], on_step: OnStep) -> None:
-    """Do the work of one learner; `step` says how many steps of the task it has taken."""
-    for taken in alone(work):
-        if on_step is not None:
-            for number, values in steps_of(taken, step()):
-                on_step(StepLog(task, number, *values))
 
 
 def initial_head(classes: int, features: int, streams: Streams, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -10,9 +10,10 @@ from frcl.errors import NumericalError
 from frcl.features import network_failures, times
 from frcl.learners.current import LearnerState
 from frcl.learners.lifecycle import Model
-from frcl.learners.objective import LIKELIHOOD, part
+from frcl.learners.objective import LIKELIHOOD
 from frcl.learners.records import Prediction, Summary
 from frcl.posterior import Moments
+from frcl.regularisers.protocol import under
 from frcl.summary import Head, head_moments, make_head
 
 
@@ -38,7 +39,7 @@ class Predictor:
             if not bool(mean.isfinite().all() & variance.isfinite().all()):
                 raise NumericalError("the features of these inputs are too large to predict from; scale the inputs")
             if target.labels is None:
-                params = owner.likelihood_params if isinstance(owner, Summary) else part(owner.params, LIKELIHOOD)
+                params = owner.likelihood_params if isinstance(owner, Summary) else under(owner.params, LIKELIHOOD)
                 return Prediction(mean, variance, None, None, None, params["log_noise"].exp())
             noise = self._model.predictive_noise(target)
             probs = torch.cat([target.likelihood.probabilities(*piece, noise) for piece in pieces])

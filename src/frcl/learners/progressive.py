@@ -15,30 +15,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frcl.engine.adam import Optimiser
-from frcl.engine.program import ROWS, Program, Terms
+from frcl.engine.program import ROWS, Program, Terms, minibatch_rows
 from frcl.engine.tensors import Params, refuse_non_finite
 from frcl.features import check_features, is_stackable
 from frcl.learners.columns import Columns, layered, moving, still
 from frcl.learners.inputs import check_lengths, checked_inputs, data_mark
 from frcl.learners.plain import (
-    OnStep,
     check_fits,
     check_task,
     class_spec,
     initial_head,
     labels_again,
-    minibatch_rows,
     packed,
     plain_terms,
     point_prediction,
-    run_alone,
     tensor_bytes,
     unpacked,
 )
 from frcl.learners.plain_options import ProgressiveOptions
 from frcl.learners.records import Prediction
 from frcl.learners.targets import TargetSpec
-from frcl.learners.work import Work
+from frcl.learners.work import OnStep, Work, run_alone
 from frcl.regularisers.protocol import named, under
 from frcl.seeding import Streams, fork
 

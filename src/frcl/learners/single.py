@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from frcl.errors import CheckpointError
+from frcl.files import apart, side_by_side
 from frcl.learners.penalised import Penalised
-from frcl.learners.plain import OnStep, check_task, run_alone
+from frcl.learners.plain import check_task
 from frcl.learners.plain_options import SingleOptions
 from frcl.learners.records import Prediction
-from frcl.learners.work import Work
+from frcl.learners.work import OnStep, Work, run_alone
 from frcl.regularisers.replay import Nothing
 from frcl.seeding import stream_seed
 
@@ -69,19 +70,18 @@ class Single:
     def state_dict(self) -> dict[str, Any]:
         """The states of all networks, side by side."""
         states = [one.state_dict() for one in self._learners]
-        tensors = {f"{i}/{name}": value for i, state in enumerate(states) for name, value in state["tensors"].items()}
-        return {"meta": {"open": self._open, "each": [state["meta"] for state in states]}, "tensors": tensors}
+        meta = {"open": self._open, "each": [state["meta"] for state in states]}
+        return {"meta": meta, "tensors": side_by_side(states)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly where the learner that gave `state` was."""
         try:
-            each, is_open = state["meta"]["each"], state["meta"]["open"]
-        except (KeyError, TypeError) as error:
+            each, is_open = apart(state["meta"]["each"], state["tensors"]), state["meta"]["open"]
+        except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
             raise CheckpointError("this is not a state made by state_dict()") from error
         learners = []
-        for i, meta in enumerate(each):
+        for i, own in enumerate(each):
             learner = self._fresh(i)
-            mine = {n.removeprefix(f"{i}/"): v for n, v in state["tensors"].items() if n.startswith(f"{i}/")}
-            learner.load_state_dict({"meta": meta, "tensors": mine})
+            learner.load_state_dict(own)
             learners.append(learner)
         self._learners, self._open = learners, is_open

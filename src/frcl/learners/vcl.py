@@ -13,21 +13,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frcl.engine.adam import Optimiser
-from frcl.engine.program import ROWS, Program, Terms
+from frcl.engine.program import ROWS, Program, Terms, minibatch_rows
 from frcl.engine.tensors import Params, exact_number, leaf, refuse_non_finite
 from frcl.engine.train import train
 from frcl.features import FIXED, check_features, check_network, fixed_parts, is_stackable
 from frcl.learners.inputs import check_lengths, checked_inputs, checked_size, data_mark
 from frcl.learners.plain import (
-    OnStep,
     check_fits,
     check_task,
     class_spec,
     initial_head,
     labels_again,
-    minibatch_rows,
     packed,
-    run_alone,
     sampled_prediction,
     tensor_bytes,
     unpacked,
@@ -35,7 +32,7 @@ from frcl.learners.plain import (
 from frcl.learners.plain_options import VCLOptions
 from frcl.learners.records import Prediction
 from frcl.learners.targets import TargetSpec
-from frcl.learners.work import Work
+from frcl.learners.work import OnStep, Work, run_alone
 from frcl.regularisers.mean_field import (
     MeanField,
     coreset_rows,

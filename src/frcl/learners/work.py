@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
 from frcl.engine.program import Program, Values
 from frcl.engine.train import train
+from frcl.learners.records import StepLog
 from frcl.selection import TraceSearch, run_searches
 
 Result = TypeVar("Result")
@@ -15,6 +16,10 @@ Work = Generator[Program | TraceSearch, Any, Result]
 
 The answer to a TraceSearch is what it found. A Program is answered when all its steps have been taken.
 """
+
+
+OnSteps = Callable[[list[list[Values]]], None]
+OnStep = Callable[[StepLog], None] | None
 
 
 def together(works: Sequence[Work[Any]]) -> Generator[list[list[Values]], None, list[Any]]:
@@ -35,29 +40,31 @@ def together(works: Sequence[Work[Any]]) -> Generator[list[list[Values]], None, 
     return results
 
 
-def alone(work: Work[Result]) -> Generator[list[Values], None, Result]:
-    """The same for one learner: yields the terms of the steps just taken."""
-    both = together([work])
+def finish(works: Sequence[Work[Any]], on_steps: OnSteps | None = None) -> list[Any]:
+    """Do the work of several learners to the end; `on_steps` is told what `together` yields."""
+    steps = together(works)
     while True:
         try:
-            taken = next(both)
+            taken = next(steps)
         except StopIteration as end:
-            result: Result = end.value[0]
-            return result
-        yield [step[0] for step in taken]
+            results: list[Any] = end.value
+            return results
+        if on_steps is not None:
+            on_steps(taken)
 
 
-def at_once(work: Work[Result]) -> Result:
-    """The result of work that has no steps, or whose steps nobody watches."""
-    steps = alone(work)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
+def run_alone(work: Work[Result], task: int, step: Callable[[], int], on_step: OnStep) -> Result:
+    """Do the work of one learner on a task; `step` says how many steps of it the learner has taken."""
+
+    def tell(taken: list[list[Values]]) -> None:
+        if on_step is not None:
+            for number, (values,) in steps_of(taken, step()):
+                on_step(StepLog(task, number, *values))
+
+    result: Result = finish([work], tell)[0]
+    return result
 
 
-def steps_of(taken: Sequence[Values], last: int) -> Iterator[tuple[int, Values]]:
+def steps_of(taken: list[list[Values]], last: int) -> Iterator[tuple[int, list[Values]]]:
     """Numbers the steps just taken, of which the last has number `last`."""
     return enumerate(taken, last - len(taken) + 1)

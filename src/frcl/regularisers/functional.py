@@ -40,8 +40,12 @@ def make_bank(inputs: Sequence[Tensor], each: Sequence[PriorKL]) -> Bank:
     """Stack what is kept of all past tasks; tasks with fewer points are padded, which changes no value."""
     terms = stack_terms(each)
     M = terms.mask.shape[1]
-    padded = [torch.cat([Z, Z[:1].expand(M - len(Z), *Z.shape[1:])]) for Z in inputs]
-    return Bank(torch.stack(padded), terms, min(len(Z) for Z in inputs))
+    return Bank(padded(inputs, M), terms, min(len(Z) for Z in inputs))
+
+
+def padded(each: Sequence[Tensor], length: int) -> Tensor:
+    """All of them in one block [T, length, ...], each filled up with its own first row, which a network can take."""
+    return torch.stack([torch.cat([x, x[:1].expand(length - len(x), *x.shape[1:])]) for x in each])
 
 
 def sample_tasks(tasks: int, at_most: int | None, steps: int, generator: torch.Generator) -> Tensor | None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 
 from frcl.errors import DataError
+from frcl.regularisers.functional import padded, sample_tasks
 from frcl.regularisers.protocol import Moment, Params, Place, Plain
 from frcl.selection import random_start
 
@@ -52,17 +53,16 @@ class Buffer(Plain):
             return parts | {"sizes": sizes}
         M = max(len(x) for x in self.x)
         counts = self.y[0].new_tensor([len(y) for y in self.y])
-        x, y = (torch.stack([_repeated(one, M) for one in kept]) for kept in (self.x, self.y))
-        return {"x": x, "y": y, "sizes": sizes, "counts": counts}
+        return {"x": padded(self.x, M), "y": padded(self.y, M), "sizes": sizes, "counts": counts}
 
     def _samples(self) -> bool:
         return self.tasks_per_step is not None and len(self.x) > self.tasks_per_step
 
     def draw(self, steps: int, generator: torch.Generator) -> Params:
         drawn: Params = {}
-        if self._samples():
-            order = torch.rand(steps, len(self.x), generator=generator, device=generator.device, dtype=torch.float64)
-            drawn["tasks"] = order.argsort(1)[:, : self.tasks_per_step].contiguous()
+        looked_at = sample_tasks(len(self.x), self.tasks_per_step, steps, generator)
+        if looked_at is not None:
+            drawn["tasks"] = looked_at
         if self.batch is not None:
             for i, x in enumerate(self.x):
                 drawn[f"buffer/{i}"] = torch.randint(
@@ -127,11 +127,6 @@ class Buffer(Plain):
         self.sizes = state["sizes"].tolist()
         self.x = [state[f"x/{i}"].clone() for i in range(len(self.sizes))]
         self.y = [state[f"y/{i}"].clone() for i in range(len(self.sizes))]
-
-
-def _repeated(x: Tensor, length: int) -> Tensor:
-    """x made longer by its own first row, which every network can take."""
-    return torch.cat([x, x[:1].expand(length - len(x), *x.shape[1:])])
 
 
 class Nothing(Plain):

@@ -144,8 +144,7 @@ def _one_run(state: State, left: Sequence[int], session: Session) -> Document:
         if begun is not None:
             config, result = begun, runner.resume(folder, observer)
         else:
-            together = 1 if config.hidden_boundaries else config.run.seeds_together
-            config = place.config(state.cell, left[:together])
+            config = place.config(state.cell, left[: runner.seeds_at_once(config)])
             result = runner.run(config, folder, observer, overwrite=True)
     finally:
         observer.close()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import frcl
-from frcl import FRCL, MLP, BoundaryDetector
+from frcl import FRCL, MLP, BoundaryDetector, NumericalError
 from frcl.selection import Recipe, select_by_inputs
 from streams import accuracy, blobs, same_tensors, small_learner
 
@@ -75,8 +75,9 @@ def test_selection_agrees_between_devices(generator):
         assert results[0].after == pytest.approx(results[1].after, rel=1e-5)
 
 
+@pytest.mark.parametrize("stopped", [9, 14])  # before and after the step of a stream is recorded
 @pytest.mark.parametrize("watched", [False, True])
-def test_resume_is_bit_for_bit(watched, tmp_path):
+def test_resume_is_bit_for_bit(watched, stopped, tmp_path):
     torch.backends.cuda.matmul.allow_tf32 = False
     x, y = blobs((0, 1, 2), 640, 5)
 
@@ -91,11 +92,44 @@ def test_resume_is_bit_for_bit(watched, tmp_path):
     for learner in (whole, first):
         learner.fit(*blobs((0, 1), 90, 1))
     feed(whole, 0, 20)
-    feed(first, 0, 9)
+    feed(first, 0, stopped)
     first.save(tmp_path / "model.frcl")
     second = frcl.load(tmp_path / "model.frcl", MLP(4, (16, 8)), device="cuda")
-    feed(second, 9, 20)
+    feed(second, stopped, 20)
     assert same_tensors(whole.state_dict()["tensors"], second.state_dict()["tensors"])
+
+
+@pytest.mark.parametrize("past_tasks_per_step", [None, 1])
+def test_a_recorded_stream_does_what_an_eager_one_does(past_tasks_per_step, monkeypatch):
+    torch.backends.cuda.matmul.allow_tf32 = False
+    x, y = blobs((0, 1, 2), 640, 5)
+    scores, states = {}, {}
+    for eager in (10, 1000):
+        monkeypatch.setattr("frcl.learners.stream.EAGER", eager)
+        learner = on_gpu(steps=10, detector=BoundaryDetector(1e3), past_tasks_per_step=past_tasks_per_step)
+        for part in ((0, 1), (1, 2)):
+            learner.fit(*blobs(part, 90, 1))
+        logs = [learner.observe(x[at : at + 32], y[at : at + 32]) for at in range(0, 640, 32)]
+        learner.observe(x[:7], y[:7])  # another shape is taken eagerly
+        logs.append(learner.observe(x[:32], y[:32]))
+        scores[eager] = [(log.loss, log.kl_past, log.statistic) for log in logs]
+        states[eager] = {name: value.cpu() for name, value in learner.state_dict()["tensors"].items()}
+        assert (learner._state.current.recording is None) == (eager > 10)
+    torch.testing.assert_close(scores[10], scores[1000], rtol=1e-3, atol=1e-4, equal_nan=True)
+    for name, value in states[10].items():
+        if value.is_floating_point():
+            torch.testing.assert_close(value, states[1000][name], rtol=1e-3, atol=1e-4)
+
+
+def test_a_stream_that_diverges_is_refused_before_its_step():
+    x, y = blobs((0, 1, 2), 640, 5)
+    learner = on_gpu()
+    for at in range(0, 480, 32):
+        learner.observe(x[at : at + 32], y[at : at + 32])
+    before = learner.state_dict()["tensors"]
+    with pytest.raises(NumericalError, match="not taken"):
+        learner.observe(x[:32] * 1e30, y[:32])
+    assert same_tensors(before, learner.state_dict()["tensors"])
 
 
 def test_a_model_moves_to_the_cpu_and_goes_on_there(tmp_path):

@@ -1,11 +1,13 @@
 """Streams: known boundaries, Algorithm 1, the bounded window."""
 
+import copy
 import math
 
 import pytest
 import torch
 
-from frcl import BoundaryDetector, DataError, LabelError, OptionError, TaskError
+from frcl import BoundaryDetector, DataError, LabelError, NumericalError, OptionError, TaskError
+from frcl.learners.stream import Recording, _noise
 from frcl.learners.window import Window
 from streams import accuracy, blobs, same_tensors, small_learner
 
@@ -43,6 +45,39 @@ def test_one_observe_is_one_step_of_fit():
         rows = torch.randint(90, (32,), generator=g)
         streamed.observe(x[rows], y[rows])
     assert same_tensors(fitted.net.state_dict(), streamed.net.state_dict())
+
+
+def test_a_recorded_step_is_the_eager_step():
+    """What is recorded on CUDA, called without a graph: scores, terms and the state after it."""
+    eager, recorded = (small_learner(steps=10, past_tasks_per_step=1, detector=BoundaryDetector(1e3)) for _ in range(2))
+    for learner in (eager, recorded):
+        for number, labels in enumerate(((0, 1), (1, 2), (0, 2))):
+            learner.fit(*blobs(labels, 90, number))
+    for number, (x, y) in enumerate(batches((0, 1, 2), 20, 5)):
+        logs = [learner.observe(x, y) for learner in (eager, recorded)]
+        assert repr(logs[0]) == repr(logs[1])
+        if number == 0:
+            current = recorded._state.current
+            streams = recorded._state.streams.state()
+            noise = _noise(current, 1, recorded._state.streams, x)
+            recorded._state.streams.restore(streams)
+            current.recording = Recording(current, x, y, noise)
+    recorded.observe(x[:7], y[:7])  # of another shape: eager
+    eager.observe(x[:7], y[:7])
+    assert same_tensors(eager.state_dict()["tensors"], recorded.state_dict()["tensors"])
+    assert copy.deepcopy(recorded)._state.current.recording is None
+
+
+def test_a_recorded_step_with_an_infinite_loss_is_not_taken():
+    learner = small_learner()
+    x, y = blobs((0, 1, 2), 64, 5)
+    learner.observe(x, y)
+    current = learner._state.current
+    current.recording = Recording(current, x, y, _noise(current, None, learner._state.streams, x))
+    before = learner.state_dict()["tensors"]
+    with pytest.raises(NumericalError, match="not taken"):
+        learner.observe(x * 1e30, y)
+    assert same_tensors(before, learner.state_dict()["tensors"])
 
 
 def test_hidden_boundaries_are_found_and_each_task_remembered():

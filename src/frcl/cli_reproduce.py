@@ -1,4 +1,4 @@
-"""`frcl reproduce`: the paper's tables, measured; what is there already is not run again."""
+"""`frcl reproduce`: the paper's tables and figures, measured; what is there already is not run again."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from frcl.errors import NumericalError, OptionError
 
 if TYPE_CHECKING:
     from frcl.experiment.keeper import Observer
+    from frcl.reproduce.figures.base import FigureOf
     from frcl.reproduce.measure import Place, Session, State
     from frcl.reproduce.targets import Target
 
@@ -25,7 +26,10 @@ out, err = Console(), Console(stderr=True)
 def reproduce(
     targets: Annotated[
         list[str] | None,
-        typer.Argument(help="table1, table2, table3, table7, methods: measure it. page: write REPRODUCTION.md. all."),
+        typer.Argument(
+            help="table1, table2, table3, table7, methods: measure it. figure1 to figure7: measure and draw it. "
+            "page: write REPRODUCTION.md. all."
+        ),
     ] = None,
     rows: Annotated[
         list[str] | None, typer.Option(help='Only cells with such a name, as in "*frcl*"; may be repeated.')
@@ -48,13 +52,14 @@ def reproduce(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing but errors.")] = False,
 ) -> None:
-    """Measure the paper's tables, and write what was found beside what the paper has.
+    """Measure the paper's tables and figures, and write what was found beside what the paper has.
 
     Each cell has a small JSON file under results/, to which seeds are added: only what is missing is run. A run that
     was interrupted is taken up again. Cells that were measured with other options than they have now are left alone
-    and named at the end.
+    and named at the end. Each figure has its numbers in results/figures/, as CSV, from which it is drawn again each time.
     """
     from frcl.experiment.environment import check_device
+    from frcl.reproduce.figures.base import figure_in_words
     from frcl.reproduce.measure import Place, Session
     from frcl.reproduce.targets import ALL, chosen_targets
 
@@ -68,8 +73,11 @@ def reproduce(
         raise OptionError(f"no cell is called {' or '.join(rows)}; --list shows their names")
     say = _speaker(quiet=quiet, quick=quick)
     if show:
-        for state in (state for _, states in work for state in states):
-            say(state.in_words())
+        for target, states in work:
+            for state in states:
+                say(state.in_words())
+            if target.figure is not None and not rows:
+                say(figure_in_words(target.figure, place.results))
         return
     may_start = (lambda: True) if budget is None else (lambda: time.monotonic() - begin < budget)
     _carry_out(work, Session(place, _observer(quiet=quiet or quick), say, may_start, again=again))
@@ -81,7 +89,7 @@ def _carry_out(work: Sequence[tuple[Target, Sequence[State]]], session: Session)
     from frcl.reproduce.measure import attend, check_options
 
     every = [state for _, states in work for state in states]
-    lacking = _lacking(every, session.place)
+    lacking = _lacking([state.cell.benchmark for state in every], session.place)
     failed = []
     try:
         for target, states in work:
@@ -90,6 +98,9 @@ def _carry_out(work: Sequence[tuple[Target, Sequence[State]]], session: Session)
                     attend(state, session, lacking.get(state.cell.benchmark, ""))
                 except NumericalError as error:
                     failed.append(f"{state.table}/{state.cell.name}: {error}")
+            if target.figure is not None:
+                for line in _make(target.figure, session):
+                    session.say(line)
             if target.write is not None:
                 session.say(f"written: {target.write(session.place.results)}")
     except KeyboardInterrupt:
@@ -106,11 +117,25 @@ def _states(target: Target, place: Place, rows: Sequence[str], seeds: int | None
     return [state_of(target.name, cell, place, seeds, again=again) for cell in cells]
 
 
-def _lacking(states: Sequence[State], place: Place) -> dict[str, str]:
+def _make(figure: FigureOf, session: Session) -> list[str]:
+    """Make a figure, or say why not."""
+    from frcl.reproduce.figures.base import is_kept, make_figure
+
+    place, again = session.place, session.again
+    if again or not is_kept(figure, place.results):
+        if missing := _lacking(figure.needs, place):
+            return [f"{figure.name}: skipped, since {'; '.join(missing.values())}"]
+        if figure.table is None and not session.may_start():
+            return [f"{figure.name}: not started, the time is up"]
+    written = make_figure(figure, place, again=again)
+    return [f"written: {path}" for path in written] or [f"{figure.name}: not drawn, since nothing of it is measured"]
+
+
+def _lacking(benchmarks: Sequence[str], place: Place) -> dict[str, str]:
     """Benchmarks whose data is not at hand, and why. A quick run leaves them out; a real one downloads them."""
     from frcl.reproduce.quick import lacking
 
-    names = dict.fromkeys(state.cell.benchmark for state in states) if place.quick else ()
+    names = dict.fromkeys(benchmarks) if place.quick else ()
     return {name: reason for name in names if (reason := lacking(name, place.data))}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,10 +41,3 @@ class CsvLog:
         self._buffer.seek(0)
         self._buffer.truncate()
         return length
-
-
-def read_columns(path: Path) -> dict[str, list[str]]:
-    """A CSV file by column."""
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.reader(file))
-    return {name: [row[i] for row in rows[1:]] for i, name in enumerate(rows[0])}

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from frcl.experiment.config import Config, to_dict
-from frcl.experiment.logs import read_columns
 from frcl.experiment.metrics import (
     AccuracyMatrix,
     Calibration,
@@ -107,16 +106,17 @@ def _boundaries(config: Config, records: Sequence[dict[str, Any]]) -> dict[str, 
 
 def step_curves(log: Path, seed: int) -> dict[str, Any] | None:
     """The terms of the objective over the steps of one seed, thinned to about CURVE rows."""
-    columns = read_columns(log)
-    rows = [i for i, value in enumerate(columns["seed"]) if int(value) == seed]
-    if not rows:
+    with log.open(encoding="utf-8") as file:
+        names = next(file).rstrip().split(",")
+        own = [line for line in file if line.startswith(f"{seed},")]
+    if not own:
         return None
-    every = max(1, len(rows) // CURVE)
-    kept = rows[::every]
+    every = max(1, len(own) // CURVE)
+    columns = dict(zip(names, zip(*(line.rstrip().split(",") for line in own[::every]), strict=True), strict=True))
     numbers = ("loss", "log_likelihood", "kl_now", "kl_past")
     curves: dict[str, Any] = {"every": every}
-    curves |= {name: [int(columns[name][i]) for i in kept] for name in ("task", "step")}
-    return curves | {name: [float(columns[name][i]) for i in kept] for name in numbers}
+    curves |= {name: [int(value) for value in columns[name]] for name in ("task", "step")}
+    return curves | {name: [float(value) for value in columns[name]] for name in numbers}
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -16,6 +16,9 @@ from frcl.learners.window import Window
 from frcl.regularisers.functional import Bank, make_bank
 from frcl.seeding import Streams
 from frcl.summary import PriorKL, prior_kl_terms
+
+if TYPE_CHECKING:
+    from frcl.learners.stream import Recording
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class CurrentTask:
     window: Window | None = None  # observe() keeps a sample of the data here; fit() has the data at hand
     data_mark: str | None = None  # fit(): which data it was called with
     step: int = 0
+    recording: Recording | None = None  # observe() on CUDA: the task's step, ready to be replayed
 
 
 @dataclass

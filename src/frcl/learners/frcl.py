@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from frcl.boundary import BoundaryDetector, Decision
 from frcl.engine.program import Terms
-from frcl.errors import DataError, FrclError, NumericalError, OptionError, TaskError
+from frcl.errors import DataError, FrclError, OptionError, TaskError
 from frcl.features import check_network, network_failures
 from frcl.files import save_state
 from frcl.learners import checkpoint
@@ -23,18 +23,15 @@ from frcl.learners.current import Before, CurrentTask, Declared, LearnerState
 from frcl.learners.ensemble import replicated
 from frcl.learners.inputs import check_lengths, checked_inputs, checked_size, data_mark
 from frcl.learners.lifecycle import Model, check_enough, check_opening, open_task, program_of, summarise
-from frcl.learners.objective import Noise
 from frcl.learners.options import FRCLOptions, changed
 from frcl.learners.predict import Predictor
 from frcl.learners.records import Prediction, StepLog, Summary
+from frcl.learners.stream import scores_of, take_step
 from frcl.learners.targets import Label, TargetSpec, check_likelihood, infer_spec, plain_labels
 from frcl.learners.window import Window
 from frcl.learners.work import OnStep, Work, finish, run_alone
-from frcl.regularisers.functional import sample_tasks
 from frcl.seeding import Streams
 from frcl.summary import prior_kl
-
-CUDA_CHECK_EVERY = 100  # steps between two looks at whether the loss is finite, on CUDA
 
 
 class FRCL:
@@ -158,13 +155,22 @@ class FRCL:
             else:
                 decision, encoded, current = self._watch(current, inputs, y)
             window = self._window(current)
-            terms = self._step(current, inputs, encoded)
+            terms = take_step(current, self.options.past_tasks_per_step, self._state.streams, inputs, encoded)
+            self._advance()
         except Exception:
             self._put_back(before)
             raise
         window.add(inputs, encoded, self._state.streams["window"])
         log = self._log(current, terms)
         return replace(log, boundary=decision.boundary, statistic=decision.statistic)
+
+    def surprise(self, x: Any) -> Tensor:
+        """The boundary score ℓ of each input and function, [n, C]: small where x is unlike the open task."""
+        if self._state.current is None:
+            raise TaskError("no task is open; observe() opens one")
+        current, inputs = self._state.current, self._inputs(x)
+        with torch.no_grad(), network_failures():
+            return current.objective.surprise(current.params, current.memory, inputs)
 
     def end_task(self) -> Summary:
         """End the task that observe() is learning: choose its points from the window, keep its summary."""
@@ -253,25 +259,6 @@ class FRCL:
 
     # -- one step ---------------------------------------------------------------------------------------
 
-    def _step(self, current: CurrentTask, x: Tensor, y: Tensor) -> Terms:
-        streams, target = self._state.streams, current.target
-        looked_at = sample_tasks(len(self._state.past), self.options.past_tasks_per_step, 1, streams["past"])
-        noise = Noise(
-            likelihood=torch.randn(
-                target.likelihood.noise_shape(len(x), target.functions, True),
-                generator=streams["likelihood"],
-                device=self.device,
-                dtype=self.dtype,
-            ),
-            tasks=None if looked_at is None else looked_at[0],
-        )
-        with network_failures():
-            terms = current.objective(current.params, current.memory, (x, y), noise)
-        check = self.device.type == "cpu" or current.step % CUDA_CHECK_EVERY == 0
-        current.optimiser.step(terms.loss, check=check)
-        self._advance()
-        return terms
-
     def _log(self, current: CurrentTask, terms: Terms) -> StepLog:
         loss, log_likelihood, kl_now, kl_past = (float(term.detach()) for term in terms)
         return StepLog(len(self._state.past), current.step, loss, log_likelihood, kl_now, kl_past)
@@ -280,11 +267,7 @@ class FRCL:
         """Ask the detector about a minibatch; at a boundary end the task and open the next one with it."""
         assert self.detector is not None
         window = self._window(current)
-        with torch.no_grad(), network_failures():
-            scores = current.objective.surprise(current.params, current.memory, x)
-        if not bool(scores.isfinite().all()):
-            raise NumericalError("the features of these inputs are too large to be scored; scale the inputs")
-        decision = self.detector.update(scores, allow=len(window) >= self._model.points(current.target))
+        decision = self.detector.update(scores_of(current, x), allow=len(window) >= self._model.points(current.target))
         target = self._declared_spec(y) if decision.boundary else current.target
         encoded = target.encode(y, self.device, self.dtype)
         if decision.boundary:

@@ -21,12 +21,16 @@ class Window:
             self._x = x.new_empty(self.capacity, *x.shape[1:])
             self._y = y.new_empty(self.capacity, *y.shape[1:])
         draws = torch.rand(len(x), generator=generator, device=generator.device, dtype=torch.float64).tolist()
+        kept: dict[int, int] = {}  # by place: the last row that fell there
         for row, draw in enumerate(draws):
             place = self.seen if self.seen < self.capacity else int(draw * (self.seen + 1))
             if place < self.capacity:
-                self._x[place] = x[row]
-                self._y[place] = y[row]
+                kept[place] = row
             self.seen += 1
+        if kept:
+            places, rows = (torch.tensor(list(part), device=x.device) for part in (kept, kept.values()))
+            self._x[places] = x[rows]
+            self._y[places] = y[rows]
 
     def __len__(self) -> int:
         return min(self.seen, self.capacity)

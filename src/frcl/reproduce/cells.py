@@ -48,12 +48,15 @@ class Table:
     cells: tuple[Cell, ...]
 
 
-TEN, FIVE, ONE = tuple(range(10)), tuple(range(5)), (0,)
+TEN, FIVE, THREE, ONE = tuple(range(10)), tuple(range(5)), tuple(range(3)), (0,)
 MNIST, OMNIGLOT = ("permuted-mnist", "split-mnist"), "omniglot"
 
 ROWS: dict[str, tuple[str, Layer]] = {
     "frcl-trace": ("FRCL (trace)", {"method": "frcl", "learner": {"selection": "trace"}}),
     "frcl-random": ("FRCL (random)", {"method": "frcl", "learner": {"selection": "random"}}),
+    "frcl-elbo": ("FRCL (elbo)", {"method": "frcl", "learner": {"selection": "elbo"}}),
+    "frcl-error": ("FRCL (error)", {"method": "frcl", "learner": {"selection": "error"}}),
+    "frcl-predictive": ("FRCL (predictive)", {"method": "frcl", "learner": {"selection": "predictive"}}),
     "baseline": ("BASELINE", {"method": "replay"}),
     "dlp": ("DLP", {"method": "dlp"}),
     "ewc": ("EWC", {"method": "ewc"}),
@@ -287,4 +290,29 @@ TABLES = (
         "those of Table 1.",
         tuple(_methods()),
     ),
+)
+
+
+# -- Figure 3 ------------------------------------------------------------------------------------------------
+
+POINTS_3 = {"split-mnist": (2, 10, 40), "permuted-mnist": (10, 50, 200)}  # per task
+CRITERIA_3 = ("frcl-trace", "frcl-random", "frcl-elbo", "frcl-error", "frcl-predictive")
+
+
+def _figure_3() -> Iterator[Cell]:
+    """Every criterion with every number of points, but for what Table 1 has."""
+    there = {cell.name for cell in TABLES[0].cells}
+    for benchmark, numbers in POINTS_3.items():
+        for points in numbers:
+            for row in CRITERIA_3:
+                cell = _cell(benchmark, row, THREE, None, {"points": points}, f"{points} points")
+                if cell.name not in there:
+                    yield cell
+
+
+FIGURE_3 = Table(
+    "figure3",
+    "Figure 3: criteria for choosing inducing points",
+    "Average test accuracy after the last task, three seeds. The other cells of the figure are those of Table 1.",
+    tuple(_figure_3()),
 )

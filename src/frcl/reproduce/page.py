@@ -11,19 +11,21 @@ from typing import Any
 from frcl.experiment.config import resolve
 from frcl.files import write_atomically
 from frcl.reproduce.cells import Cell, Table
+from frcl.reproduce.figures.base import FigureOf, Record, path_of_figure, read_record
 from frcl.reproduce.measure import in_words
 from frcl.reproduce.numbers import agreement, boundary_scores, ours, percent, reaches_f1
 from frcl.reproduce.store import Document, differences, path_of, read_document
 
 TITLES = {"permuted-mnist": "Permuted-MNIST", "split-mnist": "Split-MNIST", "omniglot": "Omniglot"}
-NOT = "not measured"
+NOT, NOT_MADE = "not measured", "not made yet"
 NOT_AVAILABLE = "n/a"
 COLUMNS = (
     "", "paper %", "ours %", "seeds", "agrees", "just after learning %", "forgetting %", "NLL", "ECE", "bytes kept",
 )  # fmt: skip
 INTRODUCTION = """\
-The paper's tables, measured. `frcl reproduce page` writes this page from the files under `results/`, and a test
-compares the two; `frcl reproduce table1` and so on measure what is missing ([how](docs/reproduction.md)).
+The paper's tables and [figures](#figures), measured. `frcl reproduce page` writes this page from the files under
+`results/`, and a test compares the two; `frcl reproduce table1` and so on measure what is missing
+([how](docs/reproduction.md)).
 
 Networks, rates, batch sizes and steps are those of the paper's Appendices F and G. Strengths of the methods beside FRCL
 were chosen on validation data by `frcl tune`; `src/frcl/experiment/defaults.toml` says which. All methods have one head
@@ -40,20 +42,29 @@ QUICK = """\
 its numbers mean nothing.**"""
 
 
-def page(tables: Sequence[Table], results: Path, *, quick: bool = False) -> str:
+FIGURES_NOTE = """\
+Each is drawn from a CSV file, which has the numbers."""
+
+
+def page(tables: Sequence[Table], results: Path, figures: Sequence[FigureOf] = (), *, quick: bool = False) -> str:
     """The whole of REPRODUCTION.md."""
     title = "# Reproduction" + " (QUICK)" * quick
     found = {table.name: _read(table, results, quick) for table in tables}
     parts = [title, *([QUICK] if quick else []), INTRODUCTION, _overview(tables, found)]
     for table in tables:
         parts += [f"## {table.title}{' (QUICK)' * quick}", table.note, *_sections(table, found[table.name])]
+    if figures:
+        parts += [f"## Figures{' (QUICK)' * quick}", FIGURES_NOTE]
+        parts += [part for figure in figures for part in _figure(figure, results, quick)]
     return "\n\n".join([*parts, "## Where the paper is silent", *_silent()]) + "\n"
 
 
-def write_page(tables: Sequence[Table], results: Path, *, quick: bool = False) -> Path:
+def write_page(
+    tables: Sequence[Table], results: Path, figures: Sequence[FigureOf] = (), *, quick: bool = False
+) -> Path:
     """Write it beside the folder of results."""
     path = results.parent / "REPRODUCTION.md"
-    text = page(tables, results, quick=quick)
+    text = page(tables, results, figures, quick=quick)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text.encode())
     return path
@@ -103,11 +114,11 @@ def _verdicts(cell: Cell, there: Found) -> list[str]:
 # -- a table ------------------------------------------------------------------------------------------------------
 
 
-def _sections(table: Table, found: Found) -> Iterator[str]:
+def _sections(table: Table, found: Found, heading: str = "###") -> Iterator[str]:
     """For each benchmark what was found, then how it was."""
     for benchmark in dict.fromkeys(cell.benchmark for cell in table.cells):
         cells = [cell for cell in table.cells if cell.benchmark == benchmark]
-        yield f"### {TITLES.get(benchmark, benchmark)}"
+        yield f"{heading} {TITLES.get(benchmark, benchmark)}"
         hidden = any(cell.thresholds for cell in cells)
         yield "\n".join(_boundary_table(cells, found) if hidden else _accuracy_table(cells, found))
         told = [line for cell in cells if cell.name in found for line in _how(cell, found[cell.name])]
@@ -170,18 +181,52 @@ def _how(cell: Cell, one: Document) -> Iterator[str]:
     """Commands, devices, commits and seconds; batches that differ in nothing but the seeds are one line."""
     alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for batch in one["batches"]:
-        place = batch["environment"]
-        key = (batch["command"], place["device"], place["torch"], place["commit"] or "unknown", batch["started"][:10])
-        alike.setdefault(key, []).append(batch)
-    for (command, device, torch, commit, day), batches in alike.items():
+        alike.setdefault((batch["command"], *_where(batch)), []).append(batch)
+    for (command, *where), batches in alike.items():
         seconds = sum(batch["seconds"]["total"] for batch in batches)
         seeds = sorted(seed for batch in batches for seed in batch["seeds"])
         word = "seed" if len(seeds) == 1 else "seeds"
-        yield (
-            f"- `{command}`: {word} {in_words(seeds)}, {device}, torch {torch}, {seconds:.0f} s, commit {commit}, {day}"
-        )
+        yield f"- `{command}`: {word} {in_words(seeds)}, {_told(where, seconds)}"
     for other in differences(one, resolve(cell.benchmark, *cell.layers)):
         yield f"  - measured with another option than the cell has: `{other}`"
+
+
+def _where(measured: dict[str, Any]) -> tuple[str, ...]:
+    """Device, version of torch, commit and day of a measurement."""
+    place = measured["environment"]
+    return place["device"], place["torch"], place["commit"] or "unknown", measured["started"][:10]
+
+
+def _told(where: Sequence[str], seconds: float) -> str:
+    device, torch, commit, day = where
+    return f"{device}, torch {torch}, {seconds:.0f} s, commit {commit}, {day}"
+
+
+# -- figures --------------------------------------------------------------------------------------------------------
+
+
+def _figure(figure: FigureOf, results: Path, quick: bool) -> Iterator[str]:
+    """The picture with its words, where its numbers are, and how they were measured."""
+    record = read_record(results, figure.name, quick=quick)
+    yield f"### {figure.title if record is None else record.title}"
+    if record is None:
+        yield f"{NOT_MADE}: `frcl reproduce {figure.name}{' --quick' * quick}`"
+        return
+    png, svg, numbers = (
+        path_of_figure(results, figure.name, kind).relative_to(results.parent).as_posix()
+        for kind in ("png", "svg", "csv")
+    )
+    yield f"![{record.title}]({png})"
+    yield record.caption
+    yield f"- [numbers]({numbers}), [SVG]({svg})\n- {_how_figure(figure, record, quick)}"
+    if figure.table is not None:
+        yield from _sections(figure.table, _read(figure.table, results, quick), "####")
+
+
+def _how_figure(figure: FigureOf, record: Record, quick: bool) -> str:
+    if record.measured is None:
+        return f"`frcl reproduce {figure.name}{' --quick' * quick}`"
+    return f"`{record.measured['command']}`: {_told(_where(record.measured), record.measured['seconds'])}"
 
 
 # -- the end ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Every table at a reduced size: shows in minutes on a CPU that all of it runs. Its numbers mean nothing."""
+"""Tables and figures at a reduced size: shows in minutes on a CPU that all of it runs. Its numbers mean nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from frcl.benchmarks.places import data_status
 from frcl.experiment.config import resolve
 from frcl.reproduce.cells import OMNIGLOT, Cell, Layer, Table
+from frcl.reproduce.figures.base import FigureOf
 
 SMALL = {  # where a method has the option
     "steps": 12,
@@ -28,6 +29,25 @@ SEEDS = {OMNIGLOT: 2}  # the others take one: 60,000 images cost more than all s
 def reduced(table: Table) -> Table:
     """The table with all its cells, each small."""
     return replace(table, cells=tuple(_small(cell) for cell in table.cells))
+
+
+def reduced_figure(figure: FigureOf) -> FigureOf:
+    """The figure for a quick run: of the cells that it is made of those with the fewest points, each small.
+
+    What a figure measures by itself is small where its place is quick.
+    """
+    if figure.table is None:
+        return figure
+    points = {cell.name: _points(cell) for cell in figure.table.cells}
+    fewest: dict[str, int] = {}
+    for cell in figure.table.cells:
+        fewest[cell.benchmark] = min(points[cell.name], fewest.get(cell.benchmark, points[cell.name]))
+    few = tuple(cell for cell in figure.table.cells if points[cell.name] == fewest[cell.benchmark])
+    return replace(figure, table=reduced(replace(figure.table, cells=few)))
+
+
+def _points(cell: Cell) -> int:
+    return int(asdict(resolve(cell.benchmark, *cell.layers).learner)["points"])
 
 
 def _small(cell: Cell) -> Cell:

@@ -1,4 +1,4 @@
-"""What can be asked of `frcl reproduce`, by name: cells to measure, and files to write from what was measured."""
+"""What can be asked of `frcl reproduce`, by name: cells to measure, figures to make, and the page to write of them."""
 
 from __future__ import annotations
 
@@ -9,28 +9,40 @@ from pathlib import Path
 from frcl.errors import OptionError
 from frcl.experiment.config import suggestion
 from frcl.reproduce.cells import TABLES, Table
+from frcl.reproduce.figures import criteria, detection, gp, points
+from frcl.reproduce.figures.base import FigureOf
 from frcl.reproduce.page import write_page
-from frcl.reproduce.quick import reduced
+from frcl.reproduce.quick import reduced, reduced_figure
 
 ALL = "all"
+FIGURES = tuple(
+    sorted((*gp.FIGURES, *criteria.FIGURES, *points.FIGURES, *detection.FIGURES), key=lambda figure: figure.name)
+)
 
 
 @dataclass(frozen=True)
 class Target:
-    """First the cells of `table` are measured, then `write` makes its file from the folder of results."""
+    """First the cells of `table` are measured, then the figure is made, or `write` makes its file from the results."""
 
     name: str
     what: str
     table: Table | None = None
+    figure: FigureOf | None = None
     write: Callable[[Path], Path] | None = None
 
 
 def registry(*, quick: bool = False) -> dict[str, Target]:
     """Every target, in the order in which `all` goes through them."""
     tables = tuple(reduced(table) if quick else table for table in TABLES)
+    figures = tuple(reduced_figure(figure) if quick else figure for figure in FIGURES)
     targets = [
         *(Target(table.name, table.title, table) for table in tables),
-        Target("page", "REPRODUCTION.md, from the result files", write=lambda at: write_page(tables, at, quick=quick)),
+        *(Target(figure.name, figure.title, figure.table, figure) for figure in figures),
+        Target(
+            "page",
+            "REPRODUCTION.md, from the result files",
+            write=lambda at: write_page(tables, at, figures, quick=quick),
+        ),
     ]
     return {target.name: target for target in targets}
 

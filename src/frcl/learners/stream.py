@@ -1,0 +1,113 @@
+"""One minibatch of a stream: its boundary scores and one gradient step; on CUDA both are recorded once a task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from frcl.engine.adam import gradient
+from frcl.engine.program import Terms
+from frcl.engine.tensors import refuse_non_finite_loss
+from frcl.errors import NumericalError
+from frcl.features import network_failures
+from frcl.graphs import captured
+from frcl.learners.current import CurrentTask
+from frcl.learners.objective import Noise, posterior_of
+from frcl.regularisers.functional import sample_tasks
+from frcl.seeding import Streams
+
+EAGER = 10  # steps of a task before it is recorded: a short one is not worth it
+
+
+def scores_of(current: CurrentTask, x: Tensor) -> Tensor:
+    """The boundary scores of a minibatch, [B, C]."""
+    recording = current.recording
+    if recording is not None and recording.fits(x):
+        scores = recording.scores(x)
+    else:
+        with torch.no_grad(), network_failures():
+            scores = current.objective.surprise(current.params, current.memory, x)
+    if not bool(scores.isfinite().all()):
+        raise NumericalError("the features of these inputs are too large to be scored; scale the inputs")
+    return scores
+
+
+def take_step(current: CurrentTask, past_tasks_per_step: int | None, streams: Streams, x: Tensor, y: Tensor) -> Terms:
+    """One gradient step on a minibatch; a loss that is not finite is refused before it."""
+    noise = _noise(current, past_tasks_per_step, streams, x)
+    if current.recording is None and x.is_cuda and current.step >= EAGER:
+        current.recording = Recording(current, x, y, noise)
+    if current.recording is not None and current.recording.fits(x):
+        return current.recording.step(x, y, noise)
+    with network_failures():
+        terms = current.objective(current.params, current.memory, (x, y), noise)
+    current.optimiser.step(terms.loss)
+    return terms
+
+
+def _noise(current: CurrentTask, past_tasks_per_step: int | None, streams: Streams, x: Tensor) -> Noise:
+    target, bank = current.target, current.memory.past
+    looked_at = sample_tasks(0 if bank is None else bank.tasks, past_tasks_per_step, 1, streams["past"])
+    shape = target.likelihood.noise_shape(len(x), target.functions, True)
+    dtype = posterior_of(current.params).mean.dtype
+    drawn = torch.randn(shape, generator=streams["likelihood"], device=x.device, dtype=dtype)
+    return Noise(drawn, None if looked_at is None else looked_at[0])
+
+
+class Recording:
+    """Scores, gradient and update of the current task as CUDA graphs, for minibatches of one shape.
+
+    The update is a graph of its own, so that a loss can be looked at before its step is taken. Lives as long as the
+    task; a copy of the learner records anew.
+    """
+
+    def __init__(self, current: CurrentTask, x: Tensor, y: Tensor, noise: Noise) -> None:
+        params, memory, optimiser, objective = current.params, current.memory, current.optimiser, current.objective
+        self._x, self._y = x.clone(), y.clone()
+        self._noise = Noise(noise.likelihood.clone(), None if noise.tasks is None else noise.tasks.clone())
+        self._terms = torch.zeros(len(Terms._fields), dtype=torch.float64, device=x.device)
+        self._scores = noise.likelihood.new_zeros(len(x), current.target.functions)
+        slopes = {name: torch.zeros_like(value, requires_grad=False) for name, value in params.items()}
+
+        def score() -> None:
+            with torch.no_grad():
+                self._scores.copy_(objective.surprise(params, memory, self._x))
+
+        def look() -> None:
+            terms = objective(params, memory, (self._x, self._y), self._noise)
+            for name, value in gradient(terms.loss, params).items():
+                slopes[name].copy_(value)
+            self._terms.copy_(torch.stack([term.detach().double() for term in terms]))
+
+        def move() -> None:
+            optimiser.apply(slopes)
+
+        moved = [*params.values(), *optimiser.exp_avg.values(), *optimiser.exp_avg_sq.values(), optimiser.count]
+        self._score = captured(score, [self._scores], x.device)
+        self._look = captured(look, [self._terms, *slopes.values()], x.device)
+        self._move = captured(move, moved, x.device)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        return None
+
+    def fits(self, x: Tensor) -> bool:
+        return x.shape == self._x.shape and x.dtype == self._x.dtype
+
+    def scores(self, x: Tensor) -> Tensor:
+        self._x.copy_(x)
+        self._score()
+        return self._scores
+
+    def step(self, x: Tensor, y: Tensor, noise: Noise) -> Terms:
+        self._x.copy_(x)
+        self._y.copy_(y)
+        self._noise.likelihood.copy_(noise.likelihood)
+        if self._noise.tasks is not None and noise.tasks is not None:
+            self._noise.tasks.copy_(noise.tasks)
+        self._look()
+        terms = self._terms.cpu()
+        refuse_non_finite_loss(terms[0])
+        self._move()
+        return Terms(*terms)

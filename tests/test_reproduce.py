@@ -487,6 +487,7 @@ def frcl(monkeypatch, capsys, tmp_path):
     """`frcl reproduce` with the tables of the tests, in a folder of its own; gives exit code, lines said, complaint."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(targets, "TABLES", (TABLE, HIDDEN))
+    monkeypatch.setattr(targets, "FIGURES", ())
 
     def run(*arguments: str) -> tuple[int, list[str], str]:
         capsys.readouterr()
@@ -590,5 +591,6 @@ def test_ctrl_c_can_be_taken_up(frcl, monkeypatch):
 def test_a_target_that_does_not_exist_is_refused():
     with pytest.raises(OptionError, match="there is no target 'figure99'"):
         targets.chosen_targets(["figure99"])
-    assert [one.name for one in targets.chosen_targets(["all"])] == [*(table.name for table in TABLES), "page"]
+    names = [*(table.name for table in TABLES), *(figure.name for figure in targets.FIGURES), "page"]
+    assert [one.name for one in targets.chosen_targets(["all"])] == names
     assert [one.name for one in targets.chosen_targets(["page", "table1", "page"])] == ["page", "table1"]

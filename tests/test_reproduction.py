@@ -6,24 +6,29 @@ from pathlib import Path
 import pytest
 
 from frcl.experiment.metrics import AccuracyMatrix
+from frcl.report.drawing import style
 from frcl.reproduce.cells import TABLES
+from frcl.reproduce.figures.base import FOLDER, read_record, read_sheet
 from frcl.reproduce.page import page
 from frcl.reproduce.store import read_document, to_text
+from frcl.reproduce.targets import FIGURES
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
-FILES = sorted(RESULTS.glob("*/*.json"))
+FILES = sorted(path for path in RESULTS.glob("*/*.json") if path.parent.name != FOLDER)
+MEASURED = (*TABLES, *(figure.table for figure in FIGURES if figure.table is not None))
+MADE = [figure for figure in FIGURES if (RESULTS / FOLDER / f"{figure.name}.csv").is_file()]
 
 
 def test_the_page_is_generated_from_the_results():
-    assert (ROOT / "REPRODUCTION.md").read_text() == page(TABLES, RESULTS)
+    assert (ROOT / "REPRODUCTION.md").read_text() == page(TABLES, RESULTS, FIGURES)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_result_is_whole(path):
     found = read_document(path, quick=False)
     assert (found["table"], found["cell"]) == (path.parent.name, path.stem)
-    cells = {cell.name: cell for table in TABLES if table.name == found["table"] for cell in table.cells}
+    cells = {cell.name: cell for table in MEASURED if table.name == found["table"] for cell in table.cells}
     assert path.stem in cells
     seeds = [one["seed"] for one in found["seeds"]]
     assert seeds == sorted(set(seeds))
@@ -44,7 +49,25 @@ def test_a_result_is_whole(path):
             assert one["forgetting"] == pytest.approx(matrix.forgetting(), abs=1e-12)
 
 
+@pytest.mark.parametrize("figure", MADE, ids=lambda figure: figure.name)
+def test_a_figure_is_whole(figure):
+    folder = RESULTS / FOLDER
+    assert {path.suffix for path in folder.glob(f"{figure.name}.*")} == {".csv", ".json", ".png", ".svg"}
+    record = read_record(RESULTS, figure.name)
+    with style():
+        drawing = figure.draw(read_sheet(folder / f"{figure.name}.csv"))
+    assert (record.title, record.caption, record.text) == (drawing.title, drawing.caption, drawing.text)
+    assert (record.measured is None) == (figure.table is not None)
+    assert str(ROOT) not in (folder / f"{figure.name}.json").read_text()
+
+
+def test_nothing_else_is_among_the_figures():
+    assert {path.stem for path in (RESULTS / FOLDER).iterdir()} <= {figure.name for figure in FIGURES}
+
+
 def test_a_result_that_is_missing_is_said_to_be(tmp_path):
     thresholds = sum(len(cell.thresholds) for table in TABLES for cell in table.cells)
     accuracies = sum(len(table.cells) for table in TABLES if table.name != "table3")
-    assert page(TABLES, tmp_path).count("not measured |") == accuracies + 2 * thresholds
+    text = page(TABLES, tmp_path, FIGURES)
+    assert text.count("not measured |") == accuracies + 2 * thresholds
+    assert text.count("not made yet: ") == len(FIGURES)

@@ -56,7 +56,7 @@ def reproduce(
 
     Each cell has a small JSON file under results/, to which seeds are added: only what is missing is run. A run that
     was interrupted is taken up again. Cells that were measured with other options than they have now are left alone
-    and named at the end. Each figure has its numbers in results/figures/, as CSV, from which it is drawn again each time.
+    and named at the end. Each figure has its numbers in results/figures/ as CSV, from which alone it is drawn.
     """
     from frcl.experiment.environment import check_device
     from frcl.reproduce.figures.base import figure_in_words
@@ -99,8 +99,10 @@ def _carry_out(work: Sequence[tuple[Target, Sequence[State]]], session: Session)
                 except NumericalError as error:
                     failed.append(f"{state.table}/{state.cell.name}: {error}")
             if target.figure is not None:
-                for line in _make(target.figure, session):
-                    session.say(line)
+                try:
+                    session.say(_make(target.figure, session))
+                except NumericalError as error:
+                    failed.append(f"{target.name}: {error}")
             if target.write is not None:
                 session.say(f"written: {target.write(session.place.results)}")
     except KeyboardInterrupt:
@@ -117,18 +119,20 @@ def _states(target: Target, place: Place, rows: Sequence[str], seeds: int | None
     return [state_of(target.name, cell, place, seeds, again=again) for cell in cells]
 
 
-def _make(figure: FigureOf, session: Session) -> list[str]:
-    """Make a figure, or say why not."""
+def _make(figure: FigureOf, session: Session) -> str:
+    """Make a figure; says what was written, or why nothing was."""
     from frcl.reproduce.figures.base import is_kept, make_figure
 
     place, again = session.place, session.again
     if again or not is_kept(figure, place.results):
         if missing := _lacking(figure.needs, place):
-            return [f"{figure.name}: skipped, since {'; '.join(missing.values())}"]
+            return f"{figure.name}: skipped, since {'; '.join(missing.values())}"
         if figure.table is None and not session.may_start():
-            return [f"{figure.name}: not started, the time is up"]
+            return f"{figure.name}: not started, the time is up"
     written = make_figure(figure, place, again=again)
-    return [f"written: {path}" for path in written] or [f"{figure.name}: not drawn, since nothing of it is measured"]
+    if not written:
+        return f"{figure.name}: not drawn, since nothing of it is measured"
+    return f"written: {', '.join([str(written[0]), *(path.suffix for path in written[1:])])}"
 
 
 def _lacking(benchmarks: Sequence[str], place: Place) -> dict[str, str]:

@@ -59,17 +59,18 @@ def _noise(current: CurrentTask, past_tasks_per_step: int | None, streams: Strea
 class Recording:
     """Scores, gradient and update of the current task as CUDA graphs, for minibatches of one shape.
 
-    The update is a graph of its own, so that a loss can be looked at before its step is taken. Lives as long as the
-    task; a copy of the learner records anew.
+    The update is a graph of its own, so that a loss can be looked at before its step is taken. Whatever a graph reads
+    or writes is held here: it knows addresses alone. Lives as long as the task; a copy of the learner records anew.
     """
 
     def __init__(self, current: CurrentTask, x: Tensor, y: Tensor, noise: Noise) -> None:
         params, memory, optimiser, objective = current.params, current.memory, current.optimiser, current.objective
+        self._held = (params, memory, optimiser)
         self._x, self._y = x.clone(), y.clone()
         self._noise = Noise(noise.likelihood.clone(), None if noise.tasks is None else noise.tasks.clone())
         self._terms = torch.zeros(len(Terms._fields), dtype=torch.float64, device=x.device)
         self._scores = noise.likelihood.new_zeros(len(x), current.target.functions)
-        slopes = {name: torch.zeros_like(value, requires_grad=False) for name, value in params.items()}
+        self._slopes = {name: torch.zeros_like(value, requires_grad=False) for name, value in params.items()}
 
         def score() -> None:
             with torch.no_grad():
@@ -78,15 +79,15 @@ class Recording:
         def look() -> None:
             terms = objective(params, memory, (self._x, self._y), self._noise)
             for name, value in gradient(terms.loss, params).items():
-                slopes[name].copy_(value)
+                self._slopes[name].copy_(value)
             self._terms.copy_(torch.stack([term.detach().double() for term in terms]))
 
         def move() -> None:
-            optimiser.apply(slopes)
+            optimiser.apply(self._slopes)
 
         moved = [*params.values(), *optimiser.exp_avg.values(), *optimiser.exp_avg_sq.values(), optimiser.count]
         self._score = captured(score, [self._scores], x.device)
-        self._look = captured(look, [self._terms, *slopes.values()], x.device)
+        self._look = captured(look, [self._terms, *self._slopes.values()], x.device)
         self._move = captured(move, moved, x.device)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:

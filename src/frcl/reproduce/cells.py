@@ -192,7 +192,7 @@ def _table_3() -> Iterator[Cell]:
             layer = {
                 "method": "frcl",
                 "hidden_boundaries": True,
-                "learner": {"initial_scale": 1.0},
+                "learner": {"initial_scale": 1.0, "feature_scale": 1.0},
                 "detector": {"window": window, "thresholds": list(printed)},
             }
             seeds = FIVE if benchmark == OMNIGLOT else TEN

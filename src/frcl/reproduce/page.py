@@ -42,8 +42,7 @@ QUICK = """\
 its numbers mean nothing.**"""
 
 
-FIGURES_NOTE = """\
-Each is drawn from a CSV file, which has the numbers."""
+FIGURES_NOTE = "Each is drawn from the numbers in its CSV file alone."
 
 
 def page(tables: Sequence[Table], results: Path, figures: Sequence[FigureOf] = (), *, quick: bool = False) -> str:

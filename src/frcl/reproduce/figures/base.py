@@ -147,7 +147,9 @@ def read_record(results: Path, name: str, *, quick: bool = False) -> Record | No
 
 def _write_record(record: Record, results: Path, name: str) -> None:
     content = {"format": FORMAT, "version": VERSION, **asdict(record)}
-    write_atomically(path_of_figure(results, name, "json"), (json.dumps(content, indent=1) + "\n").encode())
+    write_atomically(
+        path_of_figure(results, name, "json"), (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
+    )
 
 
 # -- making -------------------------------------------------------------------------------------------------------
@@ -160,8 +162,8 @@ def is_kept(figure: FigureOf, results: Path) -> bool:
 
 def figure_in_words(figure: FigureOf, results: Path) -> str:
     """Whether it is there, for a list."""
-    there = path_of_figure(results, figure.name, "png").is_file() and read_any(results, figure.name)
-    return f"{figure.name}: {'made' if there else 'not made yet'}"
+    numbers, picture = (path_of_figure(results, figure.name, kind).is_file() for kind in ("csv", "png"))
+    return f"{figure.name}: {('made' if picture else 'measured, not drawn') if numbers else 'not made yet'}"
 
 
 def make_figure(figure: FigureOf, place: Place, *, again: bool = False) -> list[Path]:
@@ -215,7 +217,8 @@ def command(figure: FigureOf, place: Place) -> str:
 
 
 def _marked(drawing: Drawing) -> Drawing:
-    """Says QUICK in its words and in a corner of the picture."""
-    drawing.figure.text(0.995, 0.99, "QUICK", ha="right", va="top", color=LIGHT["series-1"], weight="bold", fontsize=8)
+    """Says QUICK in its words and across the picture."""
+    drawing.figure.text(0.5, 0.55, "QUICK", ha="center", va="center", rotation=20, fontsize=60, weight="bold",
+                        color=LIGHT["series-1"], alpha=0.16, zorder=10)  # fmt: skip
     caption = f"QUICK: it shows that all of it runs, and its numbers mean nothing. {drawing.caption}"
     return replace(drawing, title=f"{drawing.title} (QUICK)", caption=caption)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from frcl.report.drawing import Drawing
 from frcl.report.figures import MARKERS
+from frcl.report.numbers import plural
 from frcl.report.palette import series
 from frcl.reproduce.cells import CRITERIA_3, FIGURE_3, POINTS_3, TABLES
 from frcl.reproduce.figures.base import FigureOf, Sheet, canvas, sheet
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("benchmark", "criterion", "points", "mean", "std", "seeds", "table")
 NAMES = dict(zip(CRITERIA_3, ("trace", "random", "ELBO", "class. error", "log pred. density"), strict=True))
-LINES = ("-", (0, (4, 1.5)), "-", "-", "-")  # random is no criterion
+COLOURS = (0, 7, 2, 3, 1)  # random is the grey one
 
 
 def measure_criteria(place: Place) -> Sheet:
@@ -63,41 +65,48 @@ def draw_criteria(numbers: Sheet) -> Drawing:
         one.set_xticks(range(len(POINTS_3[benchmark])), [str(points) for points in POINTS_3[benchmark]])
         one.grid(visible=False, axis="x")
     axes[0].set_ylabel("average accuracy, %")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(NAMES))
+    lines = {label: line for one in axes for line, label in zip(*one.get_legend_handles_labels(), strict=True)}
+    shown = [name for name in NAMES.values() if name in lines]
+    figure.legend([lines[name] for name in shown], shown, loc="outside lower center", ncols=len(NAMES))
     return Drawing("figure3", FIGURE_3.title, _caption(numbers), _in_words(numbers), figure)
 
 
 def _line(axes: Axes, found: Sheet, number: int, name: str, points: tuple[int, ...]) -> None:
-    """One criterion, beside the others at each number of points, with ± one standard deviation."""
-    x = [points.index(int(value)) + 0.07 * (number - (len(NAMES) - 1) / 2) for value in found.column("points")]
-    deviations = [float(value or 0.0) for value in found.column("std")]
+    """One criterion, beside the others at each number of points, with ± one standard deviation; a gap where none is."""
+    if not found.rows:
+        return
+    there = dict(zip(found.column("points"), zip(found.column("mean"), found.column("std"), strict=True), strict=True))
+    values = [there.get(str(one), ("", "")) for one in points]
+    mean, std = ([float(text) if text else math.nan for text in column] for column in zip(*values, strict=True))
+    beside = 0.07 * (number - (len(NAMES) - 1) / 2)
     axes.errorbar(
-        x, found.floats("mean"), yerr=deviations, label=name, color=series(number), marker=MARKERS[number],
-        linestyle=LINES[number], linewidth=1.6, elinewidth=1.1, capsize=2.2,
+        [place + beside for place in range(len(points))], mean, yerr=std, label=name, color=series(COLOURS[number]),
+        marker=MARKERS[number], linestyle="--" if name == "random" else "-", linewidth=1.5, elinewidth=1.1, capsize=2.2,
     )  # fmt: skip
 
 
 def _caption(numbers: Sheet) -> str:
     seeds = sorted({int(value) for value in numbers.column("seeds")})
-    count = " to ".join(str(value) for value in dict.fromkeys((seeds[0], seeds[-1])))
+    count = plural(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
     missing = missing_cells(numbers)
     told = f" Not measured: {'; '.join(missing)}." if missing else ""
     return (
         "Average accuracy after the last task by how the inducing points are chosen (Section 2.4, Appendix D), over "
-        f"their number. Mean ± one standard deviation over {count} seeds; cells of Table 1 have the seeds they have "
-        f"there.{told}"
+        f"their number. Mean ± one standard deviation over {count}; cells of Table 1 have the seeds they have there."
+        f"{told}"
     )
 
 
 def missing_cells(numbers: Sheet) -> list[str]:
-    """What is left out: "Split-MNIST, ELBO with 2, 10 points"."""
+    """What is left out, with the numbers of points: "Split-MNIST: ELBO (2, 10), random (10)"."""
     there = set(zip(*(numbers.column(name) for name in ("benchmark", "criterion", "points")), strict=True))
-    missing: dict[tuple[str, str], list[str]] = {}
-    for benchmark, criterion, points in wanted():
-        if (benchmark, NAMES[criterion], str(points)) not in there:
-            missing.setdefault((benchmark, NAMES[criterion]), []).append(str(points))
-    return [f"{TITLES[one]}, {name} with {', '.join(points)} points" for (one, name), points in missing.items()]
+    missing: dict[str, list[str]] = {}
+    for benchmark, numbers_of_points in POINTS_3.items():
+        for name in NAMES.values():
+            left = [str(points) for points in numbers_of_points if (benchmark, name, str(points)) not in there]
+            if left:
+                missing.setdefault(TITLES[benchmark], []).append(f"{name} ({', '.join(left)})")
+    return [f"{title}: {', '.join(names)}" for title, names in missing.items()]
 
 
 def _in_words(numbers: Sheet) -> str:
@@ -112,6 +121,4 @@ def _in_words(numbers: Sheet) -> str:
     return f"Lines of accuracy in % over the number of points. {'. '.join(told)}."
 
 
-FIGURES = (
-    FigureOf("figure3", FIGURE_3.title, measure_criteria, draw_criteria, table=FIGURE_3),
-)
+FIGURES = (FigureOf("figure3", FIGURE_3.title, measure_criteria, draw_criteria, table=FIGURE_3),)

@@ -62,8 +62,8 @@ def draw_figure_4(numbers: Sheet) -> Drawing:
     from matplotlib.figure import Figure
 
     facts, shown = settings(numbers), len(set(numbers.where(kind="point").column("start")))
-    figure = Figure(figsize=(WIDTH, 4.7 + 0.2 * shown), layout="constrained")
-    grid = figure.add_gridspec(3, 2, height_ratios=(3.2, 0.24 * shown, 0.8))
+    figure = Figure(figsize=(WIDTH, 4.9 + 0.2 * shown), layout="constrained")
+    grid = figure.add_gridspec(3, 2, height_ratios=(3.2, 0.24 * shown, 0.95))
     _projection(figure.add_subplot(grid[0, :]), numbers)
     for place, which in enumerate(WHICH):
         _images(figure.add_subplot(grid[1, place]), numbers, which, shown)
@@ -128,11 +128,12 @@ def _bars(axes: Axes, counts: dict[str, Counter[int]]) -> None:
     for place, (which, counted) in enumerate(counts.items()):
         for k, times in counted.items():
             share, x = 100 * times / sum(counted.values()), k + 0.42 * (place - 0.5)
-            axes.bar([x], [share], width=0.4, color=COLOURS[which])
+            axes.bar([x], [share], width=0.4, color=COLOURS[which], label=WHICH[which] if k == max(counted) else "")
             axes.text(x, share + 3, f"{share:.0f}", ha="center", fontsize=8, color=LIGHT["muted"])
     low, high = min(map(min, counts.values())), max(map(max, counts.values()))
-    axes.set(xlim=(low - 0.6, high + 0.6), ylim=(0, 110), xticks=range(low, high + 1), yticks=[])
+    axes.set(xlim=(low - 0.6, high + 0.6), ylim=(0, 105), xticks=range(low, high + 1), yticks=[])
     axes.set_xlabel("classes among the points (bars: % of starts)")
+    axes.legend(loc="upper left", fontsize=8, handlelength=0.9, handleheight=0.9, borderaxespad=0)
     axes.grid(visible=False)
     axes.spines["left"].set_visible(False)
 
@@ -154,7 +155,9 @@ def _text_4(numbers: Sheet, counts: dict[str, Counter[int]]) -> str:
 def _table_4(counts: dict[str, Counter[int]]) -> Table:
     found = range(min(min(c) for c in counts.values()), max(max(c) for c in counts.values()) + 1)
     rows = [(str(k), *(str(counts[which][k]) for which in WHICH)) for k in found]
-    return Table("figure4", "Starts by the number of classes among their points", ("Classes", *WHICH.values()), tuple(rows))
+    return Table(
+        "figure4", "Starts by the number of classes among their points", ("Classes", *WHICH.values()), tuple(rows)
+    )
 
 
 # -- Figure 6 ------------------------------------------------------------------------------------------------
@@ -175,8 +178,8 @@ def draw_figure_6(numbers: Sheet) -> Drawing:
         axes.set_title(title, loc="left", fontsize=9)
         axes.axis("off")
     caption = (
-        f"The Greek alphabet of Omniglot, {each} points a character, after {int(facts['steps']):,} steps. One column for "
-        f"each of the {characters} characters: (a) {each} examples of each, chosen at random; (b) the points after "
+        f"The Greek alphabet of Omniglot, {each} points a character, after {int(facts['steps']):,} steps. One column "
+        f"for each of the {characters} characters: (a) {each} examples of each, chosen at random; (b) the points after "
         f"{int(facts['search_steps']):,} proposals of the search by the trace, which does not look at the characters."
     )
     text = f"The search lowers the trace term by {percent(_fall(numbers), 0)} and ends with points of {covered}."

@@ -247,16 +247,18 @@ COLUMNS_2 = ("what", "x", "mean", "deviation", "prior_deviation", "score")
 SAME, NEW = "same task", "new task"
 QUERIES = {SAME: (-3.8, -0.6), NEW: (2.4, 4.8)}  # minibatches that are asked about, and where they lie
 BATCH = 12
-OPTIONS_2: dict[str, Any] = {"points": 8, "rate": 2e-3, "initial_scale": 1.0, "initial_target_noise": 0.05}
+OPTIONS_2: dict[str, Any] = {
+    "points": 8, "rate": 2e-3, "feature_scale": 2.0, "initial_scale": 1.0, "initial_target_noise": 0.05,
+}  # fmt: skip
 
 
 def watched_task() -> Data:
-    return sampled(lambda x: 1.3 * torch.sin(1.7 * x) + 0.4, [(-4.2, -2.2), (-2.2, -0.2)], 9, "figure2/data")
+    return sampled(lambda x: 2 * torch.sin(1.7 * x) + 0.5, [(-4.2, -2.2), (-2.2, -0.2)], 9, "figure2/data")
 
 
 def watcher(steps: int) -> FRCL:
     """A learner in the middle of its task, as a detector finds it."""
-    learner = FRCL(Waves(160, 1.4), **OPTIONS_2)
+    learner = FRCL(Waves(160, 1.6), **OPTIONS_2)
     x, y = watched_task()
     learner.start_task(size=len(x))
     for _ in range(steps):

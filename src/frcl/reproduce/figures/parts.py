@@ -24,10 +24,11 @@ class Rows:
             self.add(SETTING, name=name, value=value)
 
     def add(self, kind: str, **fields: object) -> None:
-        row: list[object] = [kind] + [""] * (len(self.columns) - 1)
-        for name, value in fields.items():
-            row[self.columns.index(name)] = value
-        self._rows.append(row)
+        unknown = set(fields) - set(self.columns)
+        if unknown:
+            raise ValueError(f"the sheet has no column {', '.join(sorted(unknown))}; it has {', '.join(self.columns)}")
+        given = {"kind": kind, **fields}
+        self._rows.append([given.get(name, "") for name in self.columns])
 
     def sheet(self) -> Sheet:
         return sheet(self.columns, self._rows)

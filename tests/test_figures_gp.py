@@ -1,0 +1,178 @@
+"""Figures 1 and 2: what is drawn is what the formulas give, worked out here from θ, q(w) and q(u) by hand."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, stats
+
+from frcl import FRCL
+from frcl.learners.objective import posterior_of
+from frcl.report.drawing import style
+from frcl.reproduce.figures import gp
+from frcl.reproduce.figures.base import make_figure, read_sheet
+from frcl.reproduce.measure import Place
+from oracles import covariances, direct_prediction
+
+STEPS = gp.QUICK_STEPS
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+
+
+def phi(net: gp.Waves, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    """[scale · √(2/K) cos(ωx + b), 1] in float64, written out."""
+    weight, bias = net.inner.weight.detach().double(), net.inner.bias.detach().double()
+    waves = torch.stack([torch.cos(w * x[:, 0].double() + b) for w, b in zip(weight[:, 0], bias, strict=True)], 1)
+    return torch.cat([scale * math.sqrt(2 / len(bias)) * waves, torch.ones(len(x), 1, dtype=torch.float64)], 1)
+
+
+def learned_first(steps: int) -> tuple[FRCL, torch.Tensor, torch.Tensor]:
+    """The learner of Figure 1 after its first task, with μ and L Lᵀ of q(w) as the task ended."""
+    learner = FRCL(gp.Waves(48, 1.2), steps=steps, **gp.OPTIONS_1)
+    kept = []
+
+    def look(log):
+        if log.step == steps:
+            q = posterior_of(learner._state.current.params)
+            kept.append((q.mean[0].detach().double(), q.factor[0].detach().double().tril()))
+
+    learner.fit(*gp.first_task(), on_step=look)
+    mean, L = kept[0]
+    return learner, mean, L @ L.mT
+
+
+def test_the_bands_of_figure_1_are_those_of_the_formulas(tmp_path):
+    numbers = gp.measure_method(Place(tmp_path, tmp_path, quick=True))
+    learner, mean, covariance = learned_first(STEPS)
+    lesson = gp.lesson(STEPS)
+    belief, Z = learner.tasks[0].belief, learner.tasks[0].Z
+
+    def check(panel: str, task: str, means: torch.Tensor, variances: torch.Tensor) -> None:
+        curve = numbers.where(panel=panel, what="curve", task=task)
+        assert curve.floats("x") == pytest.approx(gp.grid()[:, 0].tolist(), rel=1e-5)
+        assert curve.floats("mean") == pytest.approx(means.tolist(), rel=1e-3, abs=1e-4)
+        assert curve.floats("deviation") == pytest.approx(variances.sqrt().tolist(), rel=1e-3)
+
+    Phi = phi(learner.net, gp.grid())
+    check("A", "1", Phi @ mean, torch.einsum("bi,ij,bj->b", Phi, covariance, Phi))
+    for panel, net in (("B", learner.net), ("C", lesson.held.net), ("D", lesson.free.net)):
+        means, variances = direct_prediction(phi(net, gp.grid()), phi(net, Z), belief)
+        check(panel, "1", means[:, 0], variances[:, 0])
+    for panel, learned, task in (("C", lesson.held, 1), ("D", lesson.free, 0)):
+        kept = learned.tasks[task]
+        means, variances = direct_prediction(phi(learned.net, gp.grid()), phi(learned.net, kept.Z), kept.belief)
+        check(panel, "2", means[:, 0], variances[:, 0])
+    assert not torch.equal(lesson.held.net.inner.weight, lesson.free.net.inner.weight)
+
+
+def test_the_points_of_figure_1_have_the_marginals_of_q_u(tmp_path):
+    numbers = gp.measure_method(Place(tmp_path, tmp_path, quick=True))
+    learner, mean, covariance = learned_first(STEPS)
+    Z, noise = learner.tasks[0].Z, learner.options.noise
+    Phi = phi(learner.net, Z)
+    marginal = torch.einsum("mi,ij,mj->m", Phi, covariance, Phi) + noise  # equation 5, and σ²
+    wanted = sorted(zip(Z[:, 0].tolist(), (Phi @ mean).tolist(), marginal.sqrt().tolist(), strict=True))
+    for panel in "BCD":
+        points = numbers.where(panel=panel, what="point")
+        found = zip(*(points.floats(name) for name in ("x", "mean", "deviation")), strict=True)
+        for one, other in zip(found, wanted, strict=True):
+            assert one == pytest.approx(other, rel=1e-3)
+    assert covariances(learner.tasks[0].belief)[0].diagonal().sqrt().tolist() == pytest.approx(
+        marginal.sqrt().tolist(), rel=1e-3
+    )
+    assert set(Z[:, 0].tolist()) <= set(gp.first_task()[0][:, 0].tolist())
+
+
+def test_what_is_learned_is_the_posterior_of_the_data():
+    """With θ and s² as learned, q(w) has a closed form: N(A⁻¹Φᵀy/s², A⁻¹), A = ΦᵀΦ/s² + I."""
+    learner, mean, covariance = learned_first(gp.STEPS)
+    (x, y), s2 = gp.first_task(), learner.tasks[0].likelihood_params["log_noise"].double().exp()
+    Phi, Phi_grid = phi(learner.net, x), phi(learner.net, gp.grid())
+    A = Phi.mT @ Phi / s2 + torch.eye(Phi.shape[1], dtype=torch.float64)
+    exact = torch.linalg.inv(A)
+    exact_mean = Phi_grid @ exact @ Phi.mT @ y.double() / s2
+    near = (gp.grid()[:, 0] > x.min()) & (gp.grid()[:, 0] < x.max())
+    found, truth = (torch.einsum("bi,ij,bj->b", Phi_grid, S, Phi_grid).sqrt() for S in (covariance, exact))
+    assert float((Phi_grid @ mean - exact_mean)[near].abs().max()) < 0.06
+    ratio = found[near] / truth[near]
+    assert 0.85 < float(ratio.min()) <= float(ratio.max()) < 1.15
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("figure2")
+    return gp.measure_detection(Place(folder, folder, quick=True))
+
+
+def numeric_score(mean: float, deviation: float, prior: float) -> float:
+    """½ [KL(q‖p) + KL(p‖q)] by quadrature."""
+    q, p = stats.norm(mean, deviation), stats.norm(0, prior)
+
+    def divergence(one, other):
+        span = (one.mean() - 9 * one.std(), one.mean() + 9 * one.std())
+        return integrate.quad(lambda f: one.pdf(f) * (one.logpdf(f) - other.logpdf(f)), *span, limit=200)[0]
+
+    return 0.5 * (divergence(q, p) + divergence(p, q))
+
+
+def test_the_scores_of_figure_2_are_the_symmetrised_kl(judged):
+    for what in (gp.SAME, gp.NEW):
+        rows = judged.where(what=what)
+        assert len(rows.rows) == gp.BATCH
+        columns = [rows.floats(name) for name in ("mean", "deviation", "prior_deviation", "score")]
+        for mean, deviation, prior, score in zip(*columns, strict=True):
+            assert score == pytest.approx(numeric_score(mean, deviation, prior), rel=2e-3, abs=1e-5)
+
+
+def test_the_test_of_figure_2_is_welchs(judged):
+    same, new = (np.log(judged.where(what=what).floats("score")) for what in (gp.SAME, gp.NEW))
+    expected = stats.ttest_ind(same, new, equal_var=False, alternative="greater").statistic
+    assert judged.where(what="welch").floats("score") == [pytest.approx(expected, rel=1e-4)]
+
+
+def test_prior_and_posterior_of_figure_2(judged):
+    learner = gp.watcher(STEPS)
+    q = posterior_of(learner._state.current.params)
+    Phi, L = phi(learner.net, gp.grid(), scale=2.0), q.factor[0].detach().double().tril()
+    curve = judged.where(what="curve")
+    assert curve.floats("prior_deviation") == pytest.approx(Phi.square().sum(1).sqrt().tolist(), rel=1e-4)
+    assert curve.floats("mean") == pytest.approx((Phi @ q.mean[0].detach().double()).tolist(), rel=1e-3, abs=1e-4)
+    variance = torch.einsum("bi,ij,bj->b", Phi, L @ L.mT, Phi)
+    assert curve.floats("deviation") == pytest.approx(variance.sqrt().tolist(), rel=1e-3)
+
+
+def test_what_the_figures_of_the_results_show():
+    """Task 1 stays where it is held and is lost where it is not; far from its data the posterior is near the prior."""
+    method = read_sheet(RESULTS / "figures" / "figure1.csv")
+    assert gp._moved(method, gp.HELD) < 0.1 < 0.3 < gp._moved(method, gp.FREE)
+    watched = read_sheet(RESULTS / "figures" / "figure2.csv")
+    same, new = watched.where(what=gp.SAME), watched.where(what=gp.NEW)
+    ratios = [np.array(one.floats("deviation")) / np.array(one.floats("prior_deviation")) for one in (same, new)]
+    assert ratios[0].max() < 0.2 < 0.7 < ratios[1].min()
+    assert min(same.floats("score")) > 50 * max(new.floats("score"))
+    assert gp._statistic(watched) > 8  # the highest threshold of Table 3
+
+
+@pytest.mark.parametrize("figure", gp.FIGURES, ids=lambda figure: figure.name)
+def test_the_same_bytes_twice(figure, tmp_path):
+    first, second = (make_figure(figure, Place(tmp_path / name, tmp_path, quick=True)) for name in ("one", "two"))
+    assert [path.suffix for path in first] == [".csv", ".png", ".svg"]
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+@pytest.mark.parametrize("figure", gp.FIGURES, ids=lambda figure: figure.name)
+def test_the_words_have_the_numbers(figure):
+    numbers = read_sheet(RESULTS / "figures" / f"{figure.name}.csv")
+    with style():
+        drawing = figure.draw(numbers)
+    if figure.name == "figure1":
+        assert f"moves by {gp._moved(numbers, gp.HELD):.2g} on average in C" in drawing.caption
+    else:
+        assert f"t = {gp._statistic(numbers):.1f}" in drawing.caption
+    assert drawing.text.endswith(".")
+
+
+def test_the_global_random_state_is_left_alone(tmp_path, global_random_state_untouched):
+    gp.lesson(3)
+    gp.watcher(3)

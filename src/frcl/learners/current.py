@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from frcl.engine.adam import Optimiser
+from frcl.engine.program import Terms
 from frcl.engine.tensors import Params
-from frcl.learners.objective import Memory, Objective
+from frcl.learners.objective import Memory, Noise, Objective
 from frcl.learners.records import Summary
 from frcl.learners.targets import Label, TargetSpec
 from frcl.learners.window import Window
 from frcl.regularisers.functional import Bank, make_bank
 from frcl.seeding import Streams
 from frcl.summary import PriorKL, prior_kl_terms
-
-if TYPE_CHECKING:
-    from frcl.learners.stream import Recording
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,14 @@ class Before:
     detector: dict[str, Any] | None
 
 
+class Recorded(Protocol):
+    """The scores and the step of one task, recorded for minibatches of one shape."""
+
+    def fits(self, x: Tensor) -> bool: ...
+    def scores(self, x: Tensor) -> Tensor: ...
+    def step(self, x: Tensor, y: Tensor, noise: Noise) -> Terms: ...
+
+
 @dataclass
 class CurrentTask:
     """The task being learned: everything that is dropped or turned into a summary when it ends."""
@@ -51,7 +57,7 @@ class CurrentTask:
     window: Window | None = None  # observe() keeps a sample of the data here; fit() has the data at hand
     data_mark: str | None = None  # fit(): which data it was called with
     step: int = 0
-    recording: Recording | None = None  # observe() on CUDA: the task's step, ready to be replayed
+    recording: Recorded | None = None  # observe() on CUDA: the task's step, ready to be replayed
 
 
 @dataclass

@@ -219,6 +219,7 @@ def _figure(figure: FigureOf, results: Path, quick: bool) -> Iterator[str]:
     yield record.caption
     yield f"- [numbers]({numbers}), [SVG]({svg})\n- {_how_figure(figure, record, quick)}"
     if figure.table is not None:
+        yield figure.table.note
         yield from _sections(figure.table, _read(figure.table, results, quick), "####")
 
 

@@ -152,10 +152,10 @@ def _right(numbers: Sheet) -> float:
 
 def _text_7(good: dict[tuple[str, str], tuple[float, float] | None]) -> str:
     said = [
-        f"{aggregate}, {space}: " + ("at none" if span is None else f"from {span[0]:g} to {span[1]:g}")
+        f"{aggregate}, {space}, " + ("at none" if span is None else f"from {span[0]:g} to {span[1]:g}")
         for (space, aggregate), span in good.items()
     ]
-    return f"Thresholds at which F1 is at least {GOOD:g}, {'; '.join(said)}."
+    return f"Thresholds at which F1 is at least {GOOD:g}: {'; '.join(said)}."
 
 
 def _table_7(numbers: Sheet, variants: Sequence[tuple[str, str]]) -> Table:

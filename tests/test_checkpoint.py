@@ -13,11 +13,18 @@ from frcl import FRCL, MLP, BoundaryDetector, CheckpointError
 from frcl.files import load_state, save_state, write_atomically
 from streams import blobs, same_tensors, small_learner
 
+HELD = {
+    "current_inputs": 1.0, "memory_targets": 1.0, "curvature": 1.0, "prediction": "corrected", "fisher_examples": 20,
+}  # fmt: skip
 KINDS = [
     {},
     {"inference": "function", "points": 8},
     {"inference": "function", "points": 8, "learn_inputs": True},
     {"past_tasks_per_step": 1},
+    HELD,
+    {**HELD, "past_tasks_per_step": 1, "train_heads": False, "prediction": "head"},
+    {**HELD, "inference": "function", "points": 8},
+    {**HELD, "detector": BoundaryDetector(5.0, window=3, warm_up=2, minimum_time=2)},
     {"detector": BoundaryDetector(5.0, window=3, warm_up=2, minimum_time=2), "initial_scale": 1.0},
 ]
 

@@ -11,14 +11,22 @@ from streams import accuracy, blobs, same_tensors, small_learner
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 
 
+HELD = {
+    "current_inputs": 1.0, "memory_targets": 1.0, "curvature": 1.0, "prediction": "corrected", "fisher_examples": 50,
+}  # fmt: skip
+
+
 def on_gpu(**options) -> FRCL:
     return small_learner(device="cuda", **options)
 
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"inference": "function"}, {"past_tasks_per_step": 1}, {"likelihood": "robustmax"}, {"search": "greedy"}],
-)
+    [
+        {}, {"inference": "function"}, {"past_tasks_per_step": 1}, {"likelihood": "robustmax"}, {"search": "greedy"},
+        HELD, {**HELD, "past_tasks_per_step": 1}, {**HELD, "train_heads": False},
+    ],
+)  # fmt: skip
 def test_tasks_are_learned_and_kept(options):
     tasks = [blobs((0, 1, 2), 200, 1), blobs((3, 5, 9), 240, 2), blobs((7, 8, 9), 200, 3)]
     learner = on_gpu(steps=300, **{"points": 12, **options})
@@ -76,8 +84,9 @@ def test_selection_agrees_between_devices(generator):
 
 
 @pytest.mark.parametrize("stopped", [9, 14])  # before and after the step of a stream is recorded
+@pytest.mark.parametrize("held", [{}, HELD, {**HELD, "past_tasks_per_step": 1}])
 @pytest.mark.parametrize("watched", [False, True])
-def test_resume_is_bit_for_bit(watched, stopped, tmp_path):
+def test_resume_is_bit_for_bit(watched, held, stopped, tmp_path):
     torch.backends.cuda.matmul.allow_tf32 = False
     x, y = blobs((0, 1, 2), 640, 5)
 
@@ -86,11 +95,12 @@ def test_resume_is_bit_for_bit(watched, stopped, tmp_path):
             learner.observe(x[32 * i : 32 * i + 32], y[32 * i : 32 * i + 32])
 
     def make() -> FRCL:
-        return on_gpu(steps=10, detector=BoundaryDetector(5.0) if watched else None)
+        return on_gpu(steps=10, detector=BoundaryDetector(5.0) if watched else None, **held)
 
     whole, first = make(), make()
     for learner in (whole, first):
-        learner.fit(*blobs((0, 1), 90, 1))
+        for labels in ((0, 1), (2, 3, 4)):
+            learner.fit(*blobs(labels, 90, 1))
     feed(whole, 0, 20)
     feed(first, 0, stopped)
     first.save(tmp_path / "model.frcl")
@@ -99,14 +109,15 @@ def test_resume_is_bit_for_bit(watched, stopped, tmp_path):
     assert same_tensors(whole.state_dict()["tensors"], second.state_dict()["tensors"])
 
 
+@pytest.mark.parametrize("held", [{}, HELD])
 @pytest.mark.parametrize("past_tasks_per_step", [None, 1])
-def test_a_recorded_stream_does_what_an_eager_one_does(past_tasks_per_step, monkeypatch):
+def test_a_recorded_stream_does_what_an_eager_one_does(past_tasks_per_step, held, monkeypatch):
     torch.backends.cuda.matmul.allow_tf32 = False
     x, y = blobs((0, 1, 2), 640, 5)
     scores, states = {}, {}
     for eager in (10, 1000):
         monkeypatch.setattr("frcl.learners.stream.EAGER", eager)
-        learner = on_gpu(steps=10, detector=BoundaryDetector(1e3), past_tasks_per_step=past_tasks_per_step)
+        learner = on_gpu(steps=10, detector=BoundaryDetector(1e3), past_tasks_per_step=past_tasks_per_step, **held)
         for part in ((0, 1), (1, 2)):
             learner.fit(*blobs(part, 90, 1))
         logs = [learner.observe(x[at : at + 32], y[at : at + 32]) for at in range(0, 640, 32)]

@@ -68,7 +68,9 @@ def test_what_a_run_writes(finished):
 def test_bytes_kept_are_those_of_the_summaries(finished):
     _, result = finished
     one_task = 4 * (5 * 64 + 5 + 5 * 5)  # five points of 64 pixels, their mean, their 5×5 factor, in float32
-    assert result["memory_bytes"] == {"total": 3 * one_task, "per_task": [one_task] * 3}
+    assert result["memory_bytes"] == {
+        "total": 3 * one_task, "per_task": [one_task] * 3, "parts": {"points": 3840, "posterior": 360}
+    }  # fmt: skip
 
 
 def test_every_step_is_logged(finished):
@@ -298,7 +300,38 @@ def test_a_stream_counts_what_it_keeps(tmp_path):
     result = runner.run(tiny(HIDDEN, seeds=[0]), tmp_path / "run", Silent())
     one_task = 4 * (5 * 64 + 5 + 5 * 5)
     found = len(result["boundaries"]["found"]) + 1
-    assert result["memory_bytes"] == {"total": found * one_task, "per_task": [one_task] * found}
+    assert result["memory_bytes"]["total"] == found * one_task
+    assert result["memory_bytes"]["per_task"] == [one_task] * found
+    assert result["memory_bytes"]["parts"] == {"points": found * 1280, "posterior": found * 120}
     assert len(np.load(tmp_path / "run" / "points.npz").files) == found
     with pytest.raises(OptionError, match="not measured with hidden boundaries"):
         tiny({**HIDDEN, "run": {"forward_transfer": True}})
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_what_is_kept_besides_summaries_is_counted_with_the_first_task(hidden, tmp_path):
+    layer = {**(HIDDEN if hidden else TINY), "method": "frcl-plus", "seeds": [0]}
+    memory = runner.run(tiny(layer, learner={**layer["learner"], "fisher_examples": 5}), tmp_path / "run", Silent())[
+        "memory_bytes"
+    ]
+    network = 4 * (64 * 12 + 12)
+    one_task = 4 * (5 * 64 + 5 + 5 * 5 + 13)
+    assert memory["parts"]["network"] == memory["parts"]["fisher"] == memory["parts"]["anchor"] == network
+    assert memory["per_task"] == [one_task + 3 * network] + [one_task] * (len(memory["per_task"]) - 1)
+    assert sum(memory["parts"].values()) == memory["total"] == sum(memory["per_task"])
+
+
+def test_a_run_of_frcl_plus_that_was_stopped_resumes_exactly(tmp_path):
+    layer = {**TINY, "method": "frcl-plus"}
+    config = tiny(layer, learner={**TINY["learner"], "fisher_examples": 5})
+    whole = runner.run(config, tmp_path / "whole", Silent())
+    calls = 0
+
+    def stop() -> bool:
+        nonlocal calls
+        calls += 1
+        return calls > 40
+
+    with pytest.raises(Interrupted):
+        runner.run(config, tmp_path / "stopped", Silent(), stop=stop)
+    assert comparable(runner.resume(tmp_path / "stopped", Silent())) == comparable(whole)

@@ -14,8 +14,15 @@ from frcl.learners.protocol import Learner
 from streams import blobs, same_tensors
 
 NAMES = [name for name, _, _ in METHODS]
-STORES_DATA = {"frcl", "joint", "replay", "vcl-random", "vcl-kcenter"}
-HAS_VARIANCE = {"frcl", "dlp", "vcl", "vcl-random", "vcl-kcenter"}
+STORES_DATA = {"frcl", "frcl-plus", "joint", "replay", "vcl-random", "vcl-kcenter"}
+HAS_VARIANCE = {"frcl", "frcl-plus", "dlp", "vcl", "vcl-random", "vcl-kcenter"}
+KEPT = {
+    "frcl": {"points", "posterior"}, "frcl-plus": {"points", "posterior", "heads", "fisher", "anchor", "network"},
+    "finetune": {"heads"}, "joint": {"heads", "points"}, "single": {"heads", "network"}, "replay": {"heads", "points"},
+    "lwf": {"heads", "network"}, "vcl": {"posterior"}, "progressive": {"network"},
+    **{name: {"posterior", "points"} for name in ("vcl-random", "vcl-kcenter")},
+    **{name: {"heads", "fisher", "anchor"} for name in ("ewc", "online-ewc", "dlp", "si", "pnc")},
+}  # fmt: skip
 DEVICES = [
     "cpu",
     pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")),
@@ -153,14 +160,20 @@ def test_past_data_cannot_be_reached(name):
 def test_memory_is_counted(name):
     learner = make(name)
     assert learner.memory_bytes() == 0 or name == "pnc"
+    assert sum(learner.memory_parts().values()) == learner.memory_bytes()
     before = 0
     for x, y in TASKS:
         learner.fit(x, y)
         assert learner.memory_bytes() > before
         before = learner.memory_bytes()
+        parts = learner.memory_parts()
+        assert sum(parts.values()) == before
+        assert set(parts) == KEPT[name]
+        assert min(parts.values()) > 0
     stored = sum(Z.numel() * Z.element_size() for Z in learner.kept_inputs())
     assert learner.memory_bytes() >= stored
     assert bool(stored) == (name in STORES_DATA)
+    assert stored <= learner.memory_parts().get("points", 0)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -209,6 +222,6 @@ def test_an_open_task_wants_its_own_data(name):
 
 def test_names_are_what_the_command_line_promises():
     assert NAMES == [
-        "frcl", "finetune", "joint", "single", "replay", "ewc", "online-ewc", "dlp", "si",
+        "frcl", "frcl-plus", "finetune", "joint", "single", "replay", "ewc", "online-ewc", "dlp", "si",
         "vcl", "vcl-random", "vcl-kcenter", "lwf", "progressive", "pnc",
     ]  # fmt: skip

@@ -20,7 +20,7 @@ SMALL = {
     "steps": 60, "batch_size": 16, "rate": 5e-3, "points": 6, "search_steps": 10, "fisher_examples": 50,
     "adapt_steps": 12, "compress_steps": 25, "predict_samples": 8,
 }  # fmt: skip
-DOUBLE = {"lwf": 1e-8}  # old heads have the gradient of a penalty alone, at first zero but for rounding: see `task`
+DOUBLE = {"lwf": 1e-8, "frcl-plus": 1e-9}  # old heads have the gradient of a penalty, at first rounding: see `task`
 DEVICES = [
     "cpu",
     pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")),

@@ -252,6 +252,18 @@ def make_head(Phi_z: Tensor, belief: FunctionBelief) -> Head:
     return Head(P.mT @ belief.mean.double().mT, P, Q, through_points)
 
 
+def recentred(head: Head, Phi_z: Tensor, belief: FunctionBelief, centre: Tensor) -> Head:
+    """The head where the prior of w is N(v, I) instead of N(0, I), with v [C, K] as `centre`: f ~ GP(φᵀv, k), hence
+
+        weights = v + Φ_Zᵀ K̃⁻¹ (μ_u − Φ_Z v).
+
+    Where μ_u = Φ_Z v the head is v itself; elsewhere the values at Z win, and v stands in far from them. The variance
+    is that of the same summary: a posterior covariance does not depend on the mean of the prior.
+    """
+    v = centre.double().mT  # [K, C]
+    return head._replace(weights=v + head.P.mT @ (belief.mean.double().mT - Phi_z.double() @ v))
+
+
 def head_moments(head: Head, belief: FunctionBelief, Phi_x: Tensor) -> Moments:
     """Mean and variance of f at x, [B, C] each (Section 2.5); Phi_x [B, K]:
 

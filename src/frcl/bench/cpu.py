@@ -29,6 +29,7 @@ from frcl.experiment import environment, runner
 from frcl.experiment.config import resolve
 from frcl.features import MLP
 from frcl.learners.frcl import FRCL
+from frcl.learners.options import PLUS
 from frcl.posterior import Posterior
 from frcl.regularisers.functional import functional_kl, make_bank
 from frcl.seeding import fork
@@ -37,7 +38,7 @@ from frcl.summary import FunctionBelief, belief_from_weights, prior_kl_terms
 from frcl.trace import Swaps, trace_search
 
 NOISE = 1e-3  # σ²
-FEW = 1000  # examples that a past task is learned from: it only has to be there
+FEW, FEW_FISHER = 1000, 8  # examples that a past task is learned from, and its curvature: it only has to be there
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,14 @@ def frcl_step(size: Sizes) -> Pair:
     return Pair(timed_steps(size, size.past, x, y), partial(clocked, plain_steps, size.steps), how)
 
 
+def plus_step(size: Sizes) -> Pair:
+    """A step of FRCL+ that looks at one of the past tasks, against the same step of FRCL."""
+    x, y = size.data()
+    holds = {name: getattr(PLUS, name) for name in ("functional", "current_inputs", "memory_targets", "curvature")}
+    how = f"{size.names()}, 1 of {size.past} past tasks × {size.points} points"
+    return Pair(timed_steps(size, size.past, x, y, **holds), timed_steps(size, size.past, x, y), how)
+
+
 def flat(size: Sizes) -> Pair:
     """The same step with many past tasks, against few."""
     x, y = size.data()
@@ -130,9 +139,9 @@ def flat(size: Sizes) -> Pair:
     return Pair(timed_steps(size, size.many_past, x, y), timed_steps(size, size.few_past, x, y), how)
 
 
-def timed_steps(size: Sizes, past: int, x: Tensor, y: Tensor) -> Timed:
+def timed_steps(size: Sizes, past: int, x: Tensor, y: Tensor, **options: Any) -> Timed:
     """Seconds of a step of FRCL with so many past tasks behind it, as its engine takes them."""
-    steps = _endless_steps(_learner(size, past, x, y), x, y)
+    steps = _endless_steps(_learner(size, past, x, y, **options), x, y)
 
     def take() -> None:
         for _ in islice(steps, size.steps):
@@ -141,12 +150,12 @@ def timed_steps(size: Sizes, past: int, x: Tensor, y: Tensor) -> Timed:
     return partial(clocked, take, size.steps)
 
 
-def _learner(size: Sizes, past: int, x: Tensor, y: Tensor) -> FRCL:
+def _learner(size: Sizes, past: int, x: Tensor, y: Tensor, **options: Any) -> FRCL:
     """A learner with so many tasks behind it, each hardly learned."""
     few = max(FEW, size.points)
     learner = FRCL(
         size.network(), points=size.points, batch_size=size.batch, noise=NOISE, past_tasks_per_step=1,
-        steps=2, search_steps=2,
+        steps=2, search_steps=2, fisher_examples=FEW_FISHER, **options,
     )  # fmt: skip
     for _ in range(past):
         learner.fit(x[:few], y[:few])
@@ -224,6 +233,7 @@ class Case:
 CASES = (
     Case(Goal("past-kl", "past KL with its gradient, times faster than direct", 5, at_least=True), past_kl, 15, 3),
     Case(Goal("frcl-step", "a step of FRCL, times a step on the cross-entropy", 5), frcl_step, 15, 3),
+    Case(Goal("plus-step", "a step of FRCL+, times a step of FRCL", 1.5), plus_step, 15, 3),
     Case(Goal("flat", "a step with many past tasks, times one with few", 1.15), flat, 15, 3),
     Case(Goal("trace-swap", "a swap proposal, times faster than direct", 50, at_least=True), trace_swap, 9, 3),
     Case(Goal("prediction", "the mean of an old task, times network and linear layer", 1.2), prediction, 31, 5),

@@ -87,6 +87,7 @@ class Config:
 
 
 PARTS = ("stream", "network", "learner", "detector", "run")
+AFTER = {"frcl-plus": "frcl"}  # a method, and the one whose defaults of a benchmark it has too
 PLAIN = ("benchmark", "method", "seeds", "device", "data", "hidden_boundaries")
 
 
@@ -134,12 +135,16 @@ def resolve(benchmark: str, *layers: Mapping[str, Any]) -> Config:
 
 
 def _benchmark_defaults(benchmark: str, method: str, options: Any) -> dict[str, Any]:
-    """From defaults.toml: the benchmark's network, its training where the method has such options, the method's own."""
+    """From defaults.toml: the benchmark's network, its training where the method has such options, the method's own.
+
+    A method that stands in AFTER has those of another one under its own.
+    """
     text = resources.files("frcl.experiment").joinpath("defaults.toml").read_text(encoding="utf-8")
     found: dict[str, Any] = tomllib.loads(text).get(benchmark, {})
     names = [f.name for f in fields(options)]
     training = {name: value for name, value in found.get("training", {}).items() if name in names}
-    return {"network": found.get("network", {}), "learner": {**training, **found.get(method, {})}}
+    base = found.get(AFTER.get(method, ""), {})
+    return {"network": found.get("network", {}), "learner": {**training, **base, **found.get(method, {})}}
 
 
 def _check_names(layer: Mapping[str, Any], parts: Mapping[str, Any], method: str) -> None:

@@ -80,7 +80,14 @@ def learn_stream(
         keeper.checkpoint([learner])
     with keeper.timed("select"):
         _end(learner)
-    record["bytes"] = list(itertools.accumulate(summary.bytes() for summary in learner.tasks)) or [0]
+    record["parts"] = learner.memory_parts()
+    record["bytes"] = _totals([summary.bytes() for summary in learner.tasks], sum(record["parts"].values()))
+
+
+def _totals(summaries: list[int], total: int) -> list[int]:
+    """Bytes kept after each task; what is kept besides the summaries came with the first."""
+    besides = total - sum(summaries)
+    return [besides + so_far for so_far in itertools.accumulate(summaries)] or [0]
 
 
 def _end(learner: StreamLearner) -> None:

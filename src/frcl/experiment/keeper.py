@@ -46,6 +46,7 @@ def new_record() -> dict[str, Any]:
     return {
         "rows": [],  # of the accuracy matrix
         "bytes": [],  # kept after each task
+        "parts": {},  # the same after the last one, by kind
         "alone": [],  # accuracy of a fresh learner on each task, where forward transfer is measured
         "learned_as": [],  # which of the learner's tasks stands for each task of the benchmark
         "score": "accuracy",  # what the matrix holds, or "r2"

@@ -47,7 +47,7 @@ def assemble(config: Config, title: str, names: Sequence[str], records: Sequence
             [m.forward_transfer(r["alone"]) if r["alone"] else None for m, r in zip(matrices, records, strict=True)]
         ),
         "calibration": _pooled([record["final"]["calibration"] for record in records]),
-        "memory_bytes": {"total": records[0]["bytes"][-1], "per_task": _steps_of(records[0]["bytes"])},
+        "memory_bytes": _memory(records[0]),
         "boundaries": _boundaries(config, records) if config.hidden_boundaries else None,
     }
     for name in ("nll", "brier", "ece", "auroc"):
@@ -60,6 +60,12 @@ def _matrix(record: dict[str, Any], tasks: int) -> AccuracyMatrix:
     for row in record["rows"]:
         matrix.append(row)
     return matrix
+
+
+def _memory(record: dict[str, Any]) -> dict[str, Any]:
+    """Bytes kept by one seed; a record of an older run has no kinds."""
+    totals = record["bytes"]
+    return {"total": totals[-1], "per_task": _steps_of(totals), "parts": record.get("parts", {})}
 
 
 def _steps_of(totals: Sequence[int]) -> list[int]:

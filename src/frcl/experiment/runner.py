@@ -188,7 +188,8 @@ def _evaluate(one: Seed, number: int, record: dict[str, Any]) -> None:
     record["rows"].append([score(one.learner, one.benchmark.test_split(on), on) for on in range(number + 1)])
     if one.benchmark.test_split(number).y.is_floating_point():
         record["score"] = "r2"
-    record["bytes"].append(one.learner.memory_bytes())
+    record["parts"] = one.learner.memory_parts()
+    record["bytes"].append(sum(record["parts"].values()))
     record["learned_as"].append(number)
 
 

@@ -14,13 +14,15 @@ from frcl.engine.adam import Optimiser
 from frcl.engine.tensors import Params, leaf
 from frcl.errors import CheckpointError, FrclError, OptionError
 from frcl.learners.current import CurrentTask, Declared, LearnerState
+from frcl.learners.holds import Holds, make_holds, trained_heads
 from frcl.learners.objective import THETA, Memory, Objective, posterior_of
 from frcl.learners.options import FRCLOptions, changed
 from frcl.learners.records import Summary
 from frcl.learners.targets import Label, TargetSpec
 from frcl.learners.window import Window
+from frcl.regularisers.curvature import Anchor
 from frcl.regularisers.functional import make_bank
-from frcl.regularisers.protocol import under
+from frcl.regularisers.protocol import named, under
 from frcl.seeding import Streams
 from frcl.summary import FunctionBelief, prior_kl_terms
 
@@ -47,6 +49,8 @@ def pack(
     }
     tensors: Tensors = {f"net/{name}": value for name, value in net.state_dict().items()}
     tensors |= {f"streams/{name}": value for name, value in state.streams.state().items()}
+    if state.anchor is not None:
+        tensors |= named("anchor/theta/", state.anchor.theta) | named("anchor/precision/", state.anchor.precision)
     for i, summary in enumerate(state.past):
         tensors |= {f"past/{i}/{name}": value for name, value in _summary_tensors(summary).items()}
     if state.current is not None:
@@ -85,12 +89,15 @@ def unpack(
         _check_network(net, network)
         device = _device(net)
         past = [_summary_from(data, under(tensors, f"past/{i}/"), device) for i, data in enumerate(meta["past"])]
+        if options.keeps_heads and any(summary.head is None for summary in past):
+            raise CheckpointError("the state has no head of a past task, which its options ask for")
         terms = [prior_kl_terms(summary.belief) for summary in past]
         restored = LearnerState(
             streams=_streams(meta, tensors, options, device),
             past=past,
             terms=terms,
             bank=make_bank([s.Z for s in past], terms) if past else None,
+            anchor=_anchor(under(tensors, "anchor/"), device),
             declared=_declared(meta["declared"]),
             input_shape=None if meta["input_shape"] is None else tuple(meta["input_shape"]),
             input_floating=meta["input_floating"],
@@ -122,11 +129,12 @@ def _check_settings(
 ) -> None:
     mine: dict[str, Any] = {"options": asdict(options), "detector": detector.options() if detector else None}
     mine["labels"] = None if labels is None else list(labels)
+    stored = {**meta, "options": asdict(FRCLOptions()) | meta["options"]}  # an option that was not there yet was off
     for name, value in mine.items():
-        if meta[name] != value:
+        if stored[name] != value:
             differing = ""
             if name == "options":
-                differing = ": " + ", ".join(k for k, v in asdict(options).items() if meta[name].get(k) != v)
+                differing = ": " + ", ".join(k for k, v in asdict(options).items() if stored[name].get(k) != v)
             raise CheckpointError(f"the state was made by a learner with other {name}{differing}")
 
 
@@ -179,6 +187,8 @@ def _summary_meta(summary: Summary) -> dict[str, Any]:
 
 def _summary_tensors(summary: Summary) -> Tensors:
     tensors = {"Z": summary.Z, "mean": summary.belief.mean, "factor": summary.belief.factor}
+    if summary.head is not None:
+        tensors["head"] = summary.head
     return tensors | {f"likelihood/{name}": value for name, value in summary.likelihood_params.items()}
 
 
@@ -193,7 +203,15 @@ def _summary_from(data: dict[str, Any], tensors: Tensors, device: torch.device) 
         size=data["size"],
         before=data["before"],
         after=data["after"],
+        head=local.get("head"),
     )
+
+
+def _anchor(tensors: Tensors, device: torch.device) -> Anchor | None:
+    if not tensors:
+        return None
+    local = {name: value.to(device).clone() for name, value in tensors.items()}
+    return Anchor(under(local, "theta/"), under(local, "precision/"))
 
 
 # -- the task being learned -------------------------------------------------------------------------------
@@ -214,6 +232,8 @@ def _current_tensors(current: CurrentTask) -> Tensors:
     tensors |= {f"adam/{name}": value for name, value in current.optimiser.state().items()}
     if current.memory.Z is not None:
         tensors["Z"] = current.memory.Z
+    if current.memory.holds is not None:
+        tensors |= named("begin/", current.memory.holds.begin)
     if current.window is not None and len(current.window):
         tensors["window/x"], tensors["window/y"] = current.window.data()
     return tensors
@@ -229,7 +249,8 @@ def _current_from(
 ) -> CurrentTask:
     device = _device(net)
     target = TargetSpec.from_json(data["target"])
-    params: Params = {THETA + name: p for name, p in net.named_parameters() if name in trained}
+    theta: Params = {name: p for name, p in net.named_parameters() if name in trained}
+    params = named(THETA, theta)
     params |= {name: leaf(value.to(device)) for name, value in under(pieces, "params/").items()}
     q = posterior_of(params)
     if q.mean.shape[:1] != (target.functions,) or q.factor.shape != (*q.mean.shape, q.mean.shape[-1]):
@@ -240,13 +261,30 @@ def _current_from(
     if window is not None and data["window_seen"]:
         content = pieces["window/x"].to(device), pieces["window/y"].to(device)
         window = Window.restored(options.window, data["window_seen"], *content)
+    begin = {name: value.to(device) for name, value in under(pieces, "begin/").items()}
+    holds = make_holds(options, state.past, theta, begin, state.anchor)
+    _check_holds(holds, params, theta, options)
+    Z = pieces["Z"].to(device).clone() if "Z" in pieces else None
     return CurrentTask(
         target=target,
         objective=Objective(net, target.likelihood, options),
         params=params,
         optimiser=optimiser,
-        memory=Memory(data["N"], state.bank, pieces["Z"].to(device).clone() if "Z" in pieces else None),
+        memory=Memory(data["N"], state.bank, Z, holds),
         window=window,
         data_mark=data["data_mark"],
         step=data["step"],
     )
+
+
+def _check_holds(holds: Holds | None, params: Params, theta: Params, options: FRCLOptions) -> None:
+    """Refuse a task whose holds are not all there."""
+    if holds is None:
+        return
+    if options.current_inputs and {name: p.shape for name, p in holds.begin.items()} != {
+        name: p.shape for name, p in theta.items()
+    }:
+        raise CheckpointError("the state does not have the network as it was when the current task began")
+    for name, block in trained_heads(options, holds).items():
+        if name not in params or params[name].shape != block.shape:
+            raise CheckpointError("the heads of past tasks do not have the shape that their targets need")

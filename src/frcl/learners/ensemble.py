@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from frcl.engine.program import Values
 from frcl.errors import CheckpointError, FrclError, OptionError
 from frcl.files import apart, save_state, side_by_side
+from frcl.learners.memory import Parts, added
 from frcl.learners.options import FRCLOptions, changed
 from frcl.learners.records import Prediction, StepLog, Summary
 from frcl.learners.targets import TargetSpec
@@ -31,7 +32,7 @@ class Member(Protocol):
     def mean(self, x: Any, task: int | None = None) -> Tensor: ...
     def target(self, task: int | None = None) -> TargetSpec: ...
     def abandon_task(self) -> None: ...
-    def memory_bytes(self) -> int: ...
+    def memory_parts(self) -> Parts: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
@@ -118,8 +119,12 @@ class Ensemble:
         return tuple(zip(*(member.tasks for member in self.members), strict=True))
 
     def memory_bytes(self) -> int:
-        """Bytes that the summaries of all replicas take."""
-        return sum(member.memory_bytes() for member in self.members)
+        """Bytes that all replicas keep of past tasks."""
+        return sum(self.memory_parts().values())
+
+    def memory_parts(self) -> Parts:
+        """The same by kind."""
+        return added([member.memory_parts() for member in self.members])
 
     def state_dict(self) -> dict[str, Any]:
         """The states of all replicas side by side."""

@@ -22,7 +22,8 @@ from frcl.learners import checkpoint
 from frcl.learners.current import Before, CurrentTask, Declared, LearnerState
 from frcl.learners.ensemble import replicated
 from frcl.learners.inputs import check_lengths, checked_inputs, checked_size, data_mark
-from frcl.learners.lifecycle import Model, check_enough, check_opening, open_task, program_of, summarise
+from frcl.learners.lifecycle import Model, anchor_after, check_enough, check_opening, open_task, program_of, summarise
+from frcl.learners.memory import Parts
 from frcl.learners.options import FRCLOptions, changed
 from frcl.learners.predict import Predictor
 from frcl.learners.records import Prediction, StepLog, Summary
@@ -186,7 +187,7 @@ class FRCL:
         """Drop the task that is open, with what was learned for it alone; the network stays as it is now."""
         if self._state.current is None:
             raise TaskError("no task is open")
-        self._state.current = None
+        self._state.abandon()
         self._state.streams.rewind()
         if self.detector is not None:
             self.detector.reset()
@@ -224,8 +225,12 @@ class FRCL:
         return self._state.current.target
 
     def memory_bytes(self) -> int:
-        """Bytes that the summaries of past tasks take."""
-        return sum(summary.bytes() for summary in self._state.past)
+        """Bytes that are kept of past tasks."""
+        return sum(self.memory_parts().values())
+
+    def memory_parts(self) -> Parts:
+        """The same by kind: points, posterior, heads; where such a hold is on fisher, anchor, a copy of the network."""
+        return self._state.memory_parts(self._model.theta() if self.options.current_inputs else {})
 
     def kept_inputs(self) -> list[Tensor]:
         """The inducing inputs Z of each past task."""
@@ -323,15 +328,16 @@ class FRCL:
 
     def _open(self, target: TargetSpec, size: int, x: Tensor, y: Tensor) -> CurrentTask:
         state = self._state
-        state.current = open_task(self._model, target, size, state.bank, x, y, state.streams["selection"])
+        state.current = open_task(self._model, target, size, state, x, y)
         state.declared = None
         state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
         return state.current
 
     def _close(self, current: CurrentTask, x: Tensor, y: Tensor) -> Work[Summary]:
         """Turn the current task into its summary; x and y are what its points are chosen from."""
-        summary = yield from summarise(self._model, current, x, y, self._state.streams["selection"])
-        self._state.keep(summary)
+        state = self._state
+        summary = yield from summarise(self._model, current, x, y, state.streams["selection"])
+        state.keep(summary, anchor_after(self._model, current, summary, x, y, state))
         return summary
 
     # -- the border -----------------------------------------------------------------------------------------

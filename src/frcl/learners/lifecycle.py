@@ -12,8 +12,17 @@ from frcl.engine.adam import Optimiser
 from frcl.engine.program import ROWS, Program, Terms, minibatch_rows
 from frcl.engine.tensors import Params, exact_number, in_chunks, leaf, refuse_non_finite
 from frcl.errors import DataError, OptionError
-from frcl.features import FIXED, check_features, features, fixed_parts, has_convolutions, is_stackable
-from frcl.learners.current import CurrentTask
+from frcl.features import (
+    FIXED,
+    check_features,
+    features,
+    fixed_parts,
+    has_convolutions,
+    is_stackable,
+    network_failures,
+)
+from frcl.learners.current import CurrentTask, LearnerState
+from frcl.learners.holds import holds_of, make_holds, trained_heads
 from frcl.learners.objective import (
     INPUTS,
     LIKELIHOOD,
@@ -30,11 +39,14 @@ from frcl.learners.records import Summary
 from frcl.learners.targets import TargetSpec
 from frcl.learners.work import Work
 from frcl.posterior import Posterior, initial_posterior
-from frcl.regularisers.functional import Bank, bank_of, sample_tasks
+from frcl.regularisers.curvature import Anchor, next_anchor
+from frcl.regularisers.fisher import diagonal_fisher, gaussian_fisher
+from frcl.regularisers.functional import bank_of, sample_tasks
 from frcl.regularisers.protocol import named, under
+from frcl.regularisers.quadratic import FisherRecipe
 from frcl.seeding import Streams, fork
 from frcl.selection import Selected, TaskData, TraceSearch, plan_by_inputs, run_searches, select_by_targets
-from frcl.summary import belief_from_function, belief_from_weights
+from frcl.summary import FunctionBelief, belief_from_function, belief_from_weights, make_head
 
 CHUNK = 16384  # inputs that pass through the network at once outside of training
 CHUNK_OF_MAPS = 4096  # the same for a convolutional network on the CPU, whose maps are large
@@ -53,6 +65,10 @@ class Model:
         """Φ [n, K] under the current θ, without gradient, not times σ_w."""
         theta, scale = dict(self.net.named_parameters()), self.options.feature_scale
         return in_chunks(lambda rows: features(self.net, theta, rows, scale), x, self.chunk)
+
+    def theta(self) -> Params:
+        """The weights of the network that are trained."""
+        return {name: p for name, p in self.net.named_parameters() if p.requires_grad}
 
     @property
     def chunk(self) -> int:
@@ -94,18 +110,16 @@ def check_opening(model: Model, target: TargetSpec, x: Tensor) -> int:
     return check_features(model.net, x) + 1
 
 
-def open_task(
-    model: Model, target: TargetSpec, size: int, bank: Bank | None, x: Tensor, y: Tensor, generator: torch.Generator
-) -> CurrentTask:
+def open_task(model: Model, target: TargetSpec, size: int, state: LearnerState, x: Tensor, y: Tensor) -> CurrentTask:
     """A fresh posterior for a task whose first data are x and y; N is `size`."""
     n = check_opening(model, target, x)
-    options = model.options
-    params: Params = {THETA + name: p for name, p in model.net.named_parameters() if p.requires_grad}
+    options, theta = model.options, model.theta()
+    params: Params = named(THETA, theta)
     for name, value in target.likelihood.initial_parameters(target.functions).items():
         params[LIKELIHOOD + name] = leaf(value.to(model.device, model.dtype))
     Z: Tensor | None = None
     if options.inference == "function":
-        plan = _plan_by_inputs(model, target, model.features(x), y, generator)
+        plan = _plan_by_inputs(model, target, model.features(x), y, state.streams["selection"])
         found = plan if isinstance(plan, Selected) else run_searches([plan])[0]
         Z = x[found.index.to(model.device)].clone()
         n = len(Z)
@@ -113,16 +127,18 @@ def open_task(
             params[INPUTS], Z = leaf(Z), None
     q = initial_posterior(target.functions, n, options.initial_scale, model.dtype, model.device)
     params |= {POSTERIOR + name: leaf(value) for name, value in q._asdict().items()}
+    holds = make_holds(options, state.past, theta, theta, state.anchor)
+    params |= {name: leaf(value) for name, value in trained_heads(options, holds).items()}
     return CurrentTask(
         target=target,
         objective=Objective(model.net, target.likelihood, options),
         params=params,
         optimiser=Optimiser(params, options.rate),
-        memory=Memory(float(size), bank, Z),
+        memory=Memory(float(size), state.bank, Z, holds),
     )
 
 
-BANK = "bank/"  # prefix of the past summaries among a program's constants
+BANK, HOLDS = "bank/", "holds/"  # prefixes of the past summaries, and of what else holds, among a program's constants
 
 
 def program_of(
@@ -137,6 +153,8 @@ def program_of(
         constants |= named(BANK, memory.past.tensors())
     if memory.Z is not None:
         constants["Z"] = memory.Z
+    if memory.holds is not None:
+        constants |= named(HOLDS, memory.holds.tensors())
 
     def draw(steps: int) -> Params:
         shape = target.likelihood.noise_shape(options.batch_size, target.functions, True)
@@ -152,7 +170,7 @@ def program_of(
     def loss(params: Params, known: Params, rows: Tensor, targets: Tensor, noise: Params) -> Terms:
         past = bank_of(under(known, BANK), smallest) if tasks else None
         whole = params | named(THETA, under(known, FIXED))
-        held = Memory(known["N"], past, known.get("Z"))
+        held = Memory(known["N"], past, known.get("Z"), holds_of(under(known, HOLDS)))
         return objective(whole, held, (rows, targets), Noise(noise["likelihood"], noise.get("tasks")))
 
     return Program(
@@ -189,7 +207,43 @@ def summarise(model: Model, current: CurrentTask, x: Tensor, y: Tensor, generato
         size=int(current.memory.N),
         before=before,
         after=after,
+        head=mean_head(model, q, Z, belief).clone() if model.options.keeps_heads else None,
     )
+
+
+def mean_head(model: Model, q: Posterior, Z: Tensor, belief: FunctionBelief) -> Tensor:
+    """The mean of w [C, K] at the end of a task: that of q(w); in function space what q(u) says of it, Φ_Zᵀ K̃⁻¹ μ_u."""
+    if model.options.inference == "weight":
+        return q.mean
+    scale = model.options.prior_deviation
+    return (scale * make_head(scale * model.features(Z), belief).weights.mT).to(q.mean)
+
+
+def anchor_after(
+    model: Model, current: CurrentTask, summary: Summary, x: Tensor, y: Tensor, state: LearnerState
+) -> Anchor | None:
+    """The anchor on θ after a task with examples x, y: it gains N × the Fisher information of the task's likelihood.
+
+    Of the likelihood at the mean head; for classes that of the softmax, for one function of the Bernoulli distribution.
+    """
+    options, theta = model.options, model.theta()
+    if not options.curvature or not theta:
+        return state.anchor
+    head = mean_head(model, posterior_of(detached(current.params)), summary.Z, summary.belief)
+    rows = FisherRecipe(examples=options.fisher_examples).rows(x, state.streams["selection"])
+
+    def outputs(params: Params, some: Tensor) -> Tensor:
+        f = features(model.net, params, some, options.feature_scale) @ head.mT
+        return torch.cat([f, torch.zeros_like(f)], 1) if current.target.is_classification and f.shape[1] == 1 else f
+
+    with network_failures():
+        if current.target.is_classification:
+            fisher = diagonal_fisher(outputs, theta, x[rows], y[rows])
+        else:
+            precision = summary.likelihood_params["log_noise"].neg().exp()
+            fisher = gaussian_fisher(outputs, theta, x[rows], precision)
+    information = {name: float(current.memory.N) * value for name, value in fisher.items()}
+    return next_anchor(state.anchor, theta, information, options.curvature_decay)
 
 
 def _plan(

@@ -11,7 +11,7 @@ from torch import nn
 from frcl.boundary import BoundaryDetector
 from frcl.errors import OptionError
 from frcl.learners.frcl import FRCL
-from frcl.learners.options import FRCLOptions
+from frcl.learners.options import PLUS, FRCLOptions
 from frcl.learners.penalised import Penalised
 from frcl.learners.plain_options import (
     DLPOptions,
@@ -53,6 +53,7 @@ MethodOptions = (
 
 METHODS: tuple[tuple[str, str, MethodOptions], ...] = (
     ("frcl", "functional regularisation at inducing points: the paper's method", FRCLOptions()),
+    ("frcl-plus", "FRCL and three more holds: current inputs, stored predictions, curvature of the weights", PLUS),
     ("finetune", "no protection", FinetuneOptions()),
     ("joint", "all data so far at each task: an upper bound", JointOptions()),
     ("single", "a fresh network per task: the other upper bound", SingleOptions()),
@@ -89,7 +90,9 @@ def make_learner(
 ) -> Learner:
     """A fresh learner with these options; `detector` and `labels` are for FRCL in a stream."""
     if not isinstance(options, FRCLOptions) and detector is not None:
-        raise OptionError("hidden boundaries are for method frcl: the others cannot notice a switch by themselves")
+        raise OptionError(
+            "hidden boundaries are for method frcl or frcl-plus: the others cannot notice a switch by themselves"
+        )
     given: Any = replace(options, seed=seed)
     match given:
         case FRCLOptions():

@@ -2,7 +2,8 @@
 
     loss = −(1/B) Σ_j E_q[log p(y_j | f_j)] + ( KL_now + Σ_past KL_i ) / N        in nats per example
 
-KL_now is KL(q(w) ‖ p(w)) in weight space and KL(q(u) ‖ p_θ(u)) in function space.
+KL_now is KL(q(w) ‖ p(w)) in weight space and KL(q(u) ‖ p_θ(u)) in function space. What else may hold the past is in
+`holds.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from frcl.engine.program import Terms
 from frcl.engine.tensors import Params
 from frcl.features import features, times
 from frcl.graphs import both
+from frcl.learners.holds import Holds, Step, held_by
 from frcl.learners.options import FRCLOptions
 from frcl.likelihoods import Likelihood
 from frcl.posterior import Moments, Posterior, function_moments, kl_weight, triangular, weight_moments
@@ -28,11 +30,12 @@ THETA, LIKELIHOOD, POSTERIOR, INPUTS = "theta/", "likelihood/", "posterior/", "i
 
 
 class Memory(NamedTuple):
-    """What the objective knows besides parameters: N, past summaries, fixed inducing inputs (function space)."""
+    """What the objective knows besides parameters: N, past summaries, fixed inducing inputs (function space), holds."""
 
     N: float | Tensor
     past: Bank | None
     Z: Tensor | None
+    holds: Holds | None = None
 
 
 class Noise(NamedTuple):
@@ -61,18 +64,21 @@ class Objective:
 
     def __call__(self, params: Params, memory: Memory, batch: tuple[Tensor, Tensor], noise: Noise) -> Terms:
         x, y = batch
-        past = None if memory.past is None else chosen(memory.past, noise.tasks)
+        past = None
+        if memory.past is not None and (self.options.functional or self.options.memory_targets):
+            past = chosen(memory.past, noise.tasks)
         inputs = [x]
         if past is not None:
             inputs.append(past.Z.flatten(0, 1))
         Phi_x, *Phi_past = self.features(params, inputs).split([len(part) for part in inputs])
-        (log_likelihood, kl_now), kl_past = both(
+        Phi_z = None if past is None else Phi_past[0].unflatten(0, past.Z.shape[:2])
+        (log_likelihood, kl_now), parts = both(
             lambda: self._fit(params, memory, Phi_x, y, noise.likelihood),
-            lambda: self._held(memory, past, Phi_past),
+            lambda: [*self._held(memory, past, Phi_z), *self._holds(params, memory, x, Phi_x, Phi_z, noise.tasks)],
             Phi_x.device,
         )
         now = kl_now / memory.N
-        held = now.new_zeros(()) if kl_past is None else kl_past / memory.N
+        held = sum(parts[1:], parts[0]) if parts else now.new_zeros(())
         return Terms(-log_likelihood + now + held, log_likelihood, now, held)
 
     def _fit(self, params: Params, memory: Memory, Phi_x: Tensor, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,12 +87,25 @@ class Objective:
         log_p = self.likelihood.expected_log_prob(*moments, y, noise, under(params, LIKELIHOOD))
         return log_p.mean(), kl_now
 
-    def _held(self, memory: Memory, past: Bank | None, Phi_past: list[Tensor]) -> Tensor | None:
-        """Σ KL of past tasks, or its estimate from those looked at; None if there are none."""
-        if past is None or memory.past is None:
-            return None
-        Phi_z = times(self.options.prior_deviation, Phi_past[0].unflatten(0, past.Z.shape[:2]))
-        return functional_kl(Phi_z, past, memory.past.tasks)
+    def _held(self, memory: Memory, past: Bank | None, Phi_z: Tensor | None) -> list[Tensor]:
+        """Σ KL of past tasks over N, or its estimate from those looked at; empty if there are none."""
+        if past is None or memory.past is None or Phi_z is None or not self.options.functional:
+            return []
+        kl_past = functional_kl(times(self.options.prior_deviation, Phi_z), past, memory.past.tasks)
+        return [times(self.options.functional, kl_past / memory.N)]
+
+    def _holds(
+        self, params: Params, memory: Memory, x: Tensor, Phi_x: Tensor, Phi_z: Tensor | None, index: Tensor | None
+    ) -> list[Tensor]:
+        """What else holds the past, in nats per example."""
+        if memory.holds is None or memory.past is None:
+            return []
+        theta, Phi_old = under(params, THETA), None
+        if memory.holds.begin:
+            with torch.no_grad():
+                Phi_old = features(self.net, theta | memory.holds.begin, x, self.options.feature_scale)
+        step = Step(params, theta, Phi_x, Phi_old, Phi_z, index, memory.past.tasks, memory.N)
+        return held_by(self.options, memory.holds, step)
 
     def features(self, params: Params, inputs: list[Tensor]) -> Tensor:
         """Φ of all inputs together, from one pass through the network: [Σ rows, K]."""

@@ -14,6 +14,7 @@ from frcl.selection import Criterion, Recipe, Search, Start
 
 LikelihoodName = Literal["auto", "bernoulli", "softmax", "robustmax", "gaussian"]
 Inference = Literal["weight", "function"]
+Predicted = Literal["summary", "head", "corrected"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,16 @@ class FRCLOptions:
     rate: float = 1e-3  # Adam's learning rate
     past_tasks_per_step: int | None = None  # at most this many past KL terms a step; None: all
 
+    # what holds the past; each weight in nats per example, 0: off
+    functional: float = 1.0  # the paper's KL at the inducing points
+    current_inputs: float = 0.0  # old functions, as they were when the task began, at the inputs of the minibatch
+    memory_targets: float = 0.0  # predictive distributions stored at the points, which stand for N/M examples each
+    curvature: float = 0.0  # diagonal Fisher anchor on the shared weights, running over tasks
+    curvature_decay: float = 1.0  # γ: what remains of the old Fisher information when a task is added
+    fisher_examples: int = 2000  # examples that the Fisher information is averaged over
+    train_heads: bool = True  # whether heads of old tasks go on being trained where a hold uses them
+    prediction: Predicted = "summary"  # of an old task: Section 2.5, its "head", or that "corrected" by the summary
+
     # selection of the inducing points
     selection: Criterion = "trace"
     search: Search = "swap"  # "greedy" is for the trace alone
@@ -71,6 +82,12 @@ class FRCLOptions:
             value = getattr(self, name)
             if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
                 raise OptionError(f"{name} must be a positive number, not {value!r}")
+        for name in _NOT_NEGATIVE:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+                raise OptionError(f"{name} must be a number that is not negative, not {value!r}")
+        if not isinstance(self.train_heads, bool):
+            raise OptionError(f"train_heads is True or False, not {self.train_heads!r}")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
             raise OptionError(f"seed must be a whole number, not negative; got {self.seed!r}")
         if self.search == "greedy" and self.selection != "trace":
@@ -89,6 +106,16 @@ class FRCLOptions:
         return math.sqrt(self.prior_variance)
 
     @property
+    def uses_heads(self) -> bool:
+        """Whether something holds the past through heads of old tasks."""
+        return self.current_inputs > 0 or self.memory_targets > 0
+
+    @property
+    def keeps_heads(self) -> bool:
+        """Whether the head of a task is kept when the task is over."""
+        return self.uses_heads or self.prediction != "summary"
+
+    @property
     def recipe(self) -> Recipe:
         """How inducing points are chosen."""
         return Recipe(self.selection, self.search, self.search_steps, self.search_examples)
@@ -97,15 +124,20 @@ class FRCLOptions:
 _CHOICES: dict[str, tuple[str, ...]] = {
     "likelihood": get_args(LikelihoodName),
     "inference": get_args(Inference),
+    "prediction": get_args(Predicted),
     "selection": get_args(Criterion),
     "search": get_args(Search),
     "start": get_args(Start),
 }
 _WHOLE = (
     "points", "points_per_class", "samples", "predict_samples", "steps", "batch_size", "past_tasks_per_step",
-    "search_steps", "search_examples", "task_size", "window",
+    "search_steps", "search_examples", "task_size", "window", "fisher_examples",
 )  # fmt: skip
+_NOT_NEGATIVE = ("functional", "current_inputs", "memory_targets", "curvature", "curvature_decay")
 _POSITIVE = ("prior_variance", "feature_scale", "noise", "initial_target_noise", "initial_scale", "rate")
+
+PLUS = FRCLOptions(current_inputs=1.0, memory_targets=1.0, curvature=1.0, prediction="corrected")
+"""FRCL+: every hold on, old tasks predicted by their head with the summary's correction."""
 
 
 def changed(options: FRCLOptions, changes: dict[str, Any]) -> FRCLOptions:

@@ -15,6 +15,7 @@ from frcl.engine.program import ROWS, Program, Terms, minibatch_rows
 from frcl.engine.tensors import Params, exact_number, leaf, refuse_non_finite
 from frcl.features import FIXED, check_features, check_network, is_stackable
 from frcl.learners.inputs import check_lengths, checked_inputs, checked_size, data_mark
+from frcl.learners.memory import Parts, parts_of
 from frcl.learners.plain import (
     check_fits,
     check_task,
@@ -25,13 +26,13 @@ from frcl.learners.plain import (
     packed,
     plain_terms,
     point_prediction,
-    tensor_bytes,
     unpacked,
 )
 from frcl.learners.plain_options import TrainingOptions
 from frcl.learners.records import Prediction
 from frcl.learners.targets import TargetSpec
 from frcl.learners.work import OnStep, Work, run_alone
+from frcl.regularisers.distillation import Distillation
 from frcl.regularisers.protocol import HEAD, Heads, Moment, Place, Regulariser, named, under
 from frcl.regularisers.quadratic import RunningAnchor
 from frcl.regularisers.replay import Buffer
@@ -189,8 +190,15 @@ class Penalised:
     # -- keeping --------------------------------------------------------------------------------------------
 
     def memory_bytes(self) -> int:
-        """Heads, and what the regulariser keeps between tasks."""
-        return tensor_bytes([*self._heads.values(), *self.regulariser.kept()])
+        """Heads, and what the regulariser keeps."""
+        return sum(self.memory_parts().values())
+
+    def memory_parts(self) -> Parts:
+        """The same by kind; a teacher that every later task begins with is a copy of the network."""
+        kept = {"heads": list(self._heads.values())} | self.regulariser.kept()
+        if self._specs and isinstance(self.regulariser, Distillation):
+            kept["network"] = [p for p in self.net.parameters() if p.requires_grad]
+        return parts_of(kept)
 
     def kept_inputs(self) -> list[Tensor]:
         """Stored examples of past tasks, where the method stores some."""

@@ -86,10 +86,6 @@ def check_task(task: int | None, count: int) -> int:
     return task
 
 
-def tensor_bytes(tensors: Sequence[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
 def packed(
     options: TrainingOptions, streams: Streams, device: torch.device, meta: Mapping[str, Any], tensors: Params
 ) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from frcl.engine.tensors import Params, exact_number, leaf, refuse_non_finite
 from frcl.features import FIXED, check_features, fixed_parts, is_stackable
 from frcl.learners.columns import Columns, layered, moving, still
 from frcl.learners.inputs import check_lengths, checked_inputs, checked_size, data_mark
+from frcl.learners.memory import Parts, parts_of
 from frcl.learners.plain import (
     check_fits,
     check_task,
@@ -35,7 +36,6 @@ from frcl.learners.plain import (
     packed,
     plain_terms,
     point_prediction,
-    tensor_bytes,
     unpacked,
 )
 from frcl.learners.plain_options import PnCOptions
@@ -207,7 +207,11 @@ class ProgressAndCompress:
 
     def memory_bytes(self) -> int:
         """Heads of the knowledge base, θ* and Ω."""
-        return tensor_bytes([*self._heads.values(), *self._anchor.kept()])
+        return sum(self.memory_parts().values())
+
+    def memory_parts(self) -> Parts:
+        """The same by kind."""
+        return parts_of({"heads": list(self._heads.values())} | self._anchor.kept())
 
     def kept_inputs(self) -> list[Tensor]:
         """None: no example is kept."""

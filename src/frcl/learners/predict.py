@@ -14,7 +14,7 @@ from frcl.learners.objective import LIKELIHOOD
 from frcl.learners.records import Prediction, Summary
 from frcl.posterior import Moments
 from frcl.regularisers.protocol import under
-from frcl.summary import Head, head_moments, make_head
+from frcl.summary import Head, head_moments, make_head, recentred
 
 
 class Predictor:
@@ -71,6 +71,20 @@ class Predictor:
         if cached is None or cached[0] != version:
             summary = state.past[number]
             Phi_z = self._model.options.prior_deviation * self._model.features(summary.Z)
-            cached = (version, make_head(Phi_z, summary.belief))
+            head = make_head(Phi_z, summary.belief)
+            cached = (version, self._centred(head, Phi_z, summary, state.head(number)))
             self._heads[number] = cached
         return cached[1]
+
+    def _centred(self, head: Head, Phi_z: Tensor, summary: Summary, kept: Tensor | None) -> Head:
+        """The head that the option `prediction` asks for; all have the variance of the summary.
+
+        A kept head has no variance of its own: what is uncertain of the task is what its points leave open.
+        """
+        options = self._model.options
+        if options.prediction == "summary" or kept is None:
+            return head
+        centre = kept.double() / options.prior_deviation  # features are times σ_w here
+        if options.prediction == "head":
+            return head._replace(weights=centre.mT)
+        return recentred(head, Phi_z, summary.belief, centre)

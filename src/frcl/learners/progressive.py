@@ -20,6 +20,7 @@ from frcl.engine.tensors import Params, refuse_non_finite
 from frcl.features import check_features, is_stackable
 from frcl.learners.columns import Columns, layered, moving, still
 from frcl.learners.inputs import check_lengths, checked_inputs, data_mark
+from frcl.learners.memory import Parts, parts_of
 from frcl.learners.plain import (
     check_fits,
     check_task,
@@ -29,7 +30,6 @@ from frcl.learners.plain import (
     packed,
     plain_terms,
     point_prediction,
-    tensor_bytes,
     unpacked,
 )
 from frcl.learners.plain_options import ProgressiveOptions
@@ -144,7 +144,11 @@ class Progressive:
 
     def memory_bytes(self) -> int:
         """All columns with their lateral connections and heads."""
-        return tensor_bytes([value for column in self._columns for value in column.values()])
+        return sum(self.memory_parts().values())
+
+    def memory_parts(self) -> Parts:
+        """The same by kind: columns are copies of the network."""
+        return parts_of({"network": [value for column in self._columns for value in column.values()]})
 
     def kept_inputs(self) -> list[Tensor]:
         """None: no example is kept."""

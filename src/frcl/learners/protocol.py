@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from frcl.learners.memory import Parts
 from frcl.learners.records import Prediction, StepLog, Summary
 from frcl.learners.work import Work
 
@@ -27,6 +28,9 @@ class Learner(Protocol):
 
     def memory_bytes(self) -> int:
         """Bytes kept of past tasks."""
+
+    def memory_parts(self) -> Parts:
+        """The same by kind; they add up to `memory_bytes`."""
 
     def kept_inputs(self) -> Sequence[Tensor]:
         """Inputs kept of each past task, where the method keeps some."""

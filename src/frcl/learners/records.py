@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from frcl.learners.memory import Parts, parts_of
 from frcl.learners.targets import Label, TargetSpec
 from frcl.summary import FunctionBelief
 
@@ -52,7 +53,8 @@ class Summary:
     """All that is left of a past task: inducing inputs Z [M, ...], q(u), and what its targets were.
 
     size: how many examples it had; before, after: the selection's objective at its start and at Z, None where
-    the points were there before the task was learned (function-space inference).
+    the points were there before the task was learned (function-space inference). head [C, K]: the mean of w, where
+    something needs it; f(x) = φ(x)ᵀ w.
     """
 
     Z: Tensor
@@ -62,8 +64,14 @@ class Summary:
     size: int
     before: float | None
     after: float | None
+    head: Tensor | None = None
 
     def bytes(self) -> int:
         """Memory this summary takes."""
-        tensors = [self.Z, *self.likelihood_params.values()]
-        return self.belief.bytes() + sum(t.numel() * t.element_size() for t in tensors)
+        return sum(self.parts().values())
+
+    def parts(self) -> Parts:
+        """The same by kind."""
+        learned = [self.belief.mean, self.belief.factor, *self.likelihood_params.values()]
+        heads = [] if self.head is None else [self.head]
+        return parts_of({"points": [self.Z], "posterior": learned, "heads": heads})

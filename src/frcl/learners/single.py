@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from frcl.errors import CheckpointError
 from frcl.files import apart, side_by_side
+from frcl.learners.memory import Parts, added, parts_of
 from frcl.learners.penalised import Penalised
 from frcl.learners.plain import check_task
 from frcl.learners.plain_options import SingleOptions
@@ -56,8 +57,12 @@ class Single:
 
     def memory_bytes(self) -> int:
         """Every network with its head."""
-        networks = sum(p.numel() * p.element_size() for one in self._learners for p in one.net.parameters())
-        return networks + sum(one.memory_bytes() for one in self._learners)
+        return sum(self.memory_parts().values())
+
+    def memory_parts(self) -> Parts:
+        """The same by kind."""
+        networks = parts_of({"network": [p for one in self._learners for p in one.net.parameters()]})
+        return added([networks, *(one.memory_parts() for one in self._learners)])
 
     def kept_inputs(self) -> list[Tensor]:
         """None: no example is kept."""

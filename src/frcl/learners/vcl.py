@@ -18,6 +18,7 @@ from frcl.engine.tensors import Params, exact_number, leaf, refuse_non_finite
 from frcl.engine.train import train
 from frcl.features import FIXED, check_features, check_network, fixed_parts, is_stackable
 from frcl.learners.inputs import check_lengths, checked_inputs, checked_size, data_mark
+from frcl.learners.memory import Parts, parts_of
 from frcl.learners.plain import (
     check_fits,
     check_task,
@@ -26,7 +27,6 @@ from frcl.learners.plain import (
     labels_again,
     packed,
     sampled_prediction,
-    tensor_bytes,
     unpacked,
 )
 from frcl.learners.plain_options import VCLOptions
@@ -263,10 +263,14 @@ class VCL:
 
     def memory_bytes(self) -> int:
         """Means and deviations of shared weights and heads, and the coresets."""
+        return sum(self.memory_parts().values())
+
+    def memory_parts(self) -> Parts:
+        """The same by kind: q, whose means are the network itself, and the points of the coresets."""
         if not self._specs:
-            return 0
-        kept = [value for part in self._q() for value in part.values()]
-        return tensor_bytes([*kept, *(value for pair in self._coresets for value in pair)])
+            return {}
+        kept = {"posterior": [value for part in self._q() for value in part.values()]}
+        return parts_of(kept | {"points": [value for pair in self._coresets for value in pair]})
 
     def kept_inputs(self) -> list[Tensor]:
         """The coreset of each task."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from frcl.regularisers.protocol import Moment, Params, Place, Plain, named, under
+from frcl.regularisers.protocol import Kept, Moment, Params, Place, Plain, named, under
 
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -51,8 +51,9 @@ class Distillation(Plain):
     def end(self, now: Moment, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         self.teacher = {}
 
-    def kept(self) -> list[Tensor]:
-        return []
+    def kept(self) -> Kept:
+        """Nothing between tasks; the teacher, there while a task is learned, is counted by its learner."""
+        return {}
 
     def state(self) -> Params:
         return named("teacher/", self.teacher)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from frcl.regularisers.protocol import Moment, Params, Place, Plain, named, shared_only, under
+from frcl.regularisers.protocol import Kept, Moment, Params, Place, Plain, named, shared_only, under
 
 
 @dataclass
@@ -60,8 +60,10 @@ class PathIntegral(Plain):
         self.path = {}
         self.start = {}
 
-    def kept(self) -> list[Tensor]:
-        return list(self.importance.values())
+    def kept(self) -> Kept:
+        """Ω, and the anchor as large as it that every task is begun with."""
+        importance = list(self.importance.values())
+        return {"fisher": importance, "anchor": importance}
 
     def state(self) -> Params:
         parts = {"path": self.path, "start": self.start, "importance": self.importance}

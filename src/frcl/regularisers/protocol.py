@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 Params = dict[str, Tensor]
+Kept = dict[str, list[Tensor]]
 HEAD = "head/"  # prefix of the heads' names among the parameters; the rest is the shared network
 
 
@@ -89,8 +90,8 @@ class Regulariser(Protocol):
     def end(self, now: Moment, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         """The task is over; x and y are its data, seen for the last time."""
 
-    def kept(self) -> list[Tensor]:
-        """What is kept between tasks: counted as memory."""
+    def kept(self) -> Kept:
+        """What is kept of past tasks, by kind (`learners/memory.py`): counted as memory."""
 
     def state(self) -> Params:
         """Everything that must be saved."""

@@ -12,13 +12,18 @@ import torch
 from torch import Tensor
 
 from frcl.regularisers.fisher import FisherMode, diagonal_fisher
-from frcl.regularisers.protocol import Moment, Params, Place, Plain, named, shared_only, under
+from frcl.regularisers.protocol import Kept, Moment, Params, Place, Plain, named, shared_only, under
 
 
 def quadratic(params: Params, anchor: Params, precision: Params) -> Tensor:
     """½ Σ_j Ω_j (θ_j − θ*_j)², over the names in `anchor`."""
     parts = [(precision[name] * (params[name] - anchor[name]).square()).sum() for name in sorted(anchor)]
     return 0.5 * torch.stack(parts).sum()
+
+
+def running_sum(before: Params, new: Params, decay: float) -> Params:
+    """Ω ← γ Ω + Ω_new by name; Ω_new where nothing was before, and what is not in `new` as it was."""
+    return before | {name: decay * before[name] + value if name in before else value for name, value in new.items()}
 
 
 @dataclass(frozen=True)
@@ -28,9 +33,13 @@ class FisherRecipe:
     mode: FisherMode = "exact"
     examples: int = 2000
 
+    def rows(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """Which examples it is averaged over."""
+        return torch.randperm(len(x), generator=generator, device=generator.device)[: self.examples].to(x.device)
+
     def information(self, now: Moment, x: Tensor, y: Tensor, generator: torch.Generator) -> Params:
         """N × the mean Fisher information of the shared parameters and the task's own head, at their values now."""
-        rows = torch.randperm(len(x), generator=generator, device=generator.device)[: self.examples].to(x.device)
+        rows = self.rows(x, generator)
         own = {**shared_only(now.params), f"head/{now.task}": now.params[f"head/{now.task}"]}
         fisher = diagonal_fisher(
             lambda params, inputs: now.model.logits(params, inputs, now.task),
@@ -76,8 +85,11 @@ class SeparateAnchors(Plain):
         anchor = {name: now.params[name].detach().clone() for name in information}
         self.anchors.append((anchor, information))
 
-    def kept(self) -> list[Tensor]:
-        return list(self.state().values())
+    def kept(self) -> Kept:
+        return {
+            "anchor": [value for anchor, _ in self.anchors for value in anchor.values()],
+            "fisher": [value for _, omega in self.anchors for value in omega.values()],
+        }
 
     def state(self) -> Params:
         return {
@@ -129,15 +141,15 @@ class RunningAnchor(Plain):
 
     def end(self, now: Moment, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         information = self.recipe.information(now, x, y, generator)
-        for name, value in shared_only(information).items():
-            self.precision[name] = self.decay * self.precision[name] + value if name in self.precision else value
-            self.anchor[name] = now.params[name].detach().clone()
+        shared = shared_only(information)
+        self.precision = running_sum(self.precision, shared, self.decay)
+        self.anchor = self.anchor | {name: now.params[name].detach().clone() for name in shared}
         if self.prior_precision is not None:
             own = f"head/{now.task}"
             self.heads[own] = information[own] + self.prior_precision
 
-    def kept(self) -> list[Tensor]:
-        return list(self.state().values())
+    def kept(self) -> Kept:
+        return {"anchor": list(self.anchor.values()), "fisher": [*self.precision.values(), *self.heads.values()]}
 
     def state(self) -> Params:
         parts = {"anchor": self.anchor, "precision": self.precision, "heads": self.heads}

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy, pad
 
 from frcl.errors import DataError
 from frcl.regularisers.functional import padded, sample_tasks
-from frcl.regularisers.protocol import Moment, Params, Place, Plain
+from frcl.regularisers.protocol import Kept, Moment, Params, Place, Plain
 from frcl.selection import random_start
 
 
@@ -115,8 +115,8 @@ class Buffer(Plain):
         self.y.append(y[rows.to(y.device)].clone())
         self.sizes.append(now.N)
 
-    def kept(self) -> list[Tensor]:
-        return [*self.x, *self.y]
+    def kept(self) -> Kept:
+        return {"points": [*self.x, *self.y]}
 
     def state(self) -> Params:
         parts = {f"x/{i}": value for i, value in enumerate(self.x)}
@@ -138,8 +138,8 @@ class Nothing(Plain):
     def end(self, now: Moment, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         """Nothing to keep."""
 
-    def kept(self) -> list[Tensor]:
-        return []
+    def kept(self) -> Kept:
+        return {}
 
     def state(self) -> Params:
         return {}

@@ -1,0 +1,33 @@
+"""Bytes that a learner keeps of past tasks, by kind: what it needs besides the network in order to go on.
+
+points     stored inputs, with their labels where those are stored
+posterior  Gaussian beliefs: q(u) of each task, and what was learned with its likelihood; VCL's q
+heads      last-layer weights of past tasks
+fisher     importances of weights: Fisher information, or what a method has in its place
+anchor     weights that the importances refer to
+network    other copies of a network, or of parts of one; those that are there only while a task is learned count too
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from torch import Tensor
+
+Parts = dict[str, int]  # bytes by kind; a kind of which there is nothing is left out
+
+
+def tensor_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def parts_of(kept: Mapping[str, Iterable[Tensor]]) -> Parts:
+    """The bytes of tensors by kind."""
+    found = {kind: tensor_bytes(tensors) for kind, tensors in kept.items()}
+    return {kind: size for kind, size in found.items() if size}
+
+
+def added(each: Sequence[Parts]) -> Parts:
+    """The bytes of several, kind by kind."""
+    kinds = dict.fromkeys(kind for one in each for kind in one)
+    return {kind: sum(one.get(kind, 0) for one in each) for kind in kinds}

@@ -1,0 +1,220 @@
+"""The holds beside the paper's KL, as formulas: each against a plain loop over tasks, without padding."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Bernoulli, Categorical, Independent, Normal, kl_divergence
+from torch.func import functional_call
+
+from frcl import MLP
+from frcl.regularisers.current_inputs import current_inputs
+from frcl.regularisers.curvature import Anchor, curvature, next_anchor
+from frcl.regularisers.fisher import diagonal_fisher, gaussian_fisher
+from frcl.regularisers.heads import divergence, functions_at, make_block
+from frcl.regularisers.memory_targets import make_targets, memory_targets
+
+D = torch.float64
+K, B = 5, 7
+KINDS = ("bernoulli", "softmax", "gaussian", "softmax", "gaussian")
+FUNCTIONS, POINTS, SIZES = (1, 4, 3, 2, 1), (3, 5, 2, 4, 1), (90.0, 40.0, 7.0, 1000.0, 55.0)
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=D)
+
+
+def apart(kind: str, old: Tensor, new: Tensor, variance: Tensor) -> Tensor:
+    """D at one input from torch.distributions; functions [C] each."""
+    match kind:
+        case "bernoulli":
+            return kl_divergence(Bernoulli(logits=old[0]), Bernoulli(logits=new[0]))
+        case "softmax":
+            return kl_divergence(Categorical(logits=old), Categorical(logits=new))
+        case _:
+            return kl_divergence(*(Independent(Normal(f, variance.sqrt()), 1) for f in (old, new)))
+
+
+class Setting:
+    """Five tasks of different kinds, functions and points, as a block and one by one."""
+
+    def __init__(self) -> None:
+        self.old = [randn(C, K, seed=10 + i) for i, C in enumerate(FUNCTIONS)]
+        self.new = [head + 0.3 * randn(*head.shape, seed=20 + i) for i, head in enumerate(self.old)]
+        self.variance = [0.2 + randn(C, seed=30 + i).square() for i, C in enumerate(FUNCTIONS)]
+        self.means = [randn(C, M, seed=40 + i) for i, (C, M) in enumerate(zip(FUNCTIONS, POINTS, strict=True))]
+        self.Phi_z = [randn(M, K, seed=50 + i) for i, M in enumerate(POINTS)]
+        self.Phi_old, self.Phi = randn(B, K, seed=1), randn(B, K, seed=2)
+        precision = [1 / v if kind == "gaussian" else None for kind, v in zip(KINDS, self.variance, strict=True)]
+        self.block = make_block(self.old, precision)
+        self.moved = make_block(self.new, precision).heads
+        self.targets = make_targets(self.means, SIZES, self.block.heads.shape[1])
+        M = max(POINTS)
+        self.padded = torch.stack([torch.cat([Phi, Phi[:1].expand(M - len(Phi), K)]) for Phi in self.Phi_z])
+
+    def current_inputs(self, task: int) -> Tensor:
+        """(1/B) Σ_b D of one task."""
+        pairs = zip(self.Phi_old @ self.old[task].mT, self.Phi @ self.new[task].mT, strict=True)
+        return sum(apart(KINDS[task], a, b, self.variance[task]) for a, b in pairs) / B
+
+    def memory_targets(self, task: int) -> Tensor:
+        """(N_i/M_i) Σ_j D of one task."""
+        pairs = zip(self.means[task].mT, self.Phi_z[task] @ self.new[task].mT, strict=True)
+        return SIZES[task] / POINTS[task] * sum(apart(KINDS[task], a, b, self.variance[task]) for a, b in pairs)
+
+
+@pytest.fixture
+def setting() -> Setting:
+    return Setting()
+
+
+def test_the_divergence_is_that_of_the_predictive_distributions(setting):
+    old, new = functions_at(setting.Phi_old, setting.block.heads), functions_at(setting.Phi, setting.moved)
+    found = divergence(old, new, setting.block)
+    assert found.shape == (5, B)
+    for task, kind in enumerate(KINDS):
+        for b in range(B):
+            values = (setting.Phi_old[b] @ setting.old[task].mT, setting.Phi[b] @ setting.new[task].mT)
+            expected = apart(kind, *values, setting.variance[task])
+            torch.testing.assert_close(found[task, b], expected, rtol=1e-10, atol=1e-12)
+
+
+def test_two_functions_of_a_softmax_are_one_of_a_bernoulli():
+    """softmax [f, 0], and softmax [a, b] with f = a − b."""
+    one, two = randn(1, K, seed=1), randn(1, K, seed=2)
+    pairs = [torch.cat([head + one, one]) for head in (one, two)]
+    binary, softmax = make_block([one], [None]), make_block([pairs[0]], [None])
+    Phi = randn(B, K, seed=3)
+    values = []
+    for block, heads in ((binary, torch.cat([two, 0 * two])), (softmax, pairs[1])):
+        values.append(divergence(functions_at(Phi, block.heads), functions_at(Phi, heads[None]), block))
+    torch.testing.assert_close(values[0], values[1], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("tasks", [None, [3], [4, 1], [2, 0, 4]])
+def test_values_and_gradients_are_those_of_a_loop(setting, tasks):
+    """Also through the features; padded rows of the heads, and what stands at padded points, get no gradient."""
+    index = None if tasks is None else torch.tensor(tasks)
+    looked_at = range(5) if tasks is None else tasks
+    leaves = {"Phi": setting.Phi, "moved": setting.moved, "padded": setting.padded}
+    for value in (*leaves.values(), *setting.new, *setting.Phi_z):
+        value.requires_grad_()
+    part, targets = setting.block.at(index), setting.targets.at(index)
+    heads = part.trained(setting.moved if index is None else setting.moved[index])
+    Phi_z = setting.padded if index is None else setting.padded[index]
+    ours = current_inputs(setting.Phi_old, setting.Phi, part, heads, 5) + 0.01 * memory_targets(
+        Phi_z, targets, part, heads, 5
+    )
+    scale = 5 / len(looked_at)
+    loop = scale * sum(setting.current_inputs(i) + 0.01 * setting.memory_targets(i) for i in looked_at)
+    torch.testing.assert_close(ours, loop, rtol=1e-10, atol=0)
+    found = dict(zip(leaves, torch.autograd.grad(ours, list(leaves.values())), strict=True))
+    slopes = torch.autograd.grad(loop, [setting.Phi, *setting.new, *setting.Phi_z], materialize_grads=True)
+    torch.testing.assert_close(found["Phi"], slopes[0], rtol=1e-10, atol=1e-12)
+    for i, C in enumerate(FUNCTIONS):
+        torch.testing.assert_close(found["moved"][i, :C], slopes[1 + i], rtol=1e-10, atol=1e-12)
+        assert not found["moved"][i, C:].any()
+        torch.testing.assert_close(found["padded"][i, : POINTS[i]], slopes[6 + i], rtol=1e-10, atol=1e-12)
+        assert not found["padded"][i, POINTS[i] :].any()
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_the_mean_over_all_subsets_is_the_whole(setting, count):
+    def both(index: Tensor | None) -> Tensor:
+        part, heads = setting.block.at(index), setting.moved if index is None else setting.moved[index]
+        Phi_z = setting.padded if index is None else setting.padded[index]
+        return torch.stack([
+            current_inputs(setting.Phi_old, setting.Phi, part, heads, 5),
+            memory_targets(Phi_z, setting.targets.at(index), part, heads, 5),
+        ])  # fmt: skip
+
+    subsets = [both(torch.tensor(chosen)) for chosen in itertools.combinations(range(5), count)]
+    torch.testing.assert_close(torch.stack(subsets).mean(0), both(None), rtol=1e-12, atol=0)
+
+
+def test_equal_functions_are_at_distance_zero_with_zero_gradient(setting):
+    Phi, heads = setting.Phi.requires_grad_(), setting.block.heads.clone().requires_grad_()
+    value = current_inputs(setting.Phi.detach(), Phi, setting.block, setting.block.trained(heads), 5)
+    assert abs(float(value.detach())) < 1e-14
+    for slope in torch.autograd.grad(value, (Phi, heads)):
+        assert float(slope.abs().max()) < 1e-14
+
+
+def test_far_apart_functions_stay_finite():
+    block = make_block([1e4 * torch.ones(1, 2), -1e4 * torch.ones(3, 2)], [None, None])
+    heads = (-block.heads).requires_grad_()
+    value = current_inputs(torch.ones(4, 2), torch.ones(4, 2), block, block.trained(heads), 2)
+    assert value.isfinite()
+    assert torch.autograd.grad(value, heads)[0].isfinite().all()
+
+
+# -- curvature --------------------------------------------------------------------------------------------------
+
+
+def tiny() -> tuple[MLP, dict[str, Tensor], Tensor]:
+    net = MLP(3, (4, 2), seed=3).double()
+    return net, {name: p.detach() for name, p in net.named_parameters()}, randn(6, 3, seed=4)
+
+
+@pytest.mark.parametrize(("kind", "C"), [("bernoulli", 1), ("softmax", 3), ("gaussian", 2)])
+def test_the_fisher_information_is_that_of_each_example_by_itself(kind, C):
+    """E over y ~ p(y | x) of the squared slope of log p(y | x), one example and one outcome at a time."""
+    net, theta, x = tiny()
+    head, variance = randn(C, 2, seed=5), 0.2 + randn(C, seed=6).square()
+
+    def outputs(params: dict[str, Tensor], rows: Tensor) -> Tensor:
+        f = functional_call(net, params, (rows,)) @ head.mT
+        return torch.cat([f, torch.zeros_like(f)], 1) if C == 1 else f
+
+    if kind == "gaussian":
+        found = gaussian_fisher(outputs, theta, x, 1 / variance)
+    else:
+        found = diagonal_fisher(outputs, theta, x, torch.zeros(6, dtype=torch.long))
+    expected = {name: torch.zeros_like(value) for name, value in theta.items()}
+    for one in x:
+        leaves = {name: value.clone().requires_grad_() for name, value in theta.items()}
+        f = functional_call(net, leaves, (one[None],))[0] @ head.mT
+        match kind:
+            case "bernoulli":
+                p = torch.sigmoid(f[0].detach())
+                outcomes = [(p, Bernoulli(logits=f[0]).log_prob(p.new_ones(()))),
+                            (1 - p, Bernoulli(logits=f[0]).log_prob(p.new_zeros(())))]  # fmt: skip
+            case "softmax":
+                outcomes = [(f.softmax(0)[c].detach(), f.log_softmax(0)[c]) for c in range(C)]
+            case _:  # y = f ± s, one target at a time, has the variance of the noise
+                outcomes = []
+                for c, sign in itertools.product(range(C), (-1.0, 1.0)):
+                    y = f.detach()[c] + sign * variance[c].sqrt()
+                    outcomes.append((torch.tensor(0.5, dtype=D), Normal(f[c], variance[c].sqrt()).log_prob(y)))
+        for weight, log_p in outcomes:
+            slopes = torch.autograd.grad(log_p, list(leaves.values()), retain_graph=True)
+            for name, slope in zip(leaves, slopes, strict=True):
+                expected[name] += weight * slope.square() / len(x)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-12)
+
+
+def test_the_anchor_runs_over_tasks_and_its_value_is_a_quadratic():
+    a, b = {"w": randn(3, seed=1)}, {"w": randn(3, seed=2)}
+    first = next_anchor(None, a, {"w": torch.tensor([1.0, 2.0, 0.0], dtype=D)}, 0.5)
+    assert torch.equal(first.precision["w"], torch.tensor([1.0, 2.0, 0.0], dtype=D))
+    second = next_anchor(first, b, {"w": torch.tensor([3.0, 0.0, 1.0], dtype=D)}, 0.5)
+    omega = torch.tensor([3.5, 1.0, 1.0], dtype=D)
+    assert torch.equal(second.precision["w"], omega)
+    assert torch.equal(second.theta["w"], b["w"])
+    assert float(curvature(b, second)) == 0.0
+    shift = torch.tensor([0.1, -2.0, 3.0], dtype=D)
+    moved = {"w": (b["w"] + shift).requires_grad_()}
+    value = curvature(moved, second)
+    torch.testing.assert_close(value, 0.5 * (omega * shift.square()).sum())
+    torch.testing.assert_close(torch.autograd.grad(value, moved["w"])[0], omega * shift)
+    a["w"] += 1.0
+    assert not torch.equal(first.theta["w"], a["w"]), "the anchor is a copy"
+
+
+def test_weights_that_a_task_did_not_train_stay_in_the_anchor():
+    first = Anchor({"v": torch.ones(1), "w": torch.ones(1)}, {"v": torch.ones(1), "w": torch.ones(1)})
+    after = next_anchor(first, {"w": torch.zeros(1)}, {"w": torch.ones(1)}, 0.5)
+    assert (float(after.theta["v"]), float(after.precision["v"])) == (1.0, 1.0)
+    assert (float(after.theta["w"]), float(after.precision["w"])) == (0.0, 1.5)

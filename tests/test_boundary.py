@@ -162,3 +162,15 @@ def test_score_is_never_negative_in_float32(generator):
     k = 1e3 * torch.rand(20_000, generator=generator)
     near = Moments(torch.zeros(20_000, 1), k[:, None] * (1 + 1e-7 * torch.randn(20_000, 1, generator=generator)))
     assert (symmetrised_kl(near, k) >= 0).all()
+
+
+def test_a_reference_that_is_scored_again_is_the_one_compared_with(generator):
+    detector = BoundaryDetector(1e3, rescore=True, log_space=False, aggregate="max", warm_up=0, minimum_time=0)
+    assert math.isnan(detector.update(torch.rand(20, 3, generator=generator)).statistic), "nothing to compare with"
+    for _ in range(3):
+        old, new = torch.rand(50, 3, generator=generator).double(), torch.rand(20, 3, generator=generator).double()
+        expected = scipy.stats.ttest_ind(old.numpy(), new.numpy(), equal_var=False).statistic.max()
+        assert detector.update(new, reference=old).statistic == pytest.approx(expected, abs=1e-12)
+    assert detector.state_dict()["reference"] == [], "it keeps no scores of its own"
+    assert detector.update(new - 10, reference=old, allow=False).boundary is False
+    assert BoundaryDetector(**detector.options()).rescore

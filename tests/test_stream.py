@@ -5,7 +5,9 @@ import math
 
 import pytest
 import torch
+from scipy import stats
 
+import frcl
 from frcl import BoundaryDetector, DataError, LabelError, NumericalError, OptionError, TaskError
 from frcl.learners.stream import Recording, _noise
 from frcl.learners.window import Window
@@ -47,9 +49,11 @@ def test_one_observe_is_one_step_of_fit():
     assert same_tensors(fitted.net.state_dict(), streamed.net.state_dict())
 
 
-def test_a_recorded_step_is_the_eager_step():
+@pytest.mark.parametrize("rescore", [False, True])
+def test_a_recorded_step_is_the_eager_step(rescore):
     """What is recorded on CUDA, called without a graph: scores, terms and the state after it."""
-    eager, recorded = (small_learner(steps=10, past_tasks_per_step=1, detector=BoundaryDetector(1e3)) for _ in range(2))
+    detector = BoundaryDetector(1e3, rescore=rescore)
+    eager, recorded = (small_learner(steps=10, past_tasks_per_step=1, detector=detector) for _ in range(2))
     for learner in (eager, recorded):
         for number, labels in enumerate(((0, 1), (1, 2), (0, 2))):
             learner.fit(*blobs(labels, 90, number))
@@ -78,6 +82,47 @@ def test_a_recorded_step_with_an_infinite_loss_is_not_taken():
     with pytest.raises(NumericalError, match="not taken"):
         learner.observe(x * 1e30, y)
     assert same_tensors(before, learner.state_dict()["tensors"])
+
+
+def test_the_last_minibatches_are_scored_again_by_the_model_as_it_is():
+    learner = small_learner(points=6, initial_scale=1.0, detector=BoundaryDetector(1e3, window=3, rescore=True))
+    data = batches((0, 1, 2), 30, 5)
+    for number, (x, y) in enumerate(data):
+        if number < 25:
+            learner.observe(x, y)
+            continue
+        old, new = (
+            learner.surprise(part).double().log() for part in (torch.cat([b for b, _ in data[number - 3 : number]]), x)
+        )
+        expected = stats.ttest_ind(old.numpy(), new.numpy(), equal_var=False).statistic.max()
+        assert learner.observe(x, y).statistic == pytest.approx(expected, rel=1e-6)
+
+
+def test_learning_itself_is_no_change_where_the_reference_is_scored_again():
+    """L that starts small grows from step to step, for all inputs alike."""
+    largest = {}
+    for rescore in (False, True):
+        detector = BoundaryDetector(1e3, window=10, rescore=rescore)
+        learner = small_learner(points=6, initial_scale=0.1, detector=detector)
+        logs = [learner.observe(x, y) for x, y in batches((0, 1, 2), 150, 5)]
+        largest[rescore] = max(log.statistic for log in logs[21:])
+    assert largest[True] < 4.5 < largest[False]
+
+
+def test_a_stream_whose_reference_is_scored_again_resumes_bit_for_bit(tmp_path):
+    detector = BoundaryDetector(1e3, window=4, rescore=True)
+    whole, first = (small_learner(points=6, detector=detector) for _ in range(2))
+    data = batches((0, 1, 2), 40, 5)
+    for x, y in data:
+        log = whole.observe(x, y)
+    for x, y in data[:30]:
+        first.observe(x, y)
+    first.save(tmp_path / "model.frcl")
+    second = frcl.load(tmp_path / "model.frcl", first.net)
+    for x, y in data[30:]:
+        again = second.observe(x, y)
+    assert again == log
+    assert same_tensors(whole.state_dict()["tensors"], second.state_dict()["tensors"])
 
 
 def test_hidden_boundaries_are_found_and_each_task_remembered():

@@ -63,6 +63,8 @@ class BoundaryDetector:
 
     threshold      a switch is declared when the statistic exceeds it
     window         how many of the last minibatches make the reference (the paper: 1; it suggests 10)
+    rescore        the reference is scored again, by the model as it is now: otherwise every step of learning between
+                   two minibatches moves the scores a little, and over ten of them that looks like a change
     log_space      test log-scores (the paper found it more robust)
     aggregate      "max", "median" or "mean" of the statistics of the functions
     warm_up        minibatches before the first test of all (starting_time in Algorithm 1)
@@ -75,6 +77,7 @@ class BoundaryDetector:
         threshold: float = 5.0,
         *,
         window: int = 1,
+        rescore: bool = False,
         log_space: bool = True,
         aggregate: Literal["max", "median", "mean"] = "max",
         warm_up: int = 10,
@@ -91,6 +94,7 @@ class BoundaryDetector:
             raise OptionError(f"threshold must be a finite number, not {threshold}")
         self.threshold = threshold
         self.window = window
+        self.rescore = rescore
         self.log_space = log_space
         self.aggregate = aggregate
         self.warm_up = warm_up
@@ -100,20 +104,38 @@ class BoundaryDetector:
         self._in_task = 0
         self._wait = warm_up + minimum_time
 
-    def update(self, scores: Tensor, *, allow: bool = True) -> Decision:
-        """Look at the scores of the next minibatch, [B] or [B, C]; with allow=False learn from it only."""
+    @property
+    def due(self) -> bool:
+        """Whether the next minibatch would be tested, as far as time goes."""
+        return self._in_task >= self._wait
+
+    def update(self, scores: Tensor, *, allow: bool = True, reference: Tensor | None = None) -> Decision:
+        """Look at the scores of the next minibatch, [B] or [B, C]; with allow=False learn from it only.
+
+        With `rescore` the reference is what the caller gives: scores of the last minibatches, [n, C], by the same model
+        as `scores`; without any no test is made.
+        """
         values = self._prepare(scores)
+        old = self._old(values, reference)
         statistic = math.nan
-        if allow and self._in_task >= self._wait and self._comparable(values):
-            statistic = self._statistic(values)
+        if allow and self.due and old is not None and len(values) > 1:
+            statistic = self._statistic(old, values)
         if statistic > self.threshold:
             self.reset()
             return Decision(True, statistic)
-        if self._reference and self._reference[-1].shape[1] != values.shape[1]:
-            self._reference.clear()
-        self._reference.append(values)
+        if not self.rescore:
+            if self._reference and self._reference[-1].shape[1] != values.shape[1]:
+                self._reference.clear()
+            self._reference.append(values)
         self._in_task += 1
         return Decision(False, statistic)
+
+    def _old(self, values: Tensor, reference: Tensor | None) -> Tensor | None:
+        """What the minibatch is compared with; None if there is nothing to compare it with."""
+        if self.rescore:
+            return None if reference is None else self._prepare(reference)
+        comparable = self._reference and self._reference[-1].shape[1] == values.shape[1]
+        return torch.cat(tuple(self._reference)) if comparable else None
 
     def reset(self) -> None:
         """Begin a new task: forget the reference and wait again before testing."""
@@ -121,11 +143,8 @@ class BoundaryDetector:
         self._in_task = 0
         self._wait = max(self.pause, self.minimum_time)
 
-    def _comparable(self, values: Tensor) -> bool:
-        return bool(self._reference) and self._reference[-1].shape[1] == values.shape[1] and len(values) > 1
-
-    def _statistic(self, values: Tensor) -> float:
-        statistic = welch(torch.cat(tuple(self._reference)), values).statistic
+    def _statistic(self, old: Tensor, values: Tensor) -> float:
+        statistic = welch(old, values).statistic
         match self.aggregate:
             case "max":
                 return float(statistic.max())
@@ -148,7 +167,7 @@ class BoundaryDetector:
 
     def options(self) -> dict[str, Any]:
         """What the constructor was given, to make the same detector again."""
-        names = ("threshold", "window", "log_space", "aggregate", "warm_up", "minimum_time", "pause")
+        names = ("threshold", "window", "rescore", "log_space", "aggregate", "warm_up", "minimum_time", "pause")
         return {name: getattr(self, name) for name in names}
 
     def state_dict(self) -> dict[str, Any]:

@@ -28,6 +28,7 @@ class DetectorOptions:
     threshold: float = 5.0
     thresholds: tuple[float, ...] = (4.0, 5.0, 6.0, 7.0, 8.0)  # these are scored too
     window: int = 1
+    rescore: bool = False
     log_space: bool = True
     aggregate: str = "max"
     warm_up: int = 10

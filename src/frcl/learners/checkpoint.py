@@ -130,6 +130,8 @@ def _check_settings(
     mine: dict[str, Any] = {"options": asdict(options), "detector": detector.options() if detector else None}
     mine["labels"] = None if labels is None else list(labels)
     stored = {**meta, "options": asdict(FRCLOptions()) | meta["options"]}  # an option that was not there yet was off
+    if meta["detector"] is not None:
+        stored["detector"] = BoundaryDetector(**meta["detector"]).options()
     for name, value in mine.items():
         if stored[name] != value:
             differing = ""
@@ -234,6 +236,7 @@ def _current_tensors(current: CurrentTask) -> Tensors:
         tensors["Z"] = current.memory.Z
     if current.memory.holds is not None:
         tensors |= named("begin/", current.memory.holds.begin)
+    tensors |= {f"recent/{i}": value for i, value in enumerate(current.recent)}
     if current.window is not None and len(current.window):
         tensors["window/x"], tensors["window/y"] = current.window.data()
     return tensors
@@ -261,6 +264,7 @@ def _current_from(
     if window is not None and data["window_seen"]:
         content = pieces["window/x"].to(device), pieces["window/y"].to(device)
         window = Window.restored(options.window, data["window_seen"], *content)
+    recent = under(pieces, "recent/")
     begin = {name: value.to(device) for name, value in under(pieces, "begin/").items()}
     holds = make_holds(options, state.past, theta, begin, state.anchor)
     _check_holds(holds, params, theta, options)
@@ -274,6 +278,7 @@ def _current_from(
         window=window,
         data_mark=data["data_mark"],
         step=data["step"],
+        recent=tuple(recent[str(i)].to(device).clone() for i in range(len(recent))),
     )
 
 

@@ -60,6 +60,7 @@ class CurrentTask:
     window: Window | None = None  # observe() keeps a sample of the data here; fit() has the data at hand
     data_mark: str | None = None  # fit(): which data it was called with
     step: int = 0
+    recent: tuple[Tensor, ...] = ()  # the last minibatches, where a detector has them scored again
     recording: Recorded | None = None  # observe() on CUDA: the task's step, ready to be replayed
 
 

@@ -27,7 +27,7 @@ from frcl.learners.memory import Parts
 from frcl.learners.options import FRCLOptions, changed
 from frcl.learners.predict import Predictor
 from frcl.learners.records import Prediction, StepLog, Summary
-from frcl.learners.stream import scores_of, take_step
+from frcl.learners.stream import remember, take_step, watch
 from frcl.learners.targets import Label, TargetSpec, check_likelihood, infer_spec, plain_labels
 from frcl.learners.window import Window
 from frcl.learners.work import OnStep, Work, finish, run_alone
@@ -162,6 +162,7 @@ class FRCL:
             self._put_back(before)
             raise
         window.add(inputs, encoded, self._state.streams["window"])
+        remember(self.detector, current, inputs)
         log = self._log(current, terms)
         return replace(log, boundary=decision.boundary, statistic=decision.statistic)
 
@@ -272,7 +273,7 @@ class FRCL:
         """Ask the detector about a minibatch; at a boundary end the task and open the next one with it."""
         assert self.detector is not None
         window = self._window(current)
-        decision = self.detector.update(scores_of(current, x), allow=len(window) >= self._model.points(current.target))
+        decision = watch(self.detector, current, x, allow=len(window) >= self._model.points(current.target))
         target = self._declared_spec(y) if decision.boundary else current.target
         encoded = target.encode(y, self.device, self.dtype)
         if decision.boundary:

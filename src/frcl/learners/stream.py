@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from frcl.boundary import BoundaryDetector, Decision
 from frcl.engine.adam import gradient
 from frcl.engine.program import Terms
 from frcl.engine.tensors import refuse_non_finite_loss
@@ -21,17 +23,31 @@ from frcl.seeding import Streams
 EAGER = 10  # steps of a task before it is recorded: a short one is not worth it
 
 
-def scores_of(current: CurrentTask, x: Tensor) -> Tensor:
-    """The boundary scores of a minibatch, [B, C]."""
+def scores_of(current: CurrentTask, minibatches: Sequence[Tensor]) -> Tensor:
+    """The boundary scores of some minibatches, [Σ B, C]."""
     recording = current.recording
-    if recording is not None and recording.fits(x):
-        scores = recording.scores(x)
+    if recording is not None and all(recording.fits(x) for x in minibatches):
+        scores = torch.cat([recording.scores(x).clone() for x in minibatches])
     else:
         with torch.no_grad(), network_failures():
-            scores = current.objective.surprise(current.params, current.memory, x)
+            scores = current.objective.surprise(current.params, current.memory, torch.cat(list(minibatches)))
     if not bool(scores.isfinite().all()):
         raise NumericalError("the features of these inputs are too large to be scored; scale the inputs")
     return scores
+
+
+def watch(detector: BoundaryDetector, current: CurrentTask, x: Tensor, *, allow: bool) -> Decision:
+    """What the detector says of a minibatch; where it wants the last ones scored again, they are."""
+    if not (detector.rescore and detector.due and allow and current.recent):
+        return detector.update(scores_of(current, [x]), allow=allow)
+    both = scores_of(current, [*current.recent, x])
+    return detector.update(both[-len(x) :], reference=both[: -len(x)])
+
+
+def remember(detector: BoundaryDetector | None, current: CurrentTask, x: Tensor) -> None:
+    """A step was taken on this minibatch: the next ones may be compared with it."""
+    if detector is not None and detector.rescore:
+        current.recent = (*current.recent, x.clone())[-detector.window :]
 
 
 def take_step(current: CurrentTask, past_tasks_per_step: int | None, streams: Streams, x: Tensor, y: Tensor) -> Terms:

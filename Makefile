@@ -14,7 +14,7 @@ help:
 	@echo "make docs     build the documentation, warnings are errors"
 	@echo "make mutants  break the formulas one at a time and show that the tests notice"
 	@echo "make bench    measure how fast it is, into runs/bench.json; BENCH=\"--quick\" or any other option of frcl bench"
-	@echo "make reproduce-quick   every table of the paper at a tiny size, into runs/quick: shows that all of it runs"
+	@echo "make reproduce-quick   every table and figure of the paper at a tiny size, into runs/quick: shows that all of it runs"
 	@echo "make clean    remove what the targets above made"
 
 $(READY): pyproject.toml constraints.txt

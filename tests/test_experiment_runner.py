@@ -17,8 +17,10 @@ from frcl import CheckpointError, DataError, OptionError
 from frcl.display import Silent
 from frcl.experiment import runner
 from frcl.experiment.config import resolve
+from frcl.experiment.environment import describe
 from frcl.experiment.keeper import CHECKPOINT, Interrupted
 from frcl.experiment.results import MEASURED
+from frcl.files import alone_in
 
 TINY = {
     "seeds": [0, 1],
@@ -181,6 +183,22 @@ def test_a_folder_with_a_run_is_not_overwritten_by_accident(finished):
     with pytest.raises(OptionError, match="already holds a run; go on with `frcl resume"):
         runner.run(tiny(), folder, Silent())
     assert (folder / "result.json").read_bytes() == before
+
+
+def test_two_processes_do_not_work_in_one_folder(finished):
+    folder, result = finished
+    with alone_in(folder):
+        with pytest.raises(CheckpointError, match="another process is at work"):
+            runner.run(tiny(), folder, Silent(), overwrite=True)
+        with pytest.raises(CheckpointError, match="another process is at work"):
+            runner.resume(folder, Silent())
+    assert comparable(json.loads((folder / "result.json").read_text())) == comparable(result)
+    assert comparable(runner.resume(folder, Silent())) == comparable(result)
+
+
+def test_the_commit_can_be_told(monkeypatch):
+    monkeypatch.setenv("FRCL_COMMIT", "0123456789ab")
+    assert describe("cpu")["commit"] == "0123456789ab"
 
 
 def test_missing_data_and_devices_show_before_anything_is_written(tmp_path):

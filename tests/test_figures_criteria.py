@@ -55,6 +55,19 @@ def test_every_criterion_is_there_with_every_number_of_points_once():
         assert (config.learner.steps, config.learner.search_steps) == (paper.learner.steps, paper.learner.search_steps)
 
 
+def test_cells_with_the_same_number_of_points_differ_in_the_criterion_alone():
+    for benchmark, numbers in POINTS_3.items():
+        for points in numbers:
+            found = []
+            for row in CRITERIA_3:
+                _, cell = CELLS[f"{benchmark}-{row}-{points}"]
+                options = learned_options(resolve(cell.benchmark, *cell.layers))
+                assert options["learner"].pop("selection") == row.removeprefix("frcl-")
+                found.append(options)
+            assert all(one == found[0] for one in found)
+            assert found[0]["learner"]["points"] == points
+
+
 def test_the_numbers_are_those_of_the_result_files(place):
     put(place, "split-mnist-frcl-elbo-10", [0.5, 0.75, 0.25])
     put(place, "split-mnist-frcl-trace-40", [0.5, 0.75])

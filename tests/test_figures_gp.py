@@ -14,7 +14,8 @@ from frcl.report.drawing import style
 from frcl.reproduce.figures import gp
 from frcl.reproduce.figures.base import make_figure, read_sheet
 from frcl.reproduce.measure import Place
-from oracles import covariances, direct_prediction
+from frcl.summary import belief_from_weights
+from oracles import covariances, direct_prediction, rand_posterior
 
 STEPS = gp.QUICK_STEPS
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -78,10 +79,14 @@ def test_the_points_of_figure_1_have_the_marginals_of_q_u(tmp_path):
         found = zip(*(points.floats(name) for name in ("x", "mean", "deviation")), strict=True)
         for one, other in zip(found, wanted, strict=True):
             assert one == pytest.approx(other, rel=1e-3)
-    assert covariances(learner.tasks[0].belief)[0].diagonal().sqrt().tolist() == pytest.approx(
-        marginal.sqrt().tolist(), rel=1e-3
-    )
     assert set(Z[:, 0].tolist()) <= set(gp.first_task()[0][:, 0].tolist())
+
+
+def test_the_deviations_of_q_u(generator):
+    q, Phi = rand_posterior(2, 6, generator, scale=0.01), torch.randn(4, 6, generator=generator, dtype=torch.float64)
+    belief = belief_from_weights(q, Phi, noise=0.04)
+    for found, covariance in zip(gp.deviations(belief), covariances(belief), strict=True):
+        assert found.tolist() == pytest.approx(covariance.diagonal().sqrt().tolist(), rel=1e-9)
 
 
 def test_what_is_learned_is_the_posterior_of_the_data():

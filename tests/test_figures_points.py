@@ -171,11 +171,13 @@ def test_a_point_stands_where_its_features_are(on_digits, monkeypatch):
 
     monkeypatch.setattr(points, "projected", first_two)
     numbers = points.measure_figure_4(on_digits)
-    for which in ("random", "trace"):
-        own = numbers.where(kind="point", start="0", which=which)
+    base = load_digits(0).train
+    sets = [numbers.where(kind="point", start="0", which=which) for which in ("random", "trace")]
+    for own in (*sets, numbers.where(kind="example")):
         rows = [int(value) for value in own.column("value")]
         assert own.floats("x") == pytest.approx(seen["Phi"][rows, 0].tolist(), rel=1e-5)
         assert own.floats("y") == pytest.approx(seen["Phi"][rows, 1].tolist(), rel=1e-5)
+        assert own.floats("label") == base.y[rows].tolist()
 
 
 def test_the_words_of_figure_4_say_what_was_counted(on_digits):

@@ -1,15 +1,19 @@
 """REPRODUCTION.md is what the result files say, and the result files are whole."""
 
 import json
+import shutil
+import statistics
 from pathlib import Path
 
 import pytest
 
+from frcl.errors import DataError
 from frcl.experiment.metrics import AccuracyMatrix
 from frcl.report.drawing import style
 from frcl.reproduce.cells import TABLES
 from frcl.reproduce.figures.base import FOLDER, read_record, read_sheet
-from frcl.reproduce.page import page
+from frcl.reproduce.page import page, reasons
+from frcl.reproduce.short import BEGIN, END, short, write_short
 from frcl.reproduce.store import read_document, to_text
 from frcl.reproduce.targets import FIGURES
 
@@ -22,6 +26,28 @@ MADE = [figure for figure in FIGURES if (RESULTS / FOLDER / f"{figure.name}.csv"
 
 def test_the_page_is_generated_from_the_results():
     assert (ROOT / "REPRODUCTION.md").read_text() == page(TABLES, RESULTS, FIGURES)
+
+
+def test_the_tables_of_the_readme_are_generated_from_the_results(tmp_path):
+    text = (ROOT / "README.md").read_text()
+    assert f"{BEGIN}\n\n{short(RESULTS)}\n\n{END}" in text
+    (tmp_path / "README.md").write_text(text.replace(" ± ", " + "))
+    shutil.copytree(RESULTS, tmp_path / "results")
+    assert write_short(tmp_path / "results") == tmp_path / "README.md"
+    within = (tmp_path / "README.md").read_text().split(BEGIN)[1].split(END)[0]
+    assert within == text.split(BEGIN)[1].split(END)[0]
+    (tmp_path / "README.md").write_text(f"before {BEGIN} after")
+    with pytest.raises(DataError, match="put it where the tables end"):
+        write_short(tmp_path / "results")
+
+
+def test_a_short_table_has_the_numbers_of_its_cells():
+    found = read_document(RESULTS / "table1" / "split-mnist-frcl-trace-40.json", quick=False)
+    accuracies = [100 * one["average_accuracy"] for one in found["seeds"]]
+    ours = f"{statistics.mean(accuracies):.1f} ± {statistics.stdev(accuracies):.1f}"
+    line = next(line for line in short(RESULTS).splitlines() if line.startswith("| FRCL (trace)"))
+    assert line.split(" | ")[4] == f"{ours} (97.8 ± 0.7) |"
+    assert "not measured (94.3 ± 0.2)" in short(RESULTS / "nothing")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -59,6 +85,18 @@ def test_a_figure_is_whole(figure):
     assert (record.title, record.caption, record.text) == (drawing.title, drawing.caption, drawing.text)
     assert (record.measured is None) == (figure.table is not None)
     assert str(ROOT) not in (folder / f"{figure.name}.json").read_text()
+
+
+def test_reasons_are_for_cells_that_there_are():
+    names = {table.name: {cell.name for cell in table.cells} for table in MEASURED}
+    for table, known in reasons().items():
+        assert set(known) <= names[table]
+
+
+def test_every_row_that_differs_has_a_reason():
+    """Of the paper's tables: a row of FRCL has to agree, any other may differ with a reason."""
+    tables = [table for table in TABLES if table.name != "methods"]
+    assert "not known" not in page(tables, RESULTS)
 
 
 def test_nothing_else_is_among_the_figures():

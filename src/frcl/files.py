@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from frcl.errors import CheckpointError
 
 FORMAT = "frcl-checkpoint"
 VERSION = 1
+LOCK = ".lock"  # in a folder that one process at a time may write to
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -34,6 +36,27 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         name.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Inside, no other process can be in here with the same folder; it is free again when this one ends, however.
+
+    Where the system has no such locks nothing is checked.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with (folder / LOCK).open("wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CheckpointError(
+                f"another process is at work in {folder}; wait until it has ended, or choose another folder"
+            ) from error
+        yield
 
 
 def _digest(meta: str, tensors: Mapping[str, Tensor]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import resource
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+
+COMMIT = "FRCL_COMMIT"
 
 
 def describe(device: str) -> dict[str, str]:
@@ -81,7 +84,12 @@ def _version() -> str:
 
 
 def _commit() -> str:
-    """The commit of the checkout this package lies in, with "+" if it was changed since; "" if there is none."""
+    """The commit of the checkout this package lies in, with "+" if it was changed since; "" if there is none.
+
+    A copy without its repository is told by the variable FRCL_COMMIT.
+    """
+    if COMMIT in os.environ:
+        return os.environ[COMMIT]
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return ""

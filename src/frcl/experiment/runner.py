@@ -19,7 +19,7 @@ from frcl.experiment.evaluate import final_scores, score
 from frcl.experiment.hidden import anonymous, learn_stream, stream_labels
 from frcl.experiment.keeper import CHECKPOINT, LOG, PAST_LOG, Keeper, Observer, Progress, new_record, read_checkpoint
 from frcl.experiment.networks import build_network
-from frcl.files import write_atomically
+from frcl.files import alone_in, write_atomically
 from frcl.learners.frcl import FRCL
 from frcl.learners.methods import make_learner
 from frcl.learners.protocol import Learner
@@ -45,12 +45,12 @@ def run(
     source = source_of(config)
     source(config.seeds[0])
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("result.json", CHECKPOINT, "report.html", "points.npz", PAST_LOG):
-        (folder / name).unlink(missing_ok=True)
-    for name in ("figures", "tables"):
-        shutil.rmtree(folder / name, ignore_errors=True)
-    write_atomically(folder / "config.toml", to_toml(config).encode())
-    with environment.threads(config.run.threads), environment.products(tf32=config.run.tf32):
+    with alone_in(folder), environment.threads(config.run.threads), environment.products(tf32=config.run.tf32):
+        for name in ("result.json", CHECKPOINT, "report.html", "points.npz", PAST_LOG):
+            (folder / name).unlink(missing_ok=True)
+        for name in ("figures", "tables"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        write_atomically(folder / "config.toml", to_toml(config).encode())
         return _carry_out(Keeper(config, folder, Progress(started=_now()), observer, stop), source, None)
 
 
@@ -60,9 +60,9 @@ def resume(folder: Path, observer: Observer, *, stop: Callable[[], bool] = never
         raise CheckpointError(f"{folder} holds no run: there is no config.toml in it")
     layer = read_toml(folder / "config.toml")
     config = resolve(layer.pop("benchmark", ""), layer)
-    progress, states = read_checkpoint(folder)
-    progress.started = progress.started or _now()
-    with environment.threads(config.run.threads), environment.products(tf32=config.run.tf32):
+    with alone_in(folder), environment.threads(config.run.threads), environment.products(tf32=config.run.tf32):
+        progress, states = read_checkpoint(folder)
+        progress.started = progress.started or _now()
         return _carry_out(Keeper(config, folder, progress, observer, stop), source_of(config), states)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
@@ -14,7 +14,8 @@ from frcl.errors import OptionError
 from frcl.experiment.config import Config, resolve
 from frcl.experiment.environment import products, threads
 from frcl.experiment.evaluate import score
-from frcl.experiment.runner import benchmark_of, new_learner
+from frcl.experiment.runner import benchmark_of, new_learner, seeds_at_once
+from frcl.learners.work import finish
 
 TASKS = 3  # the first so many tasks of the benchmark
 
@@ -60,16 +61,23 @@ def tuning_config(method: str, benchmark: str, layer: Mapping[str, Any], options
 
 def try_out(config: Config) -> float:
     """Average accuracy on the validation data of all tasks after the last, mean over seeds."""
-    results = []
+    results: list[float] = []
+    at_once = seeds_at_once(config)
     with threads(config.run.threads), products(tf32=config.run.tf32):
-        for seed in config.seeds:
-            benchmark = validation_only(benchmark_of(config, seed))
-            learner = new_learner(config, benchmark, seed)
-            for number in range(len(benchmark)):
-                task = benchmark.task(number)
-                learner.fit(task.train.x, task.train.y, size=task.size)
-            results += [score(learner, benchmark.test_split(on), on) for on in range(len(benchmark))]
+        for first in range(0, len(config.seeds), at_once):
+            results += _together(config, config.seeds[first : first + at_once])
     return sum(results) / len(results)
+
+
+def _together(config: Config, seeds: Sequence[int]) -> list[float]:
+    """The accuracies of some seeds, learned together."""
+    benchmarks = [validation_only(benchmark_of(config, seed)) for seed in seeds]
+    learners = [new_learner(config, benchmark, seed) for benchmark, seed in zip(benchmarks, seeds, strict=True)]
+    pairs = list(zip(learners, benchmarks, strict=True))
+    for number in range(len(benchmarks[0])):
+        tasks = [(learner, benchmark.task(number)) for learner, benchmark in pairs]
+        finish([learner.learn(task.train.x, task.train.y, size=task.size) for learner, task in tasks])
+    return [score(learner, one.test_split(on), on) for learner, one in pairs for on in range(len(one))]
 
 
 def tune(

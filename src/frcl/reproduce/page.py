@@ -17,7 +17,7 @@ from frcl.reproduce.numbers import agreement, boundary_scores, ours, percent, re
 from frcl.reproduce.store import Document, differences, path_of, read_document
 
 TITLES = {"permuted-mnist": "Permuted-MNIST", "split-mnist": "Split-MNIST", "omniglot": "Omniglot"}
-NOT, NOT_MADE = "not measured", "not made yet"
+NOT, NOT_MADE, NOT_KNOWN = "not measured", "not made yet", "not known"
 NOT_AVAILABLE = "n/a"
 COLUMNS = (
     "", "paper %", "ours %", "seeds", "agrees", "just after learning %", "forgetting %", "NLL", "ECE", "bytes kept",
@@ -120,9 +120,22 @@ def _sections(table: Table, found: Found, heading: str = "###") -> Iterator[str]
         yield f"{heading} {TITLES.get(benchmark, benchmark)}"
         hidden = any(cell.thresholds for cell in cells)
         yield "\n".join(_boundary_table(cells, found) if hidden else _accuracy_table(cells, found))
+        told = list(_reasons(table.name, cells, found))
+        if told:
+            yield "\n".join(told)
         told = [line for cell in cells if cell.name in found for line in _how(cell, found[cell.name])]
         if told:
             yield "\n".join(told)
+
+
+def _reasons(table: str, cells: Sequence[Cell], found: Found) -> Iterator[str]:
+    """Why each row that does not agree with the paper differs from it; the table of all methods is not the paper's."""
+    known = reasons().get(table)
+    if known is None:
+        return
+    for cell in cells:
+        if cell.name in found and any(verdict != "yes" for verdict in _verdicts(cell, found)):
+            yield f"- Why {cell.row} differs: {known.get(cell.name, NOT_KNOWN)}"
 
 
 def _accuracy_table(cells: Sequence[Cell], found: Found) -> list[str]:
@@ -219,6 +232,7 @@ def _figure(figure: FigureOf, results: Path, quick: bool) -> Iterator[str]:
     yield record.caption
     yield f"- [numbers]({numbers}), [SVG]({svg})\n- {_how_figure(figure, record, quick)}"
     if figure.table is not None:
+        yield figure.table.note
         yield from _sections(figure.table, _read(figure.table, results, quick), "####")
 
 
@@ -236,6 +250,12 @@ def choices() -> list[dict[str, str]]:
     text = resources.files("frcl.reproduce").joinpath("choices.toml").read_text(encoding="utf-8")
     found: list[dict[str, str]] = tomllib.loads(text)["choice"]
     return found
+
+
+def reasons() -> dict[str, dict[str, str]]:
+    """Why cells differ from the paper, by table and name."""
+    text = resources.files("frcl.reproduce").joinpath("reasons.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
 
 
 def _silent() -> Iterator[str]:

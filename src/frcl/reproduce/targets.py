@@ -13,6 +13,7 @@ from frcl.reproduce.figures import criteria, detection, gp, points
 from frcl.reproduce.figures.base import FigureOf
 from frcl.reproduce.page import write_page
 from frcl.reproduce.quick import reduced, reduced_figure
+from frcl.reproduce.short import write_short
 
 ALL = "all"
 FIGURES = tuple(
@@ -40,11 +41,17 @@ def registry(*, quick: bool = False) -> dict[str, Target]:
         *(Target(figure.name, figure.title, figure.table, figure) for figure in figures),
         Target(
             "page",
-            "REPRODUCTION.md, from the result files",
-            write=lambda at: write_page(tables, at, figures, quick=quick),
+            "REPRODUCTION.md and the tables of README.md, from the result files",
+            write=lambda at: _write(tables, at, figures, quick=quick),
         ),
     ]
     return {target.name: target for target in targets}
+
+
+def _write(tables: Sequence[Table], results: Path, figures: Sequence[FigureOf], *, quick: bool) -> Path:
+    if not quick:
+        write_short(results)
+    return write_page(tables, results, figures, quick=quick)
 
 
 def chosen_targets(names: Sequence[str], *, quick: bool = False) -> list[Target]:

@@ -107,7 +107,7 @@ class Variant:
 NEVER = 1e300
 AGGREGATES: tuple[Literal["max", "median", "mean"], ...] = ("max", "median", "mean")
 VARIANTS = tuple(Variant(aggregate, log_space) for log_space in (True, False) for aggregate in AGGREGATES)
-THRESHOLDS = tuple(0.25 * k for k in range(121))
+THRESHOLDS = tuple(0.25 * k for k in range(161))
 QUANTILES = (0.05, 0.95, 1.0)
 SEEDS = (0, 1, 2)
 PERMUTATIONS: Layer = {"learner": {"steps": 1000}}

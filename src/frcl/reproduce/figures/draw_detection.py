@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from statistics import mean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from frcl.report.drawing import WIDTH, Drawing, name_in_figure
-from frcl.report.numbers import number
+from frcl.report.numbers import number, plural
 from frcl.report.palette import LIGHT, series
 from frcl.report.tables import Table
 from frcl.reproduce.figures.base import Sheet, canvas
@@ -43,14 +43,15 @@ def draw_figure_5(numbers: Sheet) -> Drawing:
     below.axhline(threshold, color=LIGHT["ink"], linewidth=1.1, linestyle=(0, (4, 2)), label=f"threshold {threshold:g}")
     finite = statistic[np.isfinite(statistic)]
     top = max([threshold, *finite])
-    below.plot(found, np.full(len(found), 1.12 * top), linestyle="none", marker="v", markersize=6.5,
+    peaks = [min(float(statistic[step.index(at)]), top) for at in found]
+    below.plot(found, [peak + 0.09 * top for peak in peaks], linestyle="none", marker="v", markersize=6.5,
                color=LIGHT["series-1"], label="switch found")  # fmt: skip
     low = min([0.0, *np.quantile(finite, [0.001])]) if len(finite) else 0.0
     below.set(xlabel="minibatch, all alphabets in a row", ylabel="Welch's t", ylim=(low, 1.22 * top))
     for axes in (above, below):
         axes.grid(visible=False, axis="x")
         for place, at in enumerate(true):
-            axes.axvline(at, color=LIGHT["series-2"], linewidth=4, alpha=0.35, zorder=1,
+            axes.axvline(at, color=LIGHT["series-2"], linewidth=4, alpha=0.28, zorder=1,
                          label="true switch" if axes is below and not place else "")  # fmt: skip
     figure.legend(loc="outside lower center", ncols=3)
     caption = (
@@ -72,7 +73,7 @@ def _listed(steps: Sequence[float]) -> str:
 # -- Figure 7 ------------------------------------------------------------------------------------------------
 
 AGGREGATES = {"max": 0, "median": 2, "mean": 1}  # with their colours
-SPACES = {"log": ("log scores", "-"), "plain": ("scores", (0, (3, 1.2)))}
+SPACES: dict[str, Any] = {"log": "-", "plain": (0, (3, 1.2))}  # with their strokes
 TABLED = (4.0, 5.0, 6.0, 8.0, 10.0)
 GOOD = 0.95
 LOWEST = -5.0  # under it nothing is drawn
@@ -86,24 +87,27 @@ def draw_figure_7(numbers: Sheet) -> Drawing:
     for aggregate, space in itertools.product(AGGREGATES, SPACES):
         scores = mean_scores(numbers, space, aggregate)
         threshold, f1 = scores["threshold"], scores["f1"]
-        above.plot(threshold, f1, color=series(AGGREGATES[aggregate]), linestyle=SPACES[space][1], linewidth=1.5,
-                   label=f"{aggregate}, {SPACES[space][0]}")  # fmt: skip
+        above.plot(threshold, f1, color=series(AGGREGATES[aggregate]), linestyle=SPACES[space], linewidth=1.5,
+                   label=f"{aggregate}, {space}")  # fmt: skip
         good[space, aggregate] = good_thresholds(threshold, f1)
     above.set(ylabel="F1, mean over seeds", ylim=(-0.03, 1.03))
+    right = _right(numbers)
     for place, (space, aggregate) in enumerate(variants):
-        _strip(below, numbers, space, aggregate, place)
-    below.set(xlabel="threshold, and statistic", ylim=(len(variants) - 0.4, -0.6))
-    below.set_xlim(*_span(numbers))
+        _strip(below, numbers, space, aggregate, place, right)
+    below.text(0.1, -0.42, "elsewhere", fontsize=8, color=LIGHT["muted"])
+    below.text(0.5 * right, -0.42, "at the switches", fontsize=8, color=LIGHT["muted"], ha="center")
+    below.set(xlabel="threshold, and statistic", xlim=(0, right), ylim=(len(variants) - 0.5, -1.0))
     below.set_yticks(range(len(variants)), [f"{aggregate}, {space}" for space, aggregate in variants], fontsize=8.5)
     below.grid(visible=False, axis="y")
     below.tick_params(axis="y", length=0)
     figure.legend(loc="outside lower center", ncols=3, fontsize=8.5, columnspacing=1.0)
     caption = (
         f"Permuted-MNIST, {facts['tasks']} permutations, {int(facts['steps']):,} minibatches of {facts['batch']} each, "
-        f"{facts['seeds']} seeds. The statistics of the ten functions become one by their maximum, median or mean; the "
-        "test is made on the scores or on their logarithms. The learner is told the switches, so that all six see the "
-        f"same scores. Top: F1 (a switch counts as found up to {facts['tolerance']} minibatches late). Bottom: the "
-        "statistic at each switch (dots) and elsewhere (bar: 5 % to 95 % of them; line: to the largest)."
+        f"{plural(int(facts['seeds']), 'seed')}. The statistics of the ten functions become one by their maximum, "
+        "median or mean; the test is made on the scores (plain) or on their logarithms (log). The learner is told the "
+        "switches, so that all six see the same scores. Top: F1 (a switch counts as found up to "
+        f"{facts['tolerance']} minibatches late). Bottom: the statistic at each switch (dots) and elsewhere (bar: 5 % "
+        "to 95 % of them; line: to the largest)."
     )
     return Drawing("figure7", TITLE_7, caption, _text_7(good), figure, _table_7(numbers, variants))
 
@@ -127,12 +131,12 @@ def good_thresholds(threshold: Sequence[float], f1: Sequence[float]) -> tuple[fl
     return None if longest is None else (longest[0], longest[-1])
 
 
-def _strip(axes: Axes, numbers: Sheet, space: str, aggregate: str, place: int) -> None:
+def _strip(axes: Axes, numbers: Sheet, space: str, aggregate: str, place: int, right: float) -> None:
     own = {"space": space, "aggregate": aggregate}
     switches = numbers.where(kind="switch", **own).floats("value")
     spread = numbers.where(kind="elsewhere", **own)
     quantiles = dict(zip(spread.column("name"), spread.floats("value"), strict=True))
-    low, high, top = max(quantiles["0.05"], LOWEST), quantiles["0.95"], quantiles["1"]
+    low, high, top = (min(max(quantiles[name], LOWEST), right) for name in ("0.05", "0.95", "1"))
     axes.hlines(place, high, top, color=LIGHT["axis"], linewidth=1.6)
     axes.barh(place, high - low, left=low, height=0.4, color=LIGHT["axis"])
     jitter = 0.16 * (np.arange(len(switches)) % 3 - 1)
@@ -140,17 +144,18 @@ def _strip(axes: Axes, numbers: Sheet, space: str, aggregate: str, place: int) -
               color=series(AGGREGATES[aggregate]))  # fmt: skip
 
 
-def _span(numbers: Sheet) -> tuple[float, float]:
+def _right(numbers: Sheet) -> float:
+    """Where the axis ends: beyond all switches, unless that is beyond all thresholds."""
     switches = numbers.where(kind="switch").floats("value")
-    return 0.0, min(max(numbers.where(kind="score").floats("threshold")), max(switches) + 1)
+    return min(max(numbers.where(kind="score").floats("threshold")), max(switches) + 1)
 
 
 def _text_7(good: dict[tuple[str, str], tuple[float, float] | None]) -> str:
     said = [
-        f"{aggregate} of {SPACES[space][0]}: " + ("at none" if span is None else f"from {span[0]:g} to {span[1]:g}")
+        f"{aggregate}, {space}, " + ("at none" if span is None else f"from {span[0]:g} to {span[1]:g}")
         for (space, aggregate), span in good.items()
     ]
-    return f"Thresholds at which F1 is at least {GOOD:g}, {'; '.join(said)}."
+    return f"Thresholds at which F1 is at least {GOOD:g}: {'; '.join(said)}."
 
 
 def _table_7(numbers: Sheet, variants: Sequence[tuple[str, str]]) -> Table:
@@ -159,6 +164,6 @@ def _table_7(numbers: Sheet, variants: Sequence[tuple[str, str]]) -> Table:
         scores = mean_scores(numbers, space, aggregate)
         at = [scores["threshold"].index(threshold) for threshold in TABLED]
         cells = ["/".join(number(scores[name][k], 2) for name in ("precision", "recall", "f1")) for k in at]
-        rows.append((f"{aggregate}, {SPACES[space][0]}", *cells))
+        rows.append((f"{aggregate}, {space}", *cells))
     columns = ("Statistic", *(f"threshold {threshold:g}" for threshold in TABLED))
     return Table("figure7", "Precision/recall/F1, means over seeds", columns, tuple(rows))

@@ -149,7 +149,8 @@ def _text_4(numbers: Sheet, counts: dict[str, Counter[int]]) -> str:
         f"{name} {number(_average(counts[which]), 2)} classes on average, {most} in {counts[which][most]} of {starts}"
         for which, name in WHICH.items()
     ]
-    return f"{'; '.join(said)}. The search lowers the trace term by {percent(_fall(numbers), 0)} on average."
+    fall = percent(_fall(numbers), 0)
+    return f"Over {starts} starts: {'; '.join(said)}. The search lowers the trace term by {fall} on average."
 
 
 def _table_4(counts: dict[str, Counter[int]]) -> Table:

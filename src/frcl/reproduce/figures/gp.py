@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from frcl.report.palette import LIGHT, series
 from frcl.reproduce.figures.base import FigureOf, Sheet, canvas, sheet
 from frcl.reproduce.measure import Place
 from frcl.seeding import fork
-from frcl.summary import head_moments, make_head
+from frcl.summary import FunctionBelief, head_moments, make_head
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -126,7 +125,7 @@ def lesson(steps: int) -> Lesson:
 
     held.fit(*first_task(), on_step=look)
     believed[SUMMARISED, 0] = _believed(held, 0)
-    free = FRCL(copy.deepcopy(held.net), steps=steps, **OPTIONS_1)
+    free = FRCL(held.net, steps=steps, **OPTIONS_1)
     for learner in (held, free):
         learner.fit(*second_task())
     kept = held.tasks[0]
@@ -141,13 +140,18 @@ def _believed(learner: FRCL, task: int) -> Moments:
     return Moments(found.mean, found.variance)
 
 
+def deviations(belief: FunctionBelief) -> Tensor:
+    """√ of the variance of each u under q(u), [C, M]."""
+    return (belief.factor.square().sum(2) + belief.posterior_noise).sqrt()
+
+
 def measure_method(place: Place) -> Sheet:
     """What is believed on a grid, the data, and the inducing points of task 1 with q(u), panel by panel."""
     with threads(1):
         found = lesson(QUICK_STEPS if place.quick else STEPS)
     kept = found.held.tasks[0]
-    deviation = (kept.belief.factor.square().sum(2)[0] + kept.belief.posterior_noise).sqrt()
-    points = sorted(zip(kept.Z[:, 0].tolist(), kept.belief.mean[0].tolist(), deviation.tolist(), strict=True))
+    columns = (kept.Z[:, 0], kept.belief.mean[0], deviations(kept.belief)[0])
+    points = sorted(zip(*(column.tolist() for column in columns), strict=True))
     rows: Rows = []
     for (panel, task), moments in sorted(found.believed.items(), key=lambda item: item[0]):
         columns = (grid()[:, 0], moments.mean[:, 0], moments.variance[:, 0].sqrt())

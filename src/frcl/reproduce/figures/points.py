@@ -133,7 +133,7 @@ def measure_figure_4(place: Place) -> Sheet:
         *("start", "which", "label", "x", "y", "image"),
     )
     for row, (across, up) in zip(cloud.tolist(), at[2 * M :], strict=True):
-        rows.add("example", label=int(y[row]), x=across, y=up)
+        rows.add("example", label=int(y[row]), value=row, x=across, y=up)
     for number, search in enumerate(done):
         for which, index, value in search.ends:
             rows.add("criterion", start=number, which=which, value=value)

@@ -1,0 +1,83 @@
+"""Tables 1 and 2 in short, for the README: our numbers with the paper's in brackets, from the result files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from frcl.errors import DataError
+from frcl.files import write_atomically
+from frcl.reproduce.cells import ROWS, TABLES, Cell
+from frcl.reproduce.numbers import percent
+from frcl.reproduce.store import path_of, read_document
+
+BEGIN, END = "<!-- written by `frcl reproduce page` from results/ -->", "<!-- until here -->"
+POINTS = ("frcl-trace", "frcl-random", "baseline")  # the rows that the paper measured with several numbers of points
+COLUMNS = {  # of those rows: the cells of a line are named BENCHMARK-ROW-POINTS
+    "table1": (("permuted-mnist", 10), ("permuted-mnist", 200), ("split-mnist", 2), ("split-mnist", 40)),
+    "table2": (("omniglot", 1), ("omniglot", 2), ("omniglot", 3)),
+}
+HEADINGS = {
+    "table1": ("Permuted-MNIST, 10 points", "200 points", "Split-MNIST, 2 points", "40 points"),
+    "table2": ("Omniglot, 1 point per character", "2 points", "3 points"),
+}
+
+
+def short(results: Path) -> str:
+    """The two tables, as they stand in the README."""
+    parts = [
+        "Average accuracy after the last task in %, mean ± standard deviation over seeds; in brackets the paper's.",
+        _with_points("table1", results),
+        _others("table1", ("Permuted-MNIST", "Split-MNIST"), results),
+        _with_points("table2", results),
+        _others("table2", ("Omniglot",), results),
+    ]
+    return "\n\n".join(parts)
+
+
+def write_short(results: Path) -> Path | None:
+    """Put it into the README beside the folder of results, where that has a place for it."""
+    path = results.parent / "README.md"
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    if BEGIN not in text:
+        return None
+    before, rest = text.split(BEGIN, 1)
+    if END not in rest:
+        raise DataError(f"{path} has the line {BEGIN!r} but not {END!r} after it; put it where the tables end")
+    after = rest.split(END, 1)[1]
+    write_atomically(path, f"{before}{BEGIN}\n\n{short(results)}\n\n{END}{after}".encode())
+    return path
+
+
+def _with_points(table: str, results: Path) -> str:
+    cells = _cells(table)
+    rows = [
+        [ROWS[row][0], *(_shown(table, cells[f"{benchmark}-{row}-{n}"], results) for benchmark, n in COLUMNS[table])]
+        for row in POINTS
+    ]
+    return _markdown(["", *HEADINGS[table]], rows)
+
+
+def _others(table: str, headings: Sequence[str], results: Path) -> str:
+    """The methods that the paper quotes, with the benchmarks side by side."""
+    lines: dict[str, list[str]] = {}
+    for name, cell in _cells(table).items():
+        if not any(f"-{row}-" in name for row in POINTS):
+            lines.setdefault(cell.row.split(",")[0], []).append(_shown(table, cell, results))
+    return _markdown(["", *headings], [[row, *values] for row, values in lines.items()])
+
+
+def _cells(table: str) -> dict[str, Cell]:
+    return {cell.name: cell for one in TABLES if one.name == table for cell in one.cells}
+
+
+def _shown(table: str, cell: Cell, results: Path) -> str:
+    found = read_document(path_of(results, table, cell.name), quick=False)
+    accuracy = None if found is None else percent(found["seeds"])
+    ours = "not measured" if accuracy is None else accuracy.show(1)
+    return ours if cell.paper is None else f"{ours} ({cell.paper.value})"
+
+
+def _markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -131,7 +131,11 @@ def result(
         "forgetting": over_seeds([-float(np.mean(each)) for each in change]) if some else None,
         **(sure if uncertain else dict.fromkeys(SPANS)),
         "calibration": calibration(rng) if uncertain else None,
-        "memory_bytes": {"total": 52_340 * len(tasks), "per_task": [52_340] * len(tasks)},
+        "memory_bytes": {
+            "total": 52_340 * len(tasks),
+            "per_task": [52_340] * len(tasks),
+            "parts": {"points": 10_240 * len(tasks), "posterior": 42_100 * len(tasks)},
+        },
         "seconds": {"train": 31.42, "select": 6.1, "evaluate": 1.25, "total": 40.5},
         "peak_memory_bytes": 412_300_100,
         "steps": steps(rng, len(tasks)),

@@ -34,6 +34,7 @@ def test_everything_is_read_as_written(tmp_path):
         assert found.per_seed == tuple(raw[key]["per_seed"])
     assert "forward_transfer" not in run.metrics
     assert (run.memory_total, run.memory) == (261_700, (52_340,) * 5)
+    assert run.kinds == {"points": 51_200, "posterior": 210_500}
     assert run.seconds["select"] == 6.1
     assert run.peak_memory == 412_300_100
     assert run.calibration is not None
@@ -128,6 +129,7 @@ FIELDS = {
     "steps": (("steps", "loss"), [1.0], "differ in length"),
     "statistic": (("boundaries", "statistic"), [1.0], "differ in length"),
     "bytes": (("memory_bytes", "total"), 1.5, "whole number"),
+    "bytes by kind": (("memory_bytes", "parts", "points"), "many", "whole number"),
     "seconds": (("seconds", "train"), True, "not a number"),
 }
 

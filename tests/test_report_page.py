@@ -95,6 +95,14 @@ def test_the_sections_of_a_full_run(rich):
     assert all(image.attributes["src"].startswith("data:image/png;base64,") for image in images)
 
 
+def test_memory_is_told_by_kind(rich, comparison):
+    rows = rich.by_id("kept").all("table")[-1].rows()
+    assert rows[0] == ["Kind", "What", "Kept", "Bytes"]
+    assert [(row[0], row[3]) for row in rows[1:]] == [("points", "51,200"), ("posterior", "210,500")]
+    assert all(row[1] for row in rows[1:])
+    assert any("posterior" in row[-1] for table in comparison.all("table") for row in table.rows() if len(row) == 4)
+
+
 def test_what_is_left_out_is_said(folder):
     page = parse(write_report([read_run(folder / "bare")], folder / "bare.html").read_text())
     assert [node.text() for node in page.by_id("left-out").all("li")] == [

@@ -1,12 +1,4 @@
-"""Bytes that a learner keeps of past tasks, by kind: what it needs besides the network in order to go on.
-
-points     stored inputs, with their labels where those are stored
-posterior  Gaussian beliefs: q(u) of each task, and what was learned with its likelihood; VCL's q
-heads      last-layer weights of past tasks
-fisher     importances of weights: Fisher information, or what a method has in its place
-anchor     weights that the importances refer to
-network    other copies of a network, or of parts of one; those that are there only while a task is learned count too
-"""
+"""Bytes that a learner keeps of past tasks, by kind: what it needs besides the network in order to go on."""
 
 from __future__ import annotations
 
@@ -14,6 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
+KINDS = {
+    "points": "stored inputs, with their labels where those are stored",
+    "posterior": "Gaussian beliefs, and what was learned with a likelihood",
+    "heads": "last-layer weights of past tasks",
+    "fisher": "importances of weights: Fisher information, or what a method has in its place",
+    "anchor": "weights that the importances refer to",
+    "network": "other copies of a network; also those that are held only while a task is learned",
+}
 Parts = dict[str, int]  # bytes by kind; a kind of which there is nothing is left out
 
 

@@ -51,6 +51,12 @@ def numbers_by_name(source: Mapping[str, Any], key: str, *, lists: bool = False)
     return {name: number for name, number in found.items() if number is not None}
 
 
+def whole_numbers_by_name(source: Mapping[str, Any], key: str) -> dict[str, int]:
+    """A table of whole numbers; empty where there is none."""
+    found = numbers_by_name(source, key, lists=True)
+    return {name: _whole(item, f"{key}.{name}") for name, item in found.items()}
+
+
 def score_name(source: Mapping[str, Any]) -> str:
     value = source.get("score") or "accuracy"
     if value not in ("accuracy", "r2"):

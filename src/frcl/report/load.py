@@ -27,6 +27,7 @@ from frcl.report.fields import (
     text,
     texts,
     whole_numbers,
+    whole_numbers_by_name,
 )
 from frcl.report.run import Run
 
@@ -130,6 +131,7 @@ def _run(folder: Path, result: dict[str, Any]) -> Run:
         calibration=calibration(result),
         memory_total=count(memory, "total"),
         memory=whole_numbers(memory, "per_task") if memory.get("per_task") else None,
+        kinds=whole_numbers_by_name(memory, "parts"),
         seconds=numbers_by_name(result, "seconds"),
         peak_memory=count(result, "peak_memory_bytes"),
         steps=steps(result),

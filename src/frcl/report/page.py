@@ -10,6 +10,7 @@ from typing import Any
 
 from frcl.errors import DataError
 from frcl.files import write_atomically
+from frcl.learners.memory import KINDS
 from frcl.report.comparison import Comparison, comparison_rows, differing_options, flat, run_labels, show
 from frcl.report.drawing import Drawing, inline_svg, style
 from frcl.report.figures import matrix_figure
@@ -101,6 +102,7 @@ def run_page(run: Run) -> str:
         sections={key: section for key, section in sections.items() if section[1]},
         images=images,
         memory=memory_table(run),
+        kinds=kinds_table(run),
         options=options_table(run),
         environment=environment_table(run),
         left_out=left_out(run),
@@ -195,6 +197,13 @@ def memory_table(run: Run) -> Table | None:
         return None
     rows = [(task, size(count), f"{count:,}") for task, count in zip(run.tasks, run.memory, strict=False)]
     return Table("memory", "Memory kept for each task", ("Task", "Kept", "Bytes"), tuple(rows))
+
+
+def kinds_table(run: Run) -> Table | None:
+    if not run.kinds:
+        return None
+    rows = [(kind, KINDS.get(kind, ""), size(count), f"{count:,}") for kind, count in run.kinds.items()]
+    return Table("kinds", "Memory kept by kind, after the last task", ("Kind", "What", "Kept", "Bytes"), tuple(rows))
 
 
 def without_benchmark(table: Table) -> Table:

@@ -80,6 +80,7 @@ class Run:
     accuracy   [S, T, T], axes (seed, after learning task, on task), NaN above the diagonal
     metrics    by name as in `result.json`; a name that is missing was not available
     memory     bytes kept for each task, [T]; None if not recorded
+    kinds      bytes kept after the last task by kind: points, posterior, heads and so on; empty if not recorded
     points     inducing inputs [M, ...] of the learner's tasks by number, of the first seed
     """
 
@@ -95,6 +96,7 @@ class Run:
     calibration: Calibration | None = None
     memory_total: int | None = None
     memory: tuple[int, ...] | None = None
+    kinds: Mapping[str, int] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     peak_memory: int | None = None
     steps: Steps | None = None

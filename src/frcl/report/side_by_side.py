@@ -133,11 +133,16 @@ def memory_figure(runs: Labelled) -> Drawing | None:
     axes.set_xlim(0, 1.22 * most)
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
-    rows = [(runs[place][1], size(count), f"{count:,}") for place, count in known]
-    said = "; ".join(f"{label} {shown}" for label, shown, _ in rows)
-    table = Table("memory", "Memory kept after the last task", ("Run", "Kept", "Bytes"), tuple(rows))
+    rows = [(runs[place][1], size(count), f"{count:,}", _kinds(runs[place][0])) for place, count in known]
+    said = "; ".join(f"{label} {shown}" for label, shown, *_ in rows)
+    table = Table("memory", "Memory kept after the last task", ("Run", "Kept", "Bytes", "Of that"), tuple(rows))
     caption = "What each method keeps of past tasks after the last one."
     return Drawing("memory", "Memory kept", caption, f"Bars of memory kept: {said}.", figure, table)
+
+
+def _kinds(run: Run) -> str:
+    """What is kept by kind, the largest first."""
+    return ", ".join(f"{kind} {size(count)}" for kind, count in sorted(run.kinds.items(), key=lambda one: -one[1]))
 
 
 def _stroke(place: int) -> Any:

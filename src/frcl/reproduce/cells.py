@@ -243,8 +243,8 @@ def _table_7() -> Iterator[Cell]:
 # -- every method ------------------------------------------------------------------------------------------------
 
 METHODS_IN_ORDER = (
-    "frcl", "replay", "single", "joint", "progressive", "finetune", "lwf", "ewc", "online-ewc", "dlp", "si", "pnc",
-    "vcl", "vcl-random", "vcl-kcenter",
+    "frcl", "frcl-plus", "replay", "single", "joint", "progressive", "finetune", "lwf", "ewc", "online-ewc", "dlp", "si",
+    "pnc", "vcl", "vcl-random", "vcl-kcenter",
 )  # fmt: skip
 ALPHABETS = 5  # Omniglot: the first so many
 SAME_AS = {"frcl": "frcl-trace", "replay": "baseline"}  # rows of Table 1 that a method with its defaults is

@@ -304,6 +304,6 @@ def test_a_figure_that_diverges_does_not_keep_the_others_back(frcl, work, tmp_pa
 
 
 def test_figures_are_in_order_and_have_names_of_their_own():
-    assert [figure.name for figure in targets.FIGURES] == [f"figure{number}" for number in range(1, 8)]
-    for figure in targets.FIGURES:
+    assert [figure.name for figure in targets.FIGURES] == [*(f"figure{number}" for number in range(1, 8)), "ablation"]
+    for figure in targets.FIGURES[:7]:
         assert figure.title.startswith(f"Figure {figure.name[-1]}: ")

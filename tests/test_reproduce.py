@@ -294,6 +294,9 @@ def test_a_file_holds_what_the_run_found(place, tmp_path):
     assert [one["last_row"] for one in found["seeds"]] == [matrix[-1] for matrix in result["accuracy"]]
     (batch,) = found["batches"]
     assert batch["memory_bytes"] == result["memory_bytes"]
+    parts = batch["memory_bytes"]["parts"]
+    assert set(parts) == {"points", "posterior"}
+    assert sum(parts.values()) == batch["memory_bytes"]["total"]
     assert batch["command"] == "frcl reproduce table1 --rows split-digits-frcl-3 --seeds 3"
     assert set(batch) >= {"started", "seconds", "environment", "peak_memory_bytes"}
     assert not list(place.runs.glob("*/*")), "a run that was taken in is not kept"
@@ -396,7 +399,7 @@ def test_rows_are_chosen_by_pattern():
 
 
 def test_every_table_has_a_small_version():
-    for table in TABLES:
+    for table in (*targets.TABLES, *(figure.table for figure in targets.FIGURES if figure.table is not None)):
         small = reduced(table)
         assert [cell.name for cell in small.cells] == [cell.name for cell in table.cells]
         for cell in small.cells:
@@ -406,7 +409,9 @@ def test_every_table_has_a_small_version():
             assert len(cell.seeds) <= 2
             assert min(config.network.widths) >= 8
             assert (
-                cell.method not in ("frcl", "replay") or config.learner.points_per_class or config.learner.points <= 12
+                cell.method not in ("frcl", "frcl-plus", "replay")
+                or config.learner.points_per_class
+                or config.learner.points <= 12
             )
 
 
@@ -592,6 +597,7 @@ def test_ctrl_c_can_be_taken_up(frcl, monkeypatch):
 def test_a_target_that_does_not_exist_is_refused():
     with pytest.raises(OptionError, match="there is no target 'figure99'"):
         targets.chosen_targets(["figure99"])
-    names = [*(table.name for table in TABLES), *(figure.name for figure in targets.FIGURES), "page"]
+    names = [*(table.name for table in TABLES), "frontier"]
+    names += [*(f"figure{number}" for number in range(1, 8)), "ablation", "page"]
     assert [one.name for one in targets.chosen_targets(["all"])] == names
     assert [one.name for one in targets.chosen_targets(["page", "table1", "page"])] == ["page", "table1"]

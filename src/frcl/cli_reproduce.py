@@ -1,4 +1,4 @@
-"""`frcl reproduce`: the paper's tables and figures, measured; what is there already is not run again."""
+"""`frcl reproduce`: the paper's tables and figures, and FRCL+, measured; what is there is not run again."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def reproduce(
     targets: Annotated[
         list[str] | None,
         typer.Argument(
-            help="table1, table2, table3, table7, methods: measure it. figure1 to figure7: measure and draw it. "
-            "page: write REPRODUCTION.md. all."
+            help="table1, table2, table3, table7, methods, frontier: measure it. figure1 to figure7, ablation: measure "
+            "and draw it. page: write REPRODUCTION.md. all."
         ),
     ] = None,
     rows: Annotated[

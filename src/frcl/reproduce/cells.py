@@ -5,8 +5,9 @@ Numbers are written as the paper prints them: per cent, mean ± standard deviati
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 Layer = Mapping[str, Any]
@@ -46,6 +47,11 @@ class Table:
     title: str
     note: str  # what the page says about it
     cells: tuple[Cell, ...]
+    view: View | None = None  # how the page shows it; None: a table of all metrics for each benchmark
+    sample: tuple[str, ...] = ()  # names of the cells that a quick figure is made of; none: all of them
+
+
+View = Callable[[Table, Path, bool], Iterator[str]]  # the cells, the folder of results, whether they are quick ones
 
 
 TEN, FIVE, THREE, ONE = tuple(range(10)), tuple(range(5)), tuple(range(3)), (0,)
@@ -333,4 +339,5 @@ FIGURE_3 = Table(
     "Average test accuracy after the last task, three seeds; the other cells of the figure are those of Table 1. Cells "
     "with the same number of points differ in the criterion alone.",
     tuple(_figure_3()),
+    sample=tuple(f"{benchmark}-{row}-{points[0]}" for benchmark, points in POINTS_3.items() for row in CRITERIA_3),
 )

@@ -71,6 +71,12 @@ def reaches(found: Ours, paper: Paper) -> str:
     return "yes" if short <= 1e-9 else f"no: {wanted.mean - found.mean:.2f} below"
 
 
+def attains(found: Ours, goal: float) -> str:
+    """Our mean, with the two digits that are shown, is at least the goal."""
+    short = goal - round(found.mean, 2)
+    return "yes" if short <= 1e-9 else f"no: {short:.2f} below"
+
+
 def is_near(found: Ours, paper: Paper) -> str:
     """Our mean is within two standard deviations: the paper's, ours where it has none; with neither, rounding alone."""
     wanted = printed(paper.value)

@@ -6,26 +6,36 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
-from frcl.experiment.config import resolve
 from frcl.files import write_atomically
 from frcl.reproduce.cells import Cell, Table
 from frcl.reproduce.figures.base import FigureOf, Record, path_of_figure, read_record
-from frcl.reproduce.measure import in_words
-from frcl.reproduce.numbers import agreement, boundary_scores, ours, percent, reaches_f1
-from frcl.reproduce.store import Document, differences, path_of, read_document
+from frcl.reproduce.numbers import agreement, boundary_scores, percent, reaches_f1
+from frcl.reproduce.store import Document
+from frcl.reproduce.words import (
+    NOT,
+    TITLES,
+    Found,
+    bytes_of,
+    documents_of,
+    grid,
+    how_measured,
+    in_percent,
+    plain_mean,
+    seeds_of,
+    told,
+    where_measured,
+)
 
-TITLES = {"permuted-mnist": "Permuted-MNIST", "split-mnist": "Split-MNIST", "omniglot": "Omniglot"}
-NOT, NOT_MADE, NOT_KNOWN = "not measured", "not made yet", "not known"
-NOT_AVAILABLE = "n/a"
+NOT_MADE, NOT_KNOWN = "not made yet", "not known"
 COLUMNS = (
     "", "paper %", "ours %", "seeds", "agrees", "just after learning %", "forgetting %", "NLL", "ECE", "bytes kept",
 )  # fmt: skip
 INTRODUCTION = """\
 The paper's tables and [figures](#figures), measured. `frcl reproduce page` writes this page from the files under
 `results/`, and a test compares the two; `frcl reproduce table1` and so on measure what is missing
-([how](docs/reproduction.md)).
+([how](docs/reproduction.md)). Not in the paper are [FRCL+](#frcl-against-the-published-numbers), beside the best
+published numbers, and [what each of its holds does](#ablation-what-each-hold-does).
 
 Networks, rates, batch sizes and steps are those of the paper's Appendices F and G. Strengths of the methods beside FRCL
 were chosen on validation data by `frcl tune`; `src/frcl/experiment/defaults.toml` says which. All methods have one head
@@ -48,10 +58,11 @@ FIGURES_NOTE = "Each is drawn from the numbers in its CSV file alone."
 def page(tables: Sequence[Table], results: Path, figures: Sequence[FigureOf] = (), *, quick: bool = False) -> str:
     """The whole of REPRODUCTION.md."""
     title = "# Reproduction" + " (QUICK)" * quick
-    found = {table.name: _read(table, results, quick) for table in tables}
+    found = {table.name: documents_of(table, results, quick=quick) for table in tables}
     parts = [title, *([QUICK] if quick else []), INTRODUCTION, _overview(tables, found)]
     for table in tables:
-        parts += [f"## {table.title}{' (QUICK)' * quick}", table.note, *_sections(table, found[table.name])]
+        shown = _shown(table, found[table.name], results, quick, "###")
+        parts += [f"## {table.title}{' (QUICK)' * quick}", table.note, *shown]
     if figures:
         parts += [f"## Figures{' (QUICK)' * quick}", FIGURES_NOTE]
         parts += [part for figure in figures for part in _figure(figure, results, quick)]
@@ -69,17 +80,9 @@ def write_page(
     return path
 
 
-Found = dict[str, Document]  # by the name of the cell
-
-
-def _read(table: Table, results: Path, quick: bool) -> Found:
-    documents = {cell.name: read_document(path_of(results, table.name, cell.name), quick=quick) for cell in table.cells}
-    return {name: one for name, one in documents.items() if one is not None}
-
-
 def _overview(tables: Sequence[Table], found: dict[str, Found]) -> str:
     """How much of each table there is, and how much of that agrees."""
-    lines = _head(("table", "rows measured", "all seeds", "beside a value of the paper", "of those agree"))
+    rows = []
     for table in tables:
         there = found[table.name]
         whole = sum(len(there[cell.name]["seeds"]) >= len(cell.seeds) for cell in table.cells if cell.name in there)
@@ -88,11 +91,10 @@ def _overview(tables: Sequence[Table], found: dict[str, Found]) -> str:
             f"[{table.title.split(':')[0]}](#{_anchor(table.title)})",
             f"{len(there)} of {len(table.cells)}",
             str(whole),
-            str(len(verdicts)),
-            str(verdicts.count("yes")),
+            *(("", "") if table.view else (str(len(verdicts)), str(verdicts.count("yes")))),
         )
-        lines.append(_line(cells))
-    return "\n".join(lines)
+        rows.append(cells)
+    return grid(("table", "rows measured", "all seeds", "beside a value of the paper", "of those agree"), rows)
 
 
 def _anchor(title: str) -> str:
@@ -113,19 +115,24 @@ def _verdicts(cell: Cell, there: Found) -> list[str]:
 # -- a table ------------------------------------------------------------------------------------------------------
 
 
-def _sections(table: Table, found: Found, heading: str = "###") -> Iterator[str]:
+def _shown(table: Table, found: Found, results: Path, quick: bool, heading: str) -> Iterator[str]:
+    """As the table is to be shown."""
+    return _sections(table, found, heading) if table.view is None else table.view(table, results, quick)
+
+
+def _sections(table: Table, found: Found, heading: str) -> Iterator[str]:
     """For each benchmark what was found, then how it was."""
     for benchmark in dict.fromkeys(cell.benchmark for cell in table.cells):
         cells = [cell for cell in table.cells if cell.benchmark == benchmark]
         yield f"{heading} {TITLES.get(benchmark, benchmark)}"
         hidden = any(cell.thresholds for cell in cells)
-        yield "\n".join(_boundary_table(cells, found) if hidden else _accuracy_table(cells, found))
-        told = list(_reasons(table.name, cells, found))
-        if told:
-            yield "\n".join(told)
-        told = [line for cell in cells if cell.name in found for line in _how(cell, found[cell.name])]
-        if told:
-            yield "\n".join(told)
+        yield _boundary_table(cells, found) if hidden else _accuracy_table(cells, found)
+        reasons_told = list(_reasons(table.name, cells, found))
+        if reasons_told:
+            yield "\n".join(reasons_told)
+        ways = [line for cell in cells if cell.name in found for line in how_measured(cell, found[cell.name])]
+        if ways:
+            yield "\n".join(ways)
 
 
 def _reasons(table: str, cells: Sequence[Cell], found: Found) -> Iterator[str]:
@@ -138,23 +145,18 @@ def _reasons(table: str, cells: Sequence[Cell], found: Found) -> Iterator[str]:
             yield f"- Why {cell.row} differs: {known.get(cell.name, NOT_KNOWN)}"
 
 
-def _accuracy_table(cells: Sequence[Cell], found: Found) -> list[str]:
-    return [*_head(COLUMNS), *(_accuracy_row(cell, found.get(cell.name)) for cell in cells)]
+def _accuracy_table(cells: Sequence[Cell], found: Found) -> str:
+    return grid(COLUMNS, [_accuracy_row(cell, found.get(cell.name)) for cell in cells])
 
 
-def _accuracy_row(cell: Cell, one: Document | None) -> str:
+def _accuracy_row(cell: Cell, one: Document | None) -> list[str]:
     if one is None:
-        return _line((cell.row, _paper(cell), NOT, *[""] * (len(COLUMNS) - 3)))
-    seeds = one["seeds"]
-    accuracy = percent(seeds)
-    numbers = [percent(seeds), percent(seeds, "accuracy_after_learning"), percent(seeds, "forgetting")]
-    shown = [NOT_AVAILABLE if value is None else value.show() for value in numbers]
-    calibrated = [ours(seeds, name) for name in ("nll", "ece")]
-    tail = [NOT_AVAILABLE if value is None else f"{value.mean:.3f}" for value in calibrated]
-    kept = f"{one['batches'][0]['memory_bytes']['total']:,}"
-    return _line(
-        (cell.row, _paper(cell), shown[0], _count(cell, one), agreement(cell, accuracy), *shown[1:], *tail, kept)
-    )
+        return [cell.row, _paper(cell), NOT, *[""] * (len(COLUMNS) - 3)]
+    learned = [in_percent(one, metric) for metric in ("accuracy_after_learning", "forgetting")]
+    calibrated = [plain_mean(one, metric) for metric in ("nll", "ece")]
+    verdict = agreement(cell, percent(one["seeds"]))
+    first = [cell.row, _paper(cell), in_percent(one), seeds_of(cell, one), verdict]
+    return [*first, *learned, *calibrated, f"{bytes_of(one):,}"]
 
 
 def _paper(cell: Cell) -> str:
@@ -164,19 +166,14 @@ def _paper(cell: Cell) -> str:
     return cell.paper.value + (f" ({about})" if about else "")
 
 
-def _count(cell: Cell, one: Document) -> str:
-    there, wanted = len(one["seeds"]), len(cell.seeds)
-    return str(there) if there >= wanted else f"{there} of {wanted}"
-
-
-def _boundary_table(cells: Sequence[Cell], found: Found) -> list[str]:
+def _boundary_table(cells: Sequence[Cell], found: Found) -> str:
     """A row for each threshold; the paper's values beside ours of the cell that has them, then the other cells."""
     thresholds = next(cell.thresholds for cell in cells if cell.thresholds)
     headings = ["threshold", "paper"]
     for cell in cells:
-        seeds = f" (seeds: {_count(cell, found[cell.name])})" if cell.name in found else ""
+        seeds = f" (seeds: {seeds_of(cell, found[cell.name])})" if cell.name in found else ""
         headings += [f"ours, {cell.row}{seeds}", *(["F1 agrees"] if cell.thresholds else [])]
-    lines = _head(headings)
+    rows = []
     for threshold, text in thresholds.items():
         row = [f"{threshold:g}", text]
         for cell in cells:
@@ -185,33 +182,8 @@ def _boundary_table(cells: Sequence[Cell], found: Found) -> list[str]:
             row.append(NOT if scores is None else "/".join(value.show().split(" ")[0] for value in scores.values()))
             if cell.thresholds:
                 row.append("" if scores is None else reaches_f1(scores, text))
-        lines.append(_line(row))
-    return lines
-
-
-def _how(cell: Cell, one: Document) -> Iterator[str]:
-    """Commands, devices, commits and seconds; batches that differ in nothing but the seeds are one line."""
-    alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for batch in one["batches"]:
-        alike.setdefault((batch["command"], *_where(batch)), []).append(batch)
-    for (command, *where), batches in alike.items():
-        seconds = sum(batch["seconds"]["total"] for batch in batches)
-        seeds = sorted(seed for batch in batches for seed in batch["seeds"])
-        word = "seed" if len(seeds) == 1 else "seeds"
-        yield f"- `{command}`: {word} {in_words(seeds)}, {_told(where, seconds)}"
-    for other in differences(one, resolve(cell.benchmark, *cell.layers)):
-        yield f"  - measured with another option than the cell has: `{other}`"
-
-
-def _where(measured: dict[str, Any]) -> tuple[str, ...]:
-    """Device, version of torch, commit and day of a measurement."""
-    place = measured["environment"]
-    return place["device"], place["torch"], place["commit"] or "unknown", measured["started"][:10]
-
-
-def _told(where: Sequence[str], seconds: float) -> str:
-    device, torch, commit, day = where
-    return f"{device}, torch {torch}, {seconds:.0f} s, commit {commit}, {day}"
+        rows.append(row)
+    return grid(headings, rows)
 
 
 # -- figures --------------------------------------------------------------------------------------------------------
@@ -233,13 +205,14 @@ def _figure(figure: FigureOf, results: Path, quick: bool) -> Iterator[str]:
     yield f"- [numbers]({numbers}), [SVG]({svg})\n- {_how_figure(figure, record, quick)}"
     if figure.table is not None:
         yield figure.table.note
-        yield from _sections(figure.table, _read(figure.table, results, quick), "####")
+        there = documents_of(figure.table, results, quick=quick)
+        yield from _shown(figure.table, there, results, quick, "####")
 
 
 def _how_figure(figure: FigureOf, record: Record, quick: bool) -> str:
     if record.measured is None:
         return f"`frcl reproduce {figure.name}{' --quick' * quick}`"
-    return f"`{record.measured['command']}`: {_told(_where(record.measured), record.measured['seconds'])}"
+    return f"`{record.measured['command']}`: {told(where_measured(record.measured), record.measured['seconds'])}"
 
 
 # -- the end ------------------------------------------------------------------------------------------------------
@@ -264,11 +237,3 @@ def _silent() -> Iterator[str]:
         parts = (("The paper", "paper"), ("Here", "here"), ("Why", "why"))
         lines = [f"- {heading}: {one[name]}" for heading, name in parts]
         yield "\n".join([*lines, f"- Otherwise: `{one['otherwise']}`"])
-
-
-def _head(headings: Sequence[str]) -> list[str]:
-    return [_line(headings), "|---" * len(headings) + "|"]
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

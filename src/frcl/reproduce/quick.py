@@ -32,22 +32,15 @@ def reduced(table: Table) -> Table:
 
 
 def reduced_figure(figure: FigureOf) -> FigureOf:
-    """The figure for a quick run: of the cells that it is made of those with the fewest points, each small.
+    """The figure for a quick run: of the cells that it is made of those that stand for the others, each small.
 
     What a figure measures by itself is small where its place is quick.
     """
-    if figure.table is None:
+    table = figure.table
+    if table is None:
         return figure
-    points = {cell.name: _points(cell) for cell in figure.table.cells}
-    fewest: dict[str, int] = {}
-    for cell in figure.table.cells:
-        fewest[cell.benchmark] = min(points[cell.name], fewest.get(cell.benchmark, points[cell.name]))
-    few = tuple(cell for cell in figure.table.cells if points[cell.name] == fewest[cell.benchmark])
-    return replace(figure, table=reduced(replace(figure.table, cells=few)))
-
-
-def _points(cell: Cell) -> int:
-    return int(asdict(resolve(cell.benchmark, *cell.layers).learner)["points"])
+    few = tuple(cell for cell in table.cells if not table.sample or cell.name in table.sample)
+    return replace(figure, table=reduced(replace(table, cells=few)))
 
 
 def _small(cell: Cell) -> Cell:

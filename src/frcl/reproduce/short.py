@@ -1,4 +1,4 @@
-"""Tables 1 and 2 in short, for the README: our numbers with the paper's in brackets, from the result files."""
+"""Tables 1 and 2 and FRCL+ in short, for the README: our numbers with the published ones, from the result files."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 from frcl.errors import DataError
 from frcl.files import write_atomically
 from frcl.reproduce.cells import ROWS, TABLES, Cell
+from frcl.reproduce.frontier import FRONTIER, RUDNER, measured_lines, paper_frcl
 from frcl.reproduce.numbers import percent
-from frcl.reproduce.store import path_of, read_document
+from frcl.reproduce.store import Document, path_of, read_document
+from frcl.reproduce.words import NOT
 
 BEGIN, END = "<!-- written by `frcl reproduce page` from results/ -->", "<!-- until here -->"
 POINTS = ("frcl-trace", "frcl-random", "baseline")  # the rows that the paper measured with several numbers of points
@@ -24,13 +26,16 @@ HEADINGS = {
 
 
 def short(results: Path) -> str:
-    """The two tables, as they stand in the README."""
+    """The tables, as they stand in the README."""
     parts = [
         "Average accuracy after the last task in %, mean ± standard deviation over seeds; in brackets the paper's.",
         _with_points("table1", results),
         _others("table1", ("Permuted-MNIST", "Split-MNIST"), results),
         _with_points("table2", results),
         _others("table2", ("Omniglot",), results),
+        f"FRCL+ ([what it adds](docs/frcl-plus.md)) with as many points, beside the best published numbers ({RUDNER}); "
+        "it keeps more bytes than FRCL ([how many](REPRODUCTION.md#frcl-against-the-published-numbers)).",
+        _frontier(results),
     ]
     return "\n\n".join(parts)
 
@@ -67,15 +72,29 @@ def _others(table: str, headings: Sequence[str], results: Path) -> str:
     return _markdown(["", *headings], [[row, *values] for row, values in lines.items()])
 
 
+def _frontier(results: Path) -> str:
+    """FRCL+ and FRCL, ours, with what the paper and others have."""
+    rows = []
+    for one in measured_lines(FRONTIER, results):
+        line = one.line
+        theirs = [paper_frcl(line.benchmark, line.points), f"{line.published} ({line.who.replace(RUDNER, 'S-FSVI')})"]
+        rows.append([line.title, *theirs, _accuracy(one.frcl, 2), _accuracy(one.plus, 2)])
+    return _markdown(["", "the paper's FRCL", "best published", "our FRCL", "our FRCL+"], rows)
+
+
 def _cells(table: str) -> dict[str, Cell]:
     return {cell.name: cell for one in TABLES if one.name == table for cell in one.cells}
 
 
 def _shown(table: str, cell: Cell, results: Path) -> str:
     found = read_document(path_of(results, table, cell.name), quick=False)
-    accuracy = None if found is None else percent(found["seeds"])
-    ours = "not measured" if accuracy is None else accuracy.show(1)
+    ours = _accuracy(found)
     return ours if cell.paper is None else f"{ours} ({cell.paper.value})"
+
+
+def _accuracy(found: Document | None, digits: int = 1) -> str:
+    accuracy = None if found is None else percent(found["seeds"])
+    return NOT if accuracy is None else accuracy.show(digits)
 
 
 def _markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -8,17 +8,19 @@ from pathlib import Path
 
 from frcl.errors import OptionError
 from frcl.experiment.config import suggestion
-from frcl.reproduce.cells import TABLES, Table
-from frcl.reproduce.figures import criteria, detection, gp, points
+from frcl.reproduce import cells
+from frcl.reproduce.cells import Table
+from frcl.reproduce.figures import criteria, detection, gp, holds, points
 from frcl.reproduce.figures.base import FigureOf
+from frcl.reproduce.frontier import FRONTIER
 from frcl.reproduce.page import write_page
 from frcl.reproduce.quick import reduced, reduced_figure
 from frcl.reproduce.short import write_short
 
 ALL = "all"
-FIGURES = tuple(
-    sorted((*gp.FIGURES, *criteria.FIGURES, *points.FIGURES, *detection.FIGURES), key=lambda figure: figure.name)
-)
+TABLES = (*cells.TABLES, FRONTIER)
+PAPER_FIGURES = (*gp.FIGURES, *criteria.FIGURES, *points.FIGURES, *detection.FIGURES)
+FIGURES = (*sorted(PAPER_FIGURES, key=lambda figure: figure.name), *holds.FIGURES)
 
 
 @dataclass(frozen=True)

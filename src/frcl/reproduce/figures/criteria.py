@@ -14,9 +14,9 @@ from frcl.reproduce.cells import CRITERIA_3, FIGURE_3, POINTS_3, TABLES
 from frcl.reproduce.figures.base import FigureOf, Sheet, canvas, sheet
 from frcl.reproduce.measure import Place, state_of
 from frcl.reproduce.numbers import percent
-from frcl.reproduce.page import TITLES
 from frcl.reproduce.quick import reduced
 from frcl.reproduce.store import path_of, read_document
+from frcl.reproduce.words import TITLES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,0 +1,224 @@
+"""FRCL+ beside the published numbers: what is run, what is compared with what, and what the page and the README say."""
+
+import statistics
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frcl.experiment.config import resolve
+from frcl.reproduce.cells import TABLES
+from frcl.reproduce.frontier import FRONTIER, LINES, frcl_tables, measured_lines, nearest_budget, paper_frcl
+from frcl.reproduce.numbers import Ours, attains
+from frcl.reproduce.page import page
+from frcl.reproduce.short import short
+from frcl.reproduce.store import FORMAT, VERSION, learned_options, path_of, write_document
+
+HOLDS = ("current_inputs", "memory_targets", "curvature")  # beside the paper's
+CELLS = {cell.name: (table.name, cell) for table in (*frcl_tables(), FRONTIER) for cell in table.cells}
+EXPECTED = {  # the paper's FRCL, the best published, what is to be reached
+    "Split-MNIST, 2 points": (82.0, 99.62, 99.62),
+    "Split-MNIST, 40 points": (97.8, 99.54, 99.70),
+    "Permuted-MNIST, 10 points": (61.7, 89.59, 91.0),
+    "Permuted-MNIST, 200 points": (94.3, 95.76, 95.76),
+    "Omniglot, 1 point per character": (72.0, 72.0, 78.0),
+    "Omniglot, 2 points per character": (81.5, 83.3, 83.3),
+    "Omniglot, 3 points per character": (81.4, 81.4, 84.5),
+}
+
+
+def put(results, name, accuracies, size, *, nll=0.5, ece=0.25, parts=None, quick=False, **options) -> None:
+    """A result file of that cell; `options` of the learner are others than it has."""
+    table, cell = CELLS[name]
+    seeds = [{"seed": seed, "average_accuracy": value, "nll": nll, "ece": ece} for seed, value in enumerate(accuracies)]
+    batch = {
+        "seeds": [one["seed"] for one in seeds],
+        "command": "frcl reproduce",
+        "started": "2026-01-02T03:04:05",
+        "seconds": {"total": 7.0},
+        "memory_bytes": {"total": size, "per_task": []} | ({} if parts is None else {"parts": parts}),
+        "environment": {"device": "cpu", "torch": "2", "commit": "abc"},
+    }
+    config = resolve(cell.benchmark, *cell.layers, {"learner": options})
+    kind = {"format": FORMAT, "version": VERSION, "quick": quick}
+    content = {**kind, "config": learned_options(config), "seeds": seeds, "batches": [batch]}
+    write_document(path_of(results, table, name), content)
+
+
+def shown(results) -> list[dict[str, list[str]]]:
+    """The tables of the section, each by the first field of its rows; the heading is the row ""."""
+    found = []
+    for part in FRONTIER.view(FRONTIER, results, False):
+        if part.startswith("|"):
+            heading, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines())
+            found.append({"": heading, **{row[0]: row[1:] for row in rows}})
+    return found
+
+
+# -- what is run --------------------------------------------------------------------------------------------------
+
+
+def test_every_line_has_the_numbers_that_were_published():
+    found = {}
+    for line in LINES:
+        paper, published = (
+            float(text.split(" ± ")[0]) for text in (paper_frcl(line.benchmark, line.points), line.published)
+        )
+        digits = 2 if "S-FSVI" in line.who else 1
+        found[line.title] = (round(paper, 1), round(published, digits), line.goal)
+    assert found == EXPECTED
+    assert [line.who for line in LINES if "S-FSVI" not in line.who] == ["FRCL", "FRCL"]
+
+
+def test_cells_are_those_of_the_tables_with_other_holds():
+    assert len(FRONTIER.cells) == len(LINES) == 7
+    for line, cell in zip(LINES, FRONTIER.cells, strict=True):
+        table, frcl = CELLS[line.frcl]
+        assert table == ("table2" if line.benchmark == "omniglot" else "table1")
+        plus, plain = resolve(cell.benchmark, *cell.layers), resolve(frcl.benchmark, *frcl.layers)
+        assert (plus.method, plain.method) == ("frcl-plus", "frcl")
+        assert cell.seeds == frcl.seeds == tuple(range(5 if line.benchmark == "omniglot" else 10))
+        assert (plus.benchmark, plus.network, plus.stream) == (plain.benchmark, plain.network, plain.stream)
+        for name in ("points", "points_per_class", "steps", "batch_size", "search_steps", "start", "selection"):
+            assert getattr(plus.learner, name) == getattr(plain.learner, name), name
+        assert any(getattr(plus.learner, hold) > 0 for hold in HOLDS)
+
+
+def test_our_frcl_is_looked_for_where_it_is_measured():
+    budgets = {name for table in frcl_tables() for name in (cell.name for cell in table.cells)}
+    assert budgets == {
+        *(f"split-mnist-frcl-trace-{points}" for points in (2, 10, 40)),
+        *(f"permuted-mnist-frcl-trace-{points}" for points in (10, 50, 200)),
+        *(f"omniglot-frcl-trace-{points}" for points in (1, 2, 3)),
+    }
+    assert {line.frcl for line in LINES} <= {cell.name for table in TABLES[:2] for cell in table.cells}
+
+
+# -- numbers ------------------------------------------------------------------------------------------------------
+
+
+def test_a_goal_is_reached_with_the_digits_that_are_shown():
+    assert attains(Ours(99.6151, None), 99.62) == "yes"
+    assert attains(Ours(99.6149, 3.0), 99.62) == "no: 0.01 below"
+    assert attains(Ours(90.0, None), 91.0) == "no: 1.00 below"
+
+
+@given(st.integers(0, 12), st.dictionaries(st.text(min_size=1), st.integers(0, 12), min_size=1))
+def test_the_nearest_budget_is_found(size, budgets):
+    found = budgets[nearest_budget(size, budgets)]
+    if any(budget <= size for budget in budgets.values()):
+        distances = [size - budget for budget in budgets.values() if size >= budget]
+    else:
+        distances = [budget - size for budget in budgets.values()]
+    assert abs(size - found) == min(distances)
+    assert found <= size or min(budgets.values()) > size
+
+
+# -- the page -----------------------------------------------------------------------------------------------------
+
+
+def test_the_page_has_the_numbers_of_the_files(tmp_path):
+    plus, frcl = [0.9966, 0.9955, 0.9962], [0.83, 0.81, 0.85]
+    put(tmp_path, "split-mnist-frcl-trace-2", frcl, 31_480, nll=1.2, ece=0.13)
+    put(tmp_path, "split-mnist-frcl-trace-10", [0.95, 0.97], 160_000)
+    put(tmp_path, "split-mnist-frcl-trace-40", [0.98, 0.99], 660_000, nll=0.0864, ece=0.012)
+    put(
+        tmp_path,
+        "split-mnist-frcl-plus-2",
+        plus,
+        200_000,
+        nll=0.02,
+        ece=0.01,
+        parts={"points": 150_000, "fisher": 50_000},
+    )
+    put(tmp_path, "split-mnist-frcl-plus-40", [0.999] * 10, 700_000, nll=0.0866, ece=0.012)
+    accuracy, calibration, memory = shown(tmp_path)
+    mean, std = (100 * f(plus) for f in (statistics.mean, statistics.stdev))
+    there = 100 * statistics.mean(frcl)
+    assert accuracy["Split-MNIST, 2 points"] == [
+        "82.0 ± 5.0", "99.62 (S-FSVI, Rudner et al. 2022, no stored points)", "99.62",
+        f"{there:.2f} ± {100 * statistics.stdev(frcl):.2f}", f"{mean:.2f} ± {std:.2f}", "3 of 10",
+        "no: 0.01 below", f"{mean - there:+.2f}",
+    ]  # fmt: skip
+    assert accuracy["Split-MNIST, 40 points"][4:] == ["99.90 ± 0.00", "10", "yes", "+1.40"]
+    assert calibration["Split-MNIST, 2 points"] == ["1.200", "0.020", "0.130", "0.010", "yes"]
+    assert calibration["Split-MNIST, 40 points"] == ["0.086", "0.087", "0.012", "0.012", "no: NLL"]
+    ten = 100 * statistics.mean([0.95, 0.97])
+    assert memory["Split-MNIST, 2 points"] == [
+        "31,480", "200,000", "points 150,000, fisher 50,000", "10 points", "160,000", "96.00 ± 1.41",
+        f"{mean - ten:+.2f}",
+    ]  # fmt: skip
+    assert memory["Split-MNIST, 40 points"][2:5] == ["", "40 points", "660,000"], "a file without kinds is valid"
+    assert all(len(row) == len(table[""]) - (key != "") for table in shown(tmp_path) for key, row in table.items())
+
+
+def test_where_all_keep_more_the_page_says_so(tmp_path):
+    put(tmp_path, "omniglot-frcl-trace-2", [0.8], 900)
+    put(tmp_path, "omniglot-frcl-trace-3", [0.9], 1_200)
+    put(tmp_path, "split-mnist-frcl-trace-40", [0.9], 799)  # of another benchmark
+    put(tmp_path, "omniglot-frcl-plus-1", [0.85], 800, nll=0.6, ece=0.3)
+    accuracy, calibration, memory = shown(tmp_path)
+    one = "Omniglot, 1 point per character"
+    assert accuracy[one][3:] == ["not measured", "85.00", "1 of 5", "yes", ""]
+    assert calibration[one] == ["not measured", "0.600", "not measured", "0.300", ""]
+    assert memory[one] == [
+        "not measured", "800", "", "2 points a character (more than FRCL+)", "900", "80.00", "+5.00",
+    ]  # fmt: skip
+    assert memory["Omniglot, 2 points per character"] == ["900", "not measured", *[""] * 5]
+
+
+def test_what_is_missing_is_said_to_be(tmp_path):
+    for table in shown(tmp_path):
+        heading = table.pop("")
+        assert list(table) == list(EXPECTED)
+        for row in table.values():
+            marked = [name for name, cell in zip(heading[1:], row, strict=True) if cell == "not measured"]
+            assert marked == [name for name in heading[1:] if name.startswith(("our", "NLL", "ECE", "bytes"))]
+    put(tmp_path, "permuted-mnist-frcl-plus-10", [0.9], 500)
+    assert shown(tmp_path)[2]["Permuted-MNIST, 10 points"][3] == "not measured", "no FRCL to compare with"
+
+
+def test_calibration_names_what_is_worse(tmp_path):
+    put(tmp_path, "omniglot-frcl-trace-3", [0.8], 900, nll=0.5, ece=0.1)
+    for nll, ece, verdict in (
+        (0.4, 0.11, "no: ECE"),
+        (0.51, 0.11, "no: NLL and ECE"),
+        (0.5004, 0.1004, "yes"),
+        (0.4, None, ""),
+    ):
+        put(tmp_path, "omniglot-frcl-plus-3", [0.8], 900, nll=nll, ece=ece)
+        assert measured_lines(FRONTIER, tmp_path)[-1].not_worse() == verdict
+
+
+def test_other_options_are_named(tmp_path):
+    put(tmp_path, "permuted-mnist-frcl-trace-50", [0.9], 300, steps=7)
+    put(tmp_path, "permuted-mnist-frcl-plus-10", [0.9], 500, steps=9)
+    text = page([FRONTIER], tmp_path)
+    assert "- measured with another option than the cell has: `learner.steps: 9 there, 2000 here`" in text
+    assert (
+        "- `figure3/permuted-mnist-frcl-trace-50` was measured with another option than it has: `learner.steps: 7"
+        in text
+    )
+    assert "- `frcl reproduce`: seed 0, cpu, torch 2, 7 s, commit abc, 2026-01-02" in text
+    put(tmp_path, "permuted-mnist-frcl-trace-10", [0.9], 400)
+    assert "figure3/permuted-mnist-frcl-trace-50" not in page([FRONTIER], tmp_path), "it is not what is shown"
+
+
+def test_the_readme_has_the_same_numbers(tmp_path):
+    put(tmp_path, "permuted-mnist-frcl-trace-10", [0.68, 0.7], 400)
+    put(tmp_path, "permuted-mnist-frcl-plus-10", [0.91, 0.92], 500)
+    rows = {line.split(" | ")[0]: line.split(" | ")[1:] for line in short(tmp_path).splitlines() if "MNIST, " in line}
+    assert rows["| Permuted-MNIST, 10 points"] == [
+        "61.7 ± 1.8",
+        "89.59 (S-FSVI, a wider network, 300-300)",
+        "69.00 ± 1.41",
+        "91.50 ± 0.71 |",
+    ]
+    assert rows["| Split-MNIST, 40 points"] == [
+        "97.8 ± 0.7",
+        "99.54 (S-FSVI, the same network)",
+        "not measured",
+        "not measured |",
+    ]
+    assert [line for line in short(tmp_path).splitlines() if line.startswith("| Omniglot, ")][1].count(
+        "not measured"
+    ) == 2

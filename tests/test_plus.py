@@ -293,7 +293,7 @@ def test_bytes_by_kind_are_those_counted_by_hand():
         learner.fit(x, y)
     assert learner.memory_parts() == {
         "points": 4 * 2 * 6 * 4,
-        "posterior": 4 * (1 + 3) * (6 + 6 * 6),
+        "posterior": 4 * (1 + 3) * (6 + 6 * 6 + 1),
         "heads": 4 * (1 + 3) * 6,
         "network": 4 * network,
         "fisher": 4 * network,
@@ -301,7 +301,7 @@ def test_bytes_by_kind_are_those_counted_by_hand():
     }
     assert learner.memory_bytes() == sum(learner.memory_parts().values())
     learner.fit(TASKS[2][0], TASKS[2][1].float())
-    assert learner.memory_parts()["posterior"] == 4 * ((1 + 3 + 2) * (6 + 6 * 6) + 2), "and the noise of two targets"
+    assert learner.memory_parts()["posterior"] == 4 * ((1 + 3 + 2) * (6 + 6 * 6 + 1) + 2), "and the noise of two targets"
     ensemble = FRCL(MLP(4, (8, 5)), points=6, steps=2, search_steps=2, replicas=2, current_inputs=1.0)
     ensemble.fit(*TASKS[0])
     one, two = (member.memory_parts() for member in ensemble.members)
@@ -339,6 +339,29 @@ def means_of(learner: FRCL, x: Tensor, task: int) -> dict[str, Tensor]:
         torch.testing.assert_close(p.variance, learner.predict(x, task).variance)
         found[kind] = p.mean
     return found
+
+
+@pytest.mark.parametrize("prediction", ["head", "corrected"])
+@pytest.mark.parametrize("labels", [(0, 1), (0, 1, 2)])
+def test_a_head_is_as_sure_as_the_posterior_was_when_its_task_ended(prediction, labels):
+    """On average over the task; through the summary alone, with three points, it is less sure."""
+    learner = plus(points=3, prediction=prediction, prior_variance=2.0)
+    x, y = blobs(labels, 120, 1)
+    learner.start_task(labels=labels, size=120)
+    for _ in range(12):  # all of it stays in the window
+        learner.observe(x, y)
+    before = learner.predict(x)
+    summary = learner.end_task()
+    after = learner.predict(x, task=0)
+    torch.testing.assert_close(after.mean, before.mean, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(after.variance.mean(0), before.variance.mean(0), rtol=1e-4, atol=1e-6)
+    assert bool((summary.spread < 0.9).all())
+    far = learner.predict(50 * torch.ones(1, x.shape[1], dtype=x.dtype), task=0)
+    assert bool((far.variance > after.variance.max()).all())
+
+
+def test_the_papers_prediction_has_the_variance_of_the_summary_alone():
+    assert all(summary.spread is None for summary in taught(prediction="summary").tasks)
 
 
 def test_without_drift_the_correction_is_nothing():

@@ -191,6 +191,8 @@ def _summary_tensors(summary: Summary) -> Tensors:
     tensors = {"Z": summary.Z, "mean": summary.belief.mean, "factor": summary.belief.factor}
     if summary.head is not None:
         tensors["head"] = summary.head
+    if summary.spread is not None:
+        tensors["spread"] = summary.spread
     return tensors | {f"likelihood/{name}": value for name, value in summary.likelihood_params.items()}
 
 
@@ -206,6 +208,7 @@ def _summary_from(data: dict[str, Any], tensors: Tensors, device: torch.device) 
         before=data["before"],
         after=data["after"],
         head=local.get("head"),
+        spread=local.get("spread"),
     )
 
 

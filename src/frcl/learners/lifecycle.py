@@ -38,7 +38,7 @@ from frcl.learners.options import FRCLOptions
 from frcl.learners.records import Summary
 from frcl.learners.targets import TargetSpec
 from frcl.learners.work import Work
-from frcl.posterior import Posterior, initial_posterior
+from frcl.posterior import Posterior, initial_posterior, triangular, weight_moments
 from frcl.regularisers.curvature import Anchor, next_anchor
 from frcl.regularisers.fisher import diagonal_fisher, gaussian_fisher
 from frcl.regularisers.functional import bank_of, sample_tasks
@@ -46,9 +46,10 @@ from frcl.regularisers.protocol import named, under
 from frcl.regularisers.quadratic import FisherRecipe
 from frcl.seeding import Streams, fork
 from frcl.selection import Selected, TaskData, TraceSearch, plan_by_inputs, run_searches, select_by_targets
-from frcl.summary import FunctionBelief, belief_from_function, belief_from_weights, make_head
+from frcl.summary import FunctionBelief, belief_from_function, belief_from_weights, head_moments, make_head
 
 CHUNK = 16384  # inputs that pass through the network at once outside of training
+SPREAD = 2000  # examples over which variances are averaged when a task ends
 CHUNK_OF_MAPS = 4096  # the same for a convolutional network on the CPU, whose maps are large
 
 
@@ -188,6 +189,7 @@ def summarise(model: Model, current: CurrentTask, x: Tensor, y: Tensor, generato
     q, learned = posterior_of(params), under(params, LIKELIHOOD)
     before: float | None = None
     after: float | None = None
+    spread: Tensor | None = None
     if model.options.inference == "function":
         Z = current.objective.inducing_inputs(params, current.memory)
         belief = belief_from_function(q, model.options.noise)
@@ -199,6 +201,8 @@ def summarise(model: Model, current: CurrentTask, x: Tensor, y: Tensor, generato
         rows = found.index.to(model.device)
         Z, before, after = x[rows], found.before, found.after
         belief = belief_from_weights(q, Phi[rows], model.options.noise)
+        if model.options.prediction != "summary":
+            spread = spread_of(model, q, Phi, Phi[rows], belief)
     return Summary(
         Z=Z.clone(),
         belief=belief,
@@ -208,7 +212,21 @@ def summarise(model: Model, current: CurrentTask, x: Tensor, y: Tensor, generato
         before=before,
         after=after,
         head=mean_head(model, q, Z, belief).clone() if model.options.keeps_heads else None,
+        spread=spread,
     )
+
+
+def spread_of(model: Model, q: Posterior, Phi: Tensor, Phi_z: Tensor, belief: FunctionBelief) -> Tensor:
+    """E_x var_q f_c(x) / E_x var f_c(x) through the summary, [C], over examples of the task; at most 1.
+
+    A few points leave most of a function open, of which q(w) was sure. A kept head has its mean from q(w), and by this
+    ratio its variance too: on average over the task that of q(w), elsewhere as much larger as the summary says.
+    """
+    scale = model.options.prior_deviation
+    some = Phi[:: max(1, len(Phi) // SPREAD)]
+    own = weight_moments(triangular(q), some).variance.mean(0)
+    through = head_moments(make_head(scale * Phi_z, belief), belief, scale * some).variance.mean(0)
+    return (own / through.to(own)).clamp_max(1.0)
 
 
 def mean_head(model: Model, q: Posterior, Z: Tensor, belief: FunctionBelief) -> Tensor:

@@ -61,8 +61,9 @@ class Predictor:
             assert current is not None
             return current.objective.moments(current.params, current.memory, x)
         Phi = self._model.options.prior_deviation * self._model.features(x)
-        moments = head_moments(self._head(state, number), state.past[number].belief, Phi)
-        return Moments(*(value.to(self._model.dtype) for value in moments))
+        summary = state.past[number]
+        mean, variance = (v.to(self._model.dtype) for v in head_moments(self._head(state, number), summary.belief, Phi))
+        return Moments(mean, variance if summary.spread is None else variance * summary.spread)
 
     def _head(self, state: LearnerState, number: int) -> Head:
         """The head of a past task, made anew when θ has moved since."""
@@ -77,10 +78,7 @@ class Predictor:
         return cached[1]
 
     def _centred(self, head: Head, Phi_z: Tensor, summary: Summary, kept: Tensor | None) -> Head:
-        """The head that the option `prediction` asks for; all have the variance of the summary.
-
-        A kept head has no variance of its own: what is uncertain of the task is what its points leave open.
-        """
+        """The head that the option `prediction` asks for; all have the variance of the summary, times its `spread`."""
         options = self._model.options
         if options.prediction == "summary" or kept is None:
             return head

@@ -54,7 +54,8 @@ class Summary:
 
     size: how many examples it had; before, after: the selection's objective at its start and at Z, None where
     the points were there before the task was learned (function-space inference). head [C, K]: the mean of w, where
-    something needs it; f(x) = φ(x)ᵀ w.
+    something needs it; f(x) = φ(x)ᵀ w. spread [C]: how much less uncertain the functions were when the task ended
+    than the points alone say, as a ratio of mean variances, where a head is what predicts.
     """
 
     Z: Tensor
@@ -65,6 +66,7 @@ class Summary:
     before: float | None
     after: float | None
     head: Tensor | None = None
+    spread: Tensor | None = None
 
     def bytes(self) -> int:
         """Memory this summary takes."""
@@ -73,5 +75,6 @@ class Summary:
     def parts(self) -> Parts:
         """The same by kind."""
         learned = [self.belief.mean, self.belief.factor, *self.likelihood_params.values()]
+        learned += [] if self.spread is None else [self.spread]
         heads = [] if self.head is None else [self.head]
         return parts_of({"points": [self.Z], "posterior": learned, "heads": heads})

@@ -85,27 +85,29 @@ def test_selection_agrees_between_devices(generator):
 
 @pytest.mark.parametrize("stopped", [9, 14])  # before and after the step of a stream is recorded
 @pytest.mark.parametrize("held", [{}, HELD, {**HELD, "past_tasks_per_step": 1}])
-@pytest.mark.parametrize("watched", [False, True])
-def test_resume_is_bit_for_bit(watched, held, stopped, tmp_path):
+@pytest.mark.parametrize("detector", [None, {"window": 1}, {"window": 3, "rescore": True}])
+def test_resume_is_bit_for_bit(detector, held, stopped, tmp_path):
     torch.backends.cuda.matmul.allow_tf32 = False
     x, y = blobs((0, 1, 2), 640, 5)
 
-    def feed(learner: FRCL, start: int, stop: int) -> None:
-        for i in range(start, stop):
-            learner.observe(x[32 * i : 32 * i + 32], y[32 * i : 32 * i + 32])
+    def feed(learner: FRCL, start: int, stop: int) -> str:
+        rows = [slice(32 * i, 32 * i + 32) for i in range(start, stop)]
+        return repr([learner.observe(x[part], y[part]) for part in rows][stopped - start :])
 
     def make() -> FRCL:
-        return on_gpu(steps=10, detector=BoundaryDetector(5.0) if watched else None, **held)
+        waits = {"warm_up": 2, "minimum_time": 2}  # so that tests are made
+        watch = None if detector is None else BoundaryDetector(1e3, **waits, **detector)
+        return on_gpu(steps=10, detector=watch, **held)
 
     whole, first = make(), make()
     for learner in (whole, first):
         for labels in ((0, 1), (2, 3, 4)):
             learner.fit(*blobs(labels, 90, 1))
-    feed(whole, 0, 20)
+    logs = feed(whole, 0, 20)
     feed(first, 0, stopped)
     first.save(tmp_path / "model.frcl")
     second = frcl.load(tmp_path / "model.frcl", MLP(4, (16, 8)), device="cuda")
-    feed(second, stopped, 20)
+    assert feed(second, stopped, 20) == logs
     assert same_tensors(whole.state_dict()["tensors"], second.state_dict()["tensors"])
 
 

@@ -1,6 +1,7 @@
 """Runs: what they write, that they resume exactly, and that a kill at any moment costs nothing."""
 
 import csv
+import errno
 import json
 import multiprocessing
 import os
@@ -196,6 +197,30 @@ def test_two_processes_do_not_work_in_one_folder(finished):
     assert comparable(runner.resume(folder, Silent())) == comparable(result)
 
 
+def test_a_run_that_began_meanwhile_is_not_overwritten(tmp_path, monkeypatch):
+    """Another process takes the folder while this one is still reading its data."""
+    folder, inner = tmp_path / "run", runner.source_of
+
+    def slow(config):
+        folder.mkdir(exist_ok=True)
+        (folder / "config.toml").write_text("not ours")
+        return inner(config)
+
+    monkeypatch.setattr(runner, "source_of", slow)
+    with pytest.raises(OptionError, match="already holds a run"):
+        runner.run(tiny(), folder, Silent())
+    assert (folder / "config.toml").read_text() == "not ours"
+
+
+def test_where_there_are_no_locks_nothing_is_checked(tmp_path, monkeypatch):
+    def refused(*_):
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr("fcntl.flock", refused)
+    with alone_in(tmp_path), alone_in(tmp_path):
+        pass
+
+
 def test_the_commit_can_be_told(monkeypatch):
     monkeypatch.setenv("FRCL_COMMIT", "0123456789ab")
     assert describe("cpu")["commit"] == "0123456789ab"
@@ -315,7 +340,7 @@ def test_what_is_kept_besides_summaries_is_counted_with_the_first_task(hidden, t
         "memory_bytes"
     ]
     network = 4 * (64 * 12 + 12)
-    one_task = 4 * (5 * 64 + 5 + 5 * 5 + 13)
+    one_task = 4 * (5 * 64 + 5 + 5 * 5 + 13 + 1)
     assert memory["parts"]["network"] == memory["parts"]["fisher"] == memory["parts"]["anchor"] == network
     assert memory["per_task"] == [one_task + 3 * network] + [one_task] * (len(memory["per_task"]) - 1)
     assert sum(memory["parts"].values()) == memory["total"] == sum(memory["per_task"])

@@ -21,7 +21,7 @@ from frcl.learners.holds import HEADS
 from frcl.learners.lifecycle import program_of
 from frcl.learners.objective import THETA, Noise
 from frcl.learners.options import PLUS
-from frcl.learners.stream import Recording, _noise
+from frcl.learners.stream import Recording
 from frcl.learners.work import together
 from frcl.regularisers.functional import functional_kl
 from frcl.summary import belief_from_weights, make_head, recentred
@@ -301,7 +301,9 @@ def test_bytes_by_kind_are_those_counted_by_hand():
     }
     assert learner.memory_bytes() == sum(learner.memory_parts().values())
     learner.fit(TASKS[2][0], TASKS[2][1].float())
-    assert learner.memory_parts()["posterior"] == 4 * ((1 + 3 + 2) * (6 + 6 * 6 + 1) + 2), "and the noise of two targets"
+    assert learner.memory_parts()["posterior"] == 4 * ((1 + 3 + 2) * (6 + 6 * 6 + 1) + 2), (
+        "and the noise of two targets"
+    )
     ensemble = FRCL(MLP(4, (8, 5)), points=6, steps=2, search_steps=2, replicas=2, current_inputs=1.0)
     ensemble.fit(*TASKS[0])
     one, two = (member.memory_parts() for member in ensemble.members)
@@ -533,10 +535,7 @@ def test_a_recorded_step_is_the_eager_step():
         logs = [learner.observe(x, y) for learner in (eager, recorded)]
         assert repr(logs[0]) == repr(logs[1])
         if number == 0:
-            current, streams = recorded._state.current, recorded._state.streams.state()
-            noise = _noise(current, 1, recorded._state.streams, x)
-            recorded._state.streams.restore(streams)
-            current.recording = Recording(current, x, y, noise)
+            recorded._state.current.recording = Recording(recorded._state.current, x)
     assert same_tensors(eager.state_dict()["tensors"], recorded.state_dict()["tensors"])
 
 
@@ -604,8 +603,8 @@ def test_states_without_what_the_holds_need_are_refused(name, message):
 def test_the_method_is_the_learner_with_other_defaults():
     config = resolve("split-mnist", {"method": "frcl-plus", "learner": {"curvature": 3}})
     frcl_config = resolve("split-mnist")
-    holds = {name: getattr(PLUS, name) for name in ("current_inputs", "memory_targets", "prediction")}
-    assert config.learner == replace(frcl_config.learner, **holds, curvature=3.0)
+    holds = {name: getattr(PLUS, name) for name in ("current_inputs", "memory_targets", "train_heads", "prediction")}
+    assert config.learner == replace(frcl_config.learner, **holds, curvature=3.0, feature_scale=1.0)
     assert resolve("omniglot", {"method": "frcl-plus"}).learner.points_per_class == 2
 
 

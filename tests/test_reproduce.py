@@ -16,9 +16,11 @@ from frcl.display import Silent
 from frcl.experiment import runner
 from frcl.experiment.config import resolve
 from frcl.experiment.metrics import over_seeds
+from frcl.files import alone_in
 from frcl.learners.methods import METHODS
 from frcl.reproduce import targets
 from frcl.reproduce.cells import BOUNDARIES_3, TABLES, Cell, Paper, Table
+from frcl.reproduce.figures import detection
 from frcl.reproduce.measure import Place, Session, attend, chosen_cells, in_words, measure, state_of
 from frcl.reproduce.numbers import Ours, is_near, printed, reaches, reaches_f1
 from frcl.reproduce.page import choices, page
@@ -149,6 +151,27 @@ def test_table_3_and_table_7_are_set_up_as_the_paper_says():
     assert (ours.learner.steps, ours.learner.rate, ours.learner.search_steps) == (1500, 1e-4, 2000)
     assert (theirs.learner.rate, theirs.learner.batch_size, theirs.learner.adapt_steps) == (1e-3, 100, 50)
     assert theirs.learner.steps == 100 * round(1623 * 16 * 20 / 50 / 100)
+
+
+def test_the_figures_of_detection_have_the_learner_of_table_3():
+    cells = [cell for table in TABLES if table.name == "table3" for cell in table.cells]
+    assert all(cell.layers[0]["learner"] == detection.STREAM["learner"] for cell in cells)
+
+
+def test_a_cell_that_another_process_measures_is_left_to_it(place):
+    said = []
+    folder = place.runs / TABLE.name
+    folder.mkdir(parents=True)
+    with alone_in(folder, f".{FIRST.name}.lock"):
+        attend(state_of(TABLE.name, FIRST, place, 1), replace(session(place), say=said.append))
+    assert said == [f"{TABLE.name}/{FIRST.name}: left to another process that is at work on it"]
+    assert not list(place.results.rglob("*.json"))
+
+
+def test_seeds_that_another_process_added_are_not_run_again(place):
+    before = state_of(TABLE.name, FIRST, place, 1)
+    measured(place, count=1)
+    assert list(measure(before, session(place))) == []
 
 
 # -- numbers ------------------------------------------------------------------------------------------------------
@@ -299,7 +322,7 @@ def test_a_file_holds_what_the_run_found(place, tmp_path):
     assert sum(parts.values()) == batch["memory_bytes"]["total"]
     assert batch["command"] == "frcl reproduce table1 --rows split-digits-frcl-3 --seeds 3"
     assert set(batch) >= {"started", "seconds", "environment", "peak_memory_bytes"}
-    assert not list(place.runs.glob("*/*")), "a run that was taken in is not kept"
+    assert not [path for path in place.runs.glob("*/*") if path.is_dir()], "a run that was taken in is not kept"
 
 
 def test_no_path_is_kept(place, tmp_path):

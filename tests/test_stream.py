@@ -9,7 +9,7 @@ from scipy import stats
 
 import frcl
 from frcl import BoundaryDetector, DataError, LabelError, NumericalError, OptionError, TaskError
-from frcl.learners.stream import Recording, _noise
+from frcl.learners.stream import Recording
 from frcl.learners.window import Window
 from streams import accuracy, blobs, same_tensors, small_learner
 
@@ -62,10 +62,7 @@ def test_a_recorded_step_is_the_eager_step(rescore):
         assert repr(logs[0]) == repr(logs[1])
         if number == 0:
             current = recorded._state.current
-            streams = recorded._state.streams.state()
-            noise = _noise(current, 1, recorded._state.streams, x)
-            recorded._state.streams.restore(streams)
-            current.recording = Recording(current, x, y, noise)
+            current.recording = Recording(current, x)
     recorded.observe(x[:7], y[:7])  # of another shape: eager
     eager.observe(x[:7], y[:7])
     assert same_tensors(eager.state_dict()["tensors"], recorded.state_dict()["tensors"])
@@ -77,7 +74,7 @@ def test_a_recorded_step_with_an_infinite_loss_is_not_taken():
     x, y = blobs((0, 1, 2), 64, 5)
     learner.observe(x, y)
     current = learner._state.current
-    current.recording = Recording(current, x, y, _noise(current, None, learner._state.streams, x))
+    current.recording = Recording(current, x)
     before = learner.state_dict()["tensors"]
     with pytest.raises(NumericalError, match="not taken"):
         learner.observe(x * 1e30, y)

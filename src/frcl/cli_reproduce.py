@@ -80,11 +80,14 @@ def reproduce(
                 say(figure_in_words(target.figure, place.results))
         return
     may_start = (lambda: True) if budget is None else (lambda: time.monotonic() - begin < budget)
-    _carry_out(work, Session(place, _observer(quiet=quiet or quick), say, may_start, again=again))
+    _carry_out(work, Session(place, _observer(quiet=quiet or quick), say, may_start, again=again), some=bool(rows))
 
 
-def _carry_out(work: Sequence[tuple[Target, Sequence[State]]], session: Session) -> None:
-    """Measure and write; a cell that diverges, or was measured with other options, does not keep the others back."""
+def _carry_out(work: Sequence[tuple[Target, Sequence[State]]], session: Session, *, some: bool) -> None:
+    """Measure and write; a cell that diverges, or was measured with other options, does not keep the others back.
+
+    With `some` rows asked for, only those figures are made that have one of them.
+    """
     from frcl.experiment.keeper import Interrupted
     from frcl.reproduce.measure import attend, check_options
 
@@ -98,7 +101,7 @@ def _carry_out(work: Sequence[tuple[Target, Sequence[State]]], session: Session)
                     attend(state, session, lacking.get(state.cell.benchmark, ""))
                 except NumericalError as error:
                     failed.append(f"{state.table}/{state.cell.name}: {error}")
-            if target.figure is not None:
+            if target.figure is not None and (states or not some):
                 try:
                     session.say(_make(target.figure, session))
                 except NumericalError as error:

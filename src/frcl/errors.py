@@ -29,5 +29,9 @@ class CheckpointError(FrclError, ValueError):
     """A file is not a checkpoint of this package, is damaged, or does not fit the network."""
 
 
+class BusyError(CheckpointError):
+    """Another process is at work in the same place."""
+
+
 class NumericalError(FrclError, ArithmeticError):
     """The objective stopped being finite."""

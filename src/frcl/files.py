@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -16,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from frcl.errors import CheckpointError
+from frcl.errors import BusyError, CheckpointError
 
 FORMAT = "frcl-checkpoint"
 VERSION = 1
@@ -39,7 +40,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def alone_in(folder: Path, name: str = LOCK) -> Iterator[None]:
     """Inside, no other process can be in here with the same folder; it is free again when this one ends, however.
 
     Where the system has no such locks nothing is checked.
@@ -49,13 +50,16 @@ def alone_in(folder: Path) -> Iterator[None]:
     except ImportError:
         yield
         return
-    with (folder / LOCK).open("wb") as file:
+    with (folder / name).open("wb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise CheckpointError(
+            raise BusyError(
                 f"another process is at work in {folder}; wait until it has ended, or choose another folder"
             ) from error
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                raise
         yield
 
 

@@ -38,14 +38,12 @@ def run(
     A folder that already holds a run is refused unless it may be overwritten, and so is, before anything is
     written, a configuration whose device or data are not there.
     """
-    if (folder / "config.toml").exists() and not overwrite:
-        raise OptionError(
-            f"{folder} already holds a run; go on with `frcl resume {folder}`, choose another --out, or say --overwrite"
-        )
+    _check_free(folder, overwrite=overwrite)
     source = source_of(config)
     source(config.seeds[0])
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder), environment.threads(config.run.threads), environment.products(tf32=config.run.tf32):
+        _check_free(folder, overwrite=overwrite)  # reading the data took time
         for name in ("result.json", CHECKPOINT, "report.html", "points.npz", PAST_LOG):
             (folder / name).unlink(missing_ok=True)
         for name in ("figures", "tables"):
@@ -54,16 +52,24 @@ def run(
         return _carry_out(Keeper(config, folder, Progress(started=_now()), observer, stop), source, None)
 
 
+def _check_free(folder: Path, *, overwrite: bool) -> None:
+    if (folder / "config.toml").exists() and not overwrite:
+        raise OptionError(
+            f"{folder} already holds a run; go on with `frcl resume {folder}`, choose another --out, or say --overwrite"
+        )
+
+
 def resume(folder: Path, observer: Observer, *, stop: Callable[[], bool] = never) -> dict[str, Any]:
     """Take up the run in a folder where its last checkpoint left it; ends as if it had not been interrupted."""
     if not (folder / "config.toml").is_file():
         raise CheckpointError(f"{folder} holds no run: there is no config.toml in it")
-    layer = read_toml(folder / "config.toml")
-    config = resolve(layer.pop("benchmark", ""), layer)
-    with alone_in(folder), environment.threads(config.run.threads), environment.products(tf32=config.run.tf32):
+    with alone_in(folder):
+        layer = read_toml(folder / "config.toml")
+        config = resolve(layer.pop("benchmark", ""), layer)
         progress, states = read_checkpoint(folder)
         progress.started = progress.started or _now()
-        return _carry_out(Keeper(config, folder, progress, observer, stop), source_of(config), states)
+        with environment.threads(config.run.threads), environment.products(tf32=config.run.tf32):
+            return _carry_out(Keeper(config, folder, progress, observer, stop), source_of(config), states)
 
 
 Source = Callable[[int], Benchmark]

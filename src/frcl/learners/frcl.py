@@ -249,7 +249,8 @@ class FRCL:
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides what happens next, copied: {"meta": JSON-able, "tensors": by name}.
 
-        While observe() is learning a task this includes the window of that task's examples.
+        While observe() is learning a task this includes the window of that task's examples, and its last minibatches
+        where the detector has them scored again.
         """
         return checkpoint.pack(self._state, self.net, self.options, self.detector, self.labels)
 

@@ -11,11 +11,11 @@ from torch import Tensor
 from frcl.boundary import BoundaryDetector, Decision
 from frcl.engine.adam import gradient
 from frcl.engine.program import Terms
-from frcl.engine.tensors import refuse_non_finite_loss
+from frcl.engine.tensors import Params, refuse_non_finite_loss
 from frcl.errors import NumericalError
 from frcl.features import network_failures
-from frcl.graphs import captured
-from frcl.learners.current import CurrentTask
+from frcl.graphs import Step, captured
+from frcl.learners.current import CurrentTask, Recorded
 from frcl.learners.objective import Noise, posterior_of
 from frcl.regularisers.functional import sample_tasks
 from frcl.seeding import Streams
@@ -25,7 +25,7 @@ EAGER = 10  # steps of a task before it is recorded: a short one is not worth it
 
 def scores_of(current: CurrentTask, minibatches: Sequence[Tensor]) -> Tensor:
     """The boundary scores of some minibatches, [Σ B, C]."""
-    recording = current.recording
+    recording = _recording(current, minibatches[-1])
     if recording is not None and all(recording.fits(x) for x in minibatches):
         scores = torch.cat([recording.scores(x).clone() for x in minibatches])
     else:
@@ -53,14 +53,20 @@ def remember(detector: BoundaryDetector | None, current: CurrentTask, x: Tensor)
 def take_step(current: CurrentTask, past_tasks_per_step: int | None, streams: Streams, x: Tensor, y: Tensor) -> Terms:
     """One gradient step on a minibatch; a loss that is not finite is refused before it."""
     noise = _noise(current, past_tasks_per_step, streams, x)
-    if current.recording is None and x.is_cuda and current.step >= EAGER:
-        current.recording = Recording(current, x, y, noise)
-    if current.recording is not None and current.recording.fits(x):
-        return current.recording.step(x, y, noise)
+    recording = _recording(current, x)
+    if recording is not None and recording.fits(x):
+        return recording.step(x, y, noise)
     with network_failures():
         terms = current.objective(current.params, current.memory, (x, y), noise)
     current.optimiser.step(terms.loss)
     return terms
+
+
+def _recording(current: CurrentTask, x: Tensor) -> Recorded | None:
+    """The task's recording, begun when it is due: by the number of steps alone, so that a resumed stream has it too."""
+    if current.recording is None and x.is_cuda and current.step >= EAGER:
+        current.recording = Recording(current, x)
+    return current.recording
 
 
 def _noise(current: CurrentTask, past_tasks_per_step: int | None, streams: Streams, x: Tensor) -> Noise:
@@ -79,21 +85,37 @@ class Recording:
     or writes is held here: it knows addresses alone. Lives as long as the task; a copy of the learner records anew.
     """
 
-    def __init__(self, current: CurrentTask, x: Tensor, y: Tensor, noise: Noise) -> None:
-        params, memory, optimiser, objective = current.params, current.memory, current.optimiser, current.objective
-        self._held = (params, memory, optimiser)
-        self._x, self._y = x.clone(), y.clone()
-        self._noise = Noise(noise.likelihood.clone(), None if noise.tasks is None else noise.tasks.clone())
+    def __init__(self, current: CurrentTask, x: Tensor) -> None:
+        self._objective, self._params, self._memory = current.objective, current.params, current.memory
+        self._optimiser, self._functions = current.optimiser, current.target.functions
+        self._x = x.clone()
+        self._scores: Tensor | None = None
+        self._y: Tensor | None = None
+        self._noise: Noise | None = None
         self._terms = torch.zeros(len(Terms._fields), dtype=torch.float64, device=x.device)
-        self._scores = noise.likelihood.new_zeros(len(x), current.target.functions)
-        self._slopes = {name: torch.zeros_like(value, requires_grad=False) for name, value in params.items()}
+        self._slopes: Params = {}
+        self._score: Step | None = None
+        self._look: Step | None = None
+        self._move: Step | None = None
+
+    def _record_scores(self) -> Step:
+        like = posterior_of(self._params).mean
+        held = self._scores = like.new_zeros(len(self._x), self._functions, requires_grad=False)
 
         def score() -> None:
             with torch.no_grad():
-                self._scores.copy_(objective.surprise(params, memory, self._x))
+                held.copy_(self._objective.surprise(self._params, self._memory, self._x))
+
+        return captured(score, [held], self._x.device)
+
+    def _record_step(self, y: Tensor, noise: Noise) -> tuple[Step, Step]:
+        params, optimiser = self._params, self._optimiser
+        labels = self._y = y.clone()
+        drawn = self._noise = Noise(noise.likelihood.clone(), None if noise.tasks is None else noise.tasks.clone())
+        self._slopes = {name: torch.zeros_like(value, requires_grad=False) for name, value in params.items()}
 
         def look() -> None:
-            terms = objective(params, memory, (self._x, self._y), self._noise)
+            terms = self._objective(params, self._memory, (self._x, labels), drawn)
             for name, value in gradient(terms.loss, params).items():
                 self._slopes[name].copy_(value)
             self._terms.copy_(torch.stack([term.detach().double() for term in terms]))
@@ -102,9 +124,8 @@ class Recording:
             optimiser.apply(self._slopes)
 
         moved = [*params.values(), *optimiser.exp_avg.values(), *optimiser.exp_avg_sq.values(), optimiser.count]
-        self._score = captured(score, [self._scores], x.device)
-        self._look = captured(look, [self._terms, *self._slopes.values()], x.device)
-        self._move = captured(move, moved, x.device)
+        device = self._x.device
+        return captured(look, [self._terms, *self._slopes.values()], device), captured(move, moved, device)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None
@@ -114,11 +135,18 @@ class Recording:
 
     def scores(self, x: Tensor) -> Tensor:
         self._x.copy_(x)
+        if self._score is None:
+            self._score = self._record_scores()
         self._score()
+        assert self._scores is not None
         return self._scores
 
     def step(self, x: Tensor, y: Tensor, noise: Noise) -> Terms:
         self._x.copy_(x)
+        if self._look is None or self._move is None:
+            self._look, self._move = self._record_step(y, noise)
+        assert self._y is not None
+        assert self._noise is not None
         self._y.copy_(y)
         self._noise.likelihood.copy_(noise.likelihood)
         if self._noise.tasks is not None and noise.tasks is not None:

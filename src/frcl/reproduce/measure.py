@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from frcl.errors import FrclError, OptionError
+from frcl.errors import BusyError, FrclError, OptionError
 from frcl.experiment import runner
 from frcl.experiment.config import Config, read_toml, resolve, to_dict
 from frcl.experiment.keeper import Observer, read_checkpoint
+from frcl.files import alone_in
 from frcl.reproduce.cells import Cell, Table
 from frcl.reproduce.numbers import percent
 from frcl.reproduce.store import Document, differences, document, merged, path_of, read_document, write_document
@@ -107,11 +108,20 @@ def attend(state: State, session: Session, lacking: str = "") -> None:
     elif lacking and state.missing:
         session.say(f"{name}: skipped, since {lacking}")
     else:
-        for found in measure(state, session):
-            accuracy = percent(found["seeds"])
-            shown = "not available" if accuracy is None else f"{accuracy.show()} %"
-            paper = "" if state.cell.paper is None else f", the paper {state.cell.paper.value}"
-            session.say(f"{name}: {shown} with {len(found['seeds'])} of {len(state.cell.seeds)} seeds{paper}")
+        try:
+            _report(state, session)
+        except BusyError:
+            session.say(f"{name}: left to another process that is at work on it")
+
+
+def _report(state: State, session: Session) -> None:
+    """Measure what is missing, and say what was found."""
+    for found in measure(state, session):
+        accuracy = percent(found["seeds"])
+        shown = "not available" if accuracy is None else f"{accuracy.show()} %"
+        paper = "" if state.cell.paper is None else f", the paper {state.cell.paper.value}"
+        seeds = f"{len(found['seeds'])} of {len(state.cell.seeds)} seeds"
+        session.say(f"{state.table}/{state.cell.name}: {shown} with {seeds}{paper}")
 
 
 def measure(state: State, session: Session) -> Iterator[Document]:
@@ -119,8 +129,18 @@ def measure(state: State, session: Session) -> Iterator[Document]:
 
     A run that was interrupted is taken up first, also if it has more seeds than were asked for.
     """
+    folder = _folder(session.place, state)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with alone_in(folder.parent, f".{folder.name}.lock"):
+        yield from _measure_alone(state, session, folder)
+
+
+def _measure_alone(state: State, session: Session, folder: Path) -> Iterator[Document]:
     place, left, anew = session.place, list(state.missing), session.again
     path = path_of(place.results, state.table, state.cell.name)
+    if not anew:  # another process may have been here since the list was made
+        there = state_of(state.table, state.cell, place, None).there
+        left = [seed for seed in left if seed not in there]
     while left:
         if not session.may_start():
             session.say(f"{state.table}/{state.cell.name}: seeds {in_words(left)} not started, the time is up")
@@ -128,7 +148,7 @@ def measure(state: State, session: Session) -> Iterator[Document]:
         done = _one_run(state, left, session)
         found = done if anew else merged(read_document(path, quick=place.quick), done)
         write_document(path, found)
-        shutil.rmtree(_folder(place, state))
+        shutil.rmtree(folder)
         anew = False
         measured = done["batches"][0]["seeds"]
         left = [seed for seed in left if seed not in measured]

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from frcl.errors import DataError
+from frcl.experiment.config import resolve
 from frcl.files import write_atomically
 from frcl.reproduce.cells import ROWS, TABLES, Cell
 from frcl.reproduce.frontier import FRONTIER, RUDNER, measured_lines, paper_frcl
 from frcl.reproduce.numbers import percent
-from frcl.reproduce.store import Document, path_of, read_document
+from frcl.reproduce.store import Document, differences, path_of, read_document
 from frcl.reproduce.words import NOT
 
 BEGIN, END = "<!-- written by `frcl reproduce page` from results/ -->", "<!-- until here -->"
@@ -19,6 +20,8 @@ COLUMNS = {  # of those rows: the cells of a line are named BENCHMARK-ROW-POINTS
     "table1": (("permuted-mnist", 10), ("permuted-mnist", 200), ("split-mnist", 2), ("split-mnist", 40)),
     "table2": (("omniglot", 1), ("omniglot", 2), ("omniglot", 3)),
 }
+DAGGER = " †"
+FOOTNOTE = "\n\n† Measured with other options than the row has now: [which](REPRODUCTION.md)."
 HEADINGS = {
     "table1": ("Permuted-MNIST, 10 points", "200 points", "Split-MNIST, 2 points", "40 points"),
     "table2": ("Omniglot, 1 point per character", "2 points", "3 points"),
@@ -37,7 +40,8 @@ def short(results: Path) -> str:
         "it keeps more bytes than FRCL ([how many](REPRODUCTION.md#frcl-against-the-published-numbers)).",
         _frontier(results),
     ]
-    return "\n\n".join(parts)
+    text = "\n\n".join(parts)
+    return text + FOOTNOTE * (DAGGER in text)
 
 
 def write_short(results: Path) -> Path | None:
@@ -75,10 +79,12 @@ def _others(table: str, headings: Sequence[str], results: Path) -> str:
 def _frontier(results: Path) -> str:
     """FRCL+ and FRCL, ours, with what the paper and others have."""
     rows = []
+    cells, plus = _cells("table1") | _cells("table2"), {cell.name: cell for cell in FRONTIER.cells}
     for one in measured_lines(FRONTIER, results):
         line = one.line
         theirs = [paper_frcl(line.benchmark, line.points), f"{line.published} ({line.who.replace(RUDNER, 'S-FSVI')})"]
-        rows.append([line.title, *theirs, _accuracy(one.frcl, 2), _accuracy(one.plus, 2)])
+        ours = _marked(cells[line.frcl], one.frcl, 2), _marked(plus[line.cell], one.plus, 2)
+        rows.append([line.title, *theirs, *ours])
     return _markdown(["", "the paper's FRCL", "best published", "our FRCL", "our FRCL+"], rows)
 
 
@@ -87,9 +93,14 @@ def _cells(table: str) -> dict[str, Cell]:
 
 
 def _shown(table: str, cell: Cell, results: Path) -> str:
-    found = read_document(path_of(results, table, cell.name), quick=False)
-    ours = _accuracy(found)
+    ours = _marked(cell, read_document(path_of(results, table, cell.name), quick=False))
     return ours if cell.paper is None else f"{ours} ({cell.paper.value})"
+
+
+def _marked(cell: Cell, found: Document | None, digits: int = 1) -> str:
+    """The accuracy of a cell, with a dagger if its options were others when it was measured."""
+    others = found is not None and list(differences(found, resolve(cell.benchmark, *cell.layers)))
+    return _accuracy(found, digits) + DAGGER * bool(others)
 
 
 def _accuracy(found: Document | None, digits: int = 1) -> str:

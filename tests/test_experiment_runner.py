@@ -2,12 +2,14 @@
 
 import csv
 import errno
+import itertools
 import json
 import multiprocessing
 import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +41,12 @@ def tiny(layer: dict = TINY, **more):
 
 def comparable(result: dict) -> str:
     return json.dumps({key: value for key, value in result.items() if key not in MEASURED})
+
+
+def stopping(after: int) -> Callable[[], bool]:
+    """Asks a run to stop once it was asked so many times."""
+    calls = itertools.count(1)
+    return lambda: next(calls) > after
 
 
 @pytest.fixture(scope="module")
@@ -127,13 +135,7 @@ def test_seeds_together_and_one_by_one_end_alike(finished, tmp_path):
 
 @pytest.mark.parametrize("after", [1, 20, 40, 70])
 def test_a_run_stopped_politely_resumes_exactly(finished, tmp_path, after):
-    calls = 0
-
-    def stop() -> bool:
-        nonlocal calls
-        calls += 1
-        return calls > after
-
+    stop = stopping(after)
     with pytest.raises(Interrupted, match="go on with: frcl resume"):
         runner.run(tiny(), tmp_path / "run", Silent(), stop=stop)
     assert not (tmp_path / "run" / "result.json").exists()
@@ -275,15 +277,8 @@ def test_hidden_boundaries(tmp_path):
 
 def test_hidden_boundaries_resume_exactly(tmp_path):
     whole = runner.run(tiny(HIDDEN), tmp_path / "whole", Silent())
-    calls = 0
-
-    def stop() -> bool:
-        nonlocal calls
-        calls += 1
-        return calls > 90
-
     with pytest.raises(Interrupted):
-        runner.run(tiny(HIDDEN), tmp_path / "run", Silent(), stop=stop)
+        runner.run(tiny(HIDDEN), tmp_path / "run", Silent(), stop=stopping(after=90))
     assert comparable(runner.resume(tmp_path / "run", Silent())) == comparable(whole)
 
 
@@ -350,13 +345,6 @@ def test_a_run_of_frcl_plus_that_was_stopped_resumes_exactly(tmp_path):
     layer = {**TINY, "method": "frcl-plus"}
     config = tiny(layer, learner={**TINY["learner"], "fisher_examples": 5})
     whole = runner.run(config, tmp_path / "whole", Silent())
-    calls = 0
-
-    def stop() -> bool:
-        nonlocal calls
-        calls += 1
-        return calls > 40
-
     with pytest.raises(Interrupted):
-        runner.run(config, tmp_path / "stopped", Silent(), stop=stop)
+        runner.run(config, tmp_path / "stopped", Silent(), stop=stopping(after=40))
     assert comparable(runner.resume(tmp_path / "stopped", Silent())) == comparable(whole)

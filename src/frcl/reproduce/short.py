@@ -10,9 +10,8 @@ from frcl.experiment.config import resolve
 from frcl.files import write_atomically
 from frcl.reproduce.cells import ROWS, TABLES, Cell
 from frcl.reproduce.frontier import FRONTIER, RUDNER, measured_lines, paper_frcl
-from frcl.reproduce.numbers import percent
 from frcl.reproduce.store import Document, differences, path_of, read_document
-from frcl.reproduce.words import NOT
+from frcl.reproduce.words import grid, in_percent
 
 BEGIN, END = "<!-- written by `frcl reproduce page` from results/ -->", "<!-- until here -->"
 POINTS = ("frcl-trace", "frcl-random", "baseline")  # the rows that the paper measured with several numbers of points
@@ -64,7 +63,7 @@ def _with_points(table: str, results: Path) -> str:
         [ROWS[row][0], *(_shown(table, cells[f"{benchmark}-{row}-{n}"], results) for benchmark, n in COLUMNS[table])]
         for row in POINTS
     ]
-    return _markdown(["", *HEADINGS[table]], rows)
+    return grid(["", *HEADINGS[table]], rows)
 
 
 def _others(table: str, headings: Sequence[str], results: Path) -> str:
@@ -73,7 +72,7 @@ def _others(table: str, headings: Sequence[str], results: Path) -> str:
     for name, cell in _cells(table).items():
         if not any(f"-{row}-" in name for row in POINTS):
             lines.setdefault(cell.row.split(",")[0], []).append(_shown(table, cell, results))
-    return _markdown(["", *headings], [[row, *values] for row, values in lines.items()])
+    return grid(["", *headings], [[row, *values] for row, values in lines.items()])
 
 
 def _frontier(results: Path) -> str:
@@ -85,7 +84,7 @@ def _frontier(results: Path) -> str:
         theirs = [paper_frcl(line.benchmark, line.points), f"{line.published} ({line.who.replace(RUDNER, 'S-FSVI')})"]
         ours = _marked(cells[line.frcl], one.frcl, 2), _marked(plus[line.cell], one.plus, 2)
         rows.append([line.title, *theirs, *ours])
-    return _markdown(["", "the paper's FRCL", "best published", "our FRCL", "our FRCL+"], rows)
+    return grid(["", "the paper's FRCL", "best published", "our FRCL", "our FRCL+"], rows)
 
 
 def _cells(table: str) -> dict[str, Cell]:
@@ -100,14 +99,4 @@ def _shown(table: str, cell: Cell, results: Path) -> str:
 def _marked(cell: Cell, found: Document | None, digits: int = 1) -> str:
     """The accuracy of a cell, with a dagger if its options were others when it was measured."""
     others = found is not None and list(differences(found, resolve(cell.benchmark, *cell.layers)))
-    return _accuracy(found, digits) + DAGGER * bool(others)
-
-
-def _accuracy(found: Document | None, digits: int = 1) -> str:
-    accuracy = None if found is None else percent(found["seeds"])
-    return NOT if accuracy is None else accuracy.show(digits)
-
-
-def _markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return in_percent(found, digits=digits) + DAGGER * bool(others)

@@ -34,12 +34,12 @@ def grid(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 # -- a cell -------------------------------------------------------------------------------------------------------
 
 
-def in_percent(one: Document | None, metric: str = "average_accuracy") -> str:
+def in_percent(one: Document | None, metric: str = "average_accuracy", digits: int = 2) -> str:
     """Mean ± standard deviation over seeds."""
     if one is None:
         return NOT
     value = percent(one["seeds"], metric)
-    return NOT_AVAILABLE if value is None else value.show()
+    return NOT_AVAILABLE if value is None else value.show(digits)
 
 
 def plain_mean(one: Document | None, metric: str) -> str:

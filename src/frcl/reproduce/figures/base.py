@@ -17,6 +17,7 @@ from frcl.errors import DataError
 from frcl.experiment.environment import describe
 from frcl.files import write_atomically
 from frcl.report.drawing import Drawing, save, style
+from frcl.report.numbers import plural
 from frcl.report.palette import LIGHT
 from frcl.reproduce.cells import Table
 from frcl.reproduce.measure import Place
@@ -80,6 +81,17 @@ def canvas(width: float, height: float, rows: int, columns: int, **options: Any)
 
 
 # -- files --------------------------------------------------------------------------------------------------------
+
+
+def seeds_in_words(numbers: Sheet) -> str:
+    """How many seeds its cells have, "3 seeds" or "3 to 10 seeds"."""
+    seeds = sorted({int(value) for value in numbers.column("seeds")})
+    return plural(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
+
+
+def left_out(missing: Sequence[str]) -> str:
+    """What a caption says of cells that are not measured; nothing where all are."""
+    return f" Not measured: {'; '.join(missing)}." if missing else ""
 
 
 def path_of_figure(results: Path, name: str, kind: str) -> Path:

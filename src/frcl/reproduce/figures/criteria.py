@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from frcl.report.drawing import Drawing
 from frcl.report.figures import MARKERS
-from frcl.report.numbers import plural
 from frcl.report.palette import series
 from frcl.reproduce.cells import CRITERIA_3, FIGURE_3, POINTS_3, TABLES
-from frcl.reproduce.figures.base import FigureOf, Sheet, canvas, sheet
+from frcl.reproduce.figures.base import FigureOf, Sheet, canvas, left_out, seeds_in_words, sheet
 from frcl.reproduce.measure import Place, state_of
 from frcl.reproduce.numbers import percent
 from frcl.reproduce.quick import reduced
@@ -86,10 +85,7 @@ def _line(axes: Axes, found: Sheet, number: int, name: str, points: tuple[int, .
 
 
 def _caption(numbers: Sheet) -> str:
-    seeds = sorted({int(value) for value in numbers.column("seeds")})
-    count = plural(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
-    missing = missing_cells(numbers)
-    told = f" Not measured: {'; '.join(missing)}." if missing else ""
+    count, told = seeds_in_words(numbers), left_out(missing_cells(numbers))
     return (
         "Average accuracy after the last task by how the inducing points are chosen (Section 2.4, Appendix D), over "
         f"their number. Mean ± one standard deviation over {count}; cells of Table 1 have the seeds they have there."

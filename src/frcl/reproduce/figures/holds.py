@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from frcl.report.drawing import Drawing
-from frcl.report.numbers import plural
 from frcl.report.palette import LIGHT, series
 from frcl.reproduce.ablation import ABLATION, ALL, HOLDS, NONE, POINTS, ROWS, name_of
 from frcl.reproduce.cells import OMNIGLOT, per_character
-from frcl.reproduce.figures.base import FigureOf, Sheet, canvas, sheet
+from frcl.reproduce.figures.base import FigureOf, Sheet, canvas, left_out, seeds_in_words, sheet
 from frcl.reproduce.measure import Place, state_of
 from frcl.reproduce.numbers import percent
 from frcl.reproduce.quick import reduced
@@ -85,10 +84,7 @@ def _dot(axes: Axes, place: float, row: str, mean: str, std: str) -> None:
 
 
 def _caption(numbers: Sheet) -> str:
-    seeds = sorted({int(value) for value in numbers.column("seeds")})
-    count = plural(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
-    missing = missing_cells(numbers)
-    told = f" Not measured: {'; '.join(missing)}." if missing else ""
+    count, told = seeds_in_words(numbers), left_out(missing_cells(numbers))
     return (
         "Average accuracy after the last task with none of the holds of FRCL+, with one alone, with all but one and "
         f"with all (dotted line). Mean ± one standard deviation over {count}.{told}"

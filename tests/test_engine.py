@@ -71,6 +71,43 @@ def test_adam_is_the_adam_of_torch():
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_rate_that_falls_is_that_of_a_schedule_of_torch(dtype):
+    """Ten steps, of which the rate falls over the last four: 1, …, 1, 1, 3/4, 1/2, 1/4 of it; then nothing moves."""
+    start = torch.tensor([1.0, -2.0, 3.0], dtype=dtype)
+    ours, theirs = {"w": leaf(start)}, start.clone().requires_grad_()
+    optimiser, reference = Optimiser(ours, 0.05), torch.optim.Adam([theirs], lr=0.05)
+    optimiser.falls(10, 0.4)
+    share = [1.0] * 7 + [0.75, 0.5, 0.25]
+    for factor in share:
+        for group in reference.param_groups:
+            group["lr"] = 0.05 * factor
+        optimiser.step((ours["w"] ** 4).sum())
+        reference.zero_grad()
+        (theirs**4).sum().backward()
+        reference.step()
+    torch.testing.assert_close(ours["w"], theirs)
+    after = ours["w"].detach().clone()
+    optimiser.step((ours["w"] ** 4).sum())
+    assert torch.equal(ours["w"], after)
+
+
+def test_stacked_optimisers_fall_as_each():
+    def falling(i):
+        one = Optimiser({"w": leaf(torch.full((2,), float(i)))}, 0.1)
+        one.falls(4, 1.0)
+        return one
+
+    each, alone = [falling(i) for i in range(3)], [falling(i) for i in range(3)]
+    block = stacked(each)
+    for _ in range(3):
+        block.step((block.params["w"] ** 2).sum())
+        for one in alone:
+            one.step((one.params["w"] ** 2).sum())
+    for one, lone in zip(each, alone, strict=True):
+        torch.testing.assert_close(one.params["w"], lone.params["w"])
+
+
 def test_adam_takes_a_gradient_of_any_layout():
     w, slope = torch.randn(3, 4), torch.randn(4, 3).mT
     first, second = Optimiser({"w": leaf(w)}, 0.1), Optimiser({"w": leaf(w)}, 0.1)

@@ -20,6 +20,7 @@ class Optimiser:
     def __init__(self, params: Params, rate: float) -> None:
         self.params = params
         self.rate = rate
+        self.fall: tuple[float, float] | None = None  # the last step, and over how many steps before it the rate falls
         for p in params.values():
             p.data = p.data.contiguous()
         self.exp_avg = {name: torch.zeros_like(p, requires_grad=False) for name, p in params.items()}
@@ -37,11 +38,23 @@ class Optimiser:
         """Move the parameters down a gradient that was worked out already."""
         with torch.no_grad():
             self.count += 1
+            rate = self._rate_now()
             for names in self._kinds():
                 _adam(
                     [self.params[n] for n in names], [gradients[n].contiguous() for n in names],
-                    [self.exp_avg[n] for n in names], [self.exp_avg_sq[n] for n in names], self.count, self.rate,
+                    [self.exp_avg[n] for n in names], [self.exp_avg_sq[n] for n in names], self.count, rate,
                 )  # fmt: skip
+
+    def falls(self, last: int, share: float) -> None:
+        """From now on the rate falls in a straight line over this share of the steps 1 to `last`, then is zero."""
+        self.fall = (float(last), share * last) if share else None
+
+    def _rate_now(self) -> float | Tensor:
+        """The rate of step number `count`; worked out from it where it is not constant, so that it can be recorded."""
+        if self.fall is None:
+            return self.rate
+        last, over = self.fall
+        return self.rate * ((last + 1 - self.count) / over).clamp(0.0, 1.0)
 
     def _kinds(self) -> list[list[str]]:
         """The names, those of one type together."""
@@ -87,6 +100,7 @@ def stacked(optimisers: Sequence[Optimiser]) -> Optimiser:
     block.exp_avg = _one_block([one.exp_avg for one in optimisers])
     block.exp_avg_sq = _one_block([one.exp_avg_sq for one in optimisers])
     block.count = first.count.clone()
+    block.fall = first.fall
     for one in optimisers:
         one.count = block.count
     for value in block.params.values():
@@ -110,7 +124,7 @@ def gradient(loss: Tensor, params: Params) -> Params:
 
 def _adam(
     params: list[Tensor], grads: list[Tensor], exp_avg: list[Tensor], exp_avg_sq: list[Tensor],
-    count: Tensor, rate: float,
+    count: Tensor, rate: float | Tensor,
 ) -> None:  # fmt: skip
     """The fused kernel that torch.optim.Adam(fused=True) calls; torch.optim itself takes a second to import.
 

@@ -114,7 +114,8 @@ def can_stack(programs: Sequence[Program]) -> bool:
 def _shape(program: Program) -> object:
     parts = (program.optimiser.params, program.constants, program.carry)
     shapes = [{name: (tuple(v.shape), v.dtype) for name, v in part.items()} for part in parts]
-    return program.signature, shapes, tuple(program.x.shape[1:]), tuple(program.y.shape[1:]), program.optimiser.rate
+    rate = (program.optimiser.rate, program.optimiser.fall)
+    return program.signature, shapes, tuple(program.x.shape[1:]), tuple(program.y.shape[1:]), rate
 
 
 def _move(program: Program, optimiser: Optimiser, constants: Params, carry: Params, terms: Terms) -> Tensor:

@@ -148,6 +148,7 @@ def program_of(
     """The steps that fit() has left of the current task, as the engine takes them."""
     options, target, objective, memory = model.options, current.target, current.objective, current.memory
     tasks, smallest = (memory.past.tasks, memory.past.smallest) if memory.past else (0, 0)
+    current.optimiser.falls(options.steps, options.rate_decay)
     constants: Params = {"N": exact_number(float(memory.N), model.dtype, x.device)}
     constants |= {FIXED + name: value.detach() for name, value in fixed_parts(model.net).items()}
     if memory.past is not None:

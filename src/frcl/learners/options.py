@@ -42,6 +42,7 @@ class FRCLOptions:
     steps: int = 1000  # gradient steps of fit() a task
     batch_size: int = 128  # minibatch of fit()
     rate: float = 1e-3  # Adam's learning rate
+    rate_decay: float = 0.0  # fit(): over this share of the steps, the last ones, the rate falls to zero
     past_tasks_per_step: int | None = None  # at most this many past KL terms a step; None: all
 
     # what holds the past; each weight in nats per example, 0: off
@@ -86,6 +87,8 @@ class FRCLOptions:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
                 raise OptionError(f"{name} must be a number that is not negative, not {value!r}")
+        if self.rate_decay > 1:
+            raise OptionError(f"rate_decay is a share of the steps, from 0 to 1, not {self.rate_decay!r}")
         if not isinstance(self.train_heads, bool):
             raise OptionError(f"train_heads is True or False, not {self.train_heads!r}")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
@@ -133,7 +136,7 @@ _WHOLE = (
     "points", "points_per_class", "samples", "predict_samples", "steps", "batch_size", "past_tasks_per_step",
     "search_steps", "search_examples", "task_size", "window", "fisher_examples",
 )  # fmt: skip
-_NOT_NEGATIVE = ("functional", "current_inputs", "memory_targets", "curvature", "curvature_decay")
+_NOT_NEGATIVE = ("functional", "current_inputs", "memory_targets", "curvature", "curvature_decay", "rate_decay")
 _POSITIVE = ("prior_variance", "feature_scale", "noise", "initial_target_noise", "initial_scale", "rate")
 
 PLUS = FRCLOptions(current_inputs=0.3, memory_targets=1.0, curvature=10.0, train_heads=False, prediction="head")

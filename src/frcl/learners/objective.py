@@ -50,6 +50,11 @@ def detached(params: Params) -> Params:
     return {name: value.detach() for name, value in params.items()}
 
 
+def _aliases(params: Params) -> Params:
+    """The same tensors, whose gradients reach them from here: what uses the aliases may run on another CUDA stream."""
+    return {name: value.view_as(value) for name, value in params.items()}
+
+
 def posterior_of(params: Params) -> Posterior:
     return Posterior(params[POSTERIOR + "mean"], params[POSTERIOR + "factor"])
 
@@ -72,9 +77,10 @@ class Objective:
             inputs.append(past.Z.flatten(0, 1))
         Phi_x, *Phi_past = self.features(params, inputs).split([len(part) for part in inputs])
         Phi_z = None if past is None else Phi_past[0].unflatten(0, past.Z.shape[:2])
+        theta = _aliases(under(params, THETA)) if memory.holds is not None else {}
         (log_likelihood, kl_now), parts = both(
             lambda: self._fit(params, memory, Phi_x, y, noise.likelihood),
-            lambda: [*self._held(memory, past, Phi_z), *self._holds(params, memory, x, Phi_x, Phi_z, noise.tasks)],
+            lambda: [*self._held(memory, past, Phi_z), *self._holds(params, theta, memory, x, Phi_x, Phi_z, noise)],
             Phi_x.device,
         )
         now = kl_now / memory.N
@@ -95,16 +101,16 @@ class Objective:
         return [times(self.options.functional, kl_past / memory.N)]
 
     def _holds(
-        self, params: Params, memory: Memory, x: Tensor, Phi_x: Tensor, Phi_z: Tensor | None, index: Tensor | None
+        self, params: Params, theta: Params, memory: Memory, x: Tensor, Phi: Tensor, Phi_z: Tensor | None, noise: Noise
     ) -> list[Tensor]:
-        """What else holds the past, in nats per example."""
+        """What else holds the past, in nats per example; `theta` are the shared weights."""
         if memory.holds is None or memory.past is None:
             return []
-        theta, Phi_old = under(params, THETA), None
+        Phi_old = None
         if memory.holds.begin:
             with torch.no_grad():
                 Phi_old = features(self.net, theta | memory.holds.begin, x, self.options.feature_scale)
-        step = Step(params, theta, Phi_x, Phi_old, Phi_z, index, memory.past.tasks, memory.N)
+        step = Step(params, theta, Phi, Phi_old, Phi_z, noise.tasks, memory.past.tasks, memory.N)
         return held_by(self.options, memory.holds, step)
 
     def features(self, params: Params, inputs: list[Tensor]) -> Tensor:

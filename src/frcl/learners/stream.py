@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,11 +23,12 @@ from frcl.seeding import Streams
 EAGER = 10  # steps of a task before it is recorded: a short one is not worth it
 
 
-def scores_of(current: CurrentTask, minibatches: Sequence[Tensor]) -> Tensor:
-    """The boundary scores of some minibatches, [Σ B, C]."""
+def scores_of(current: CurrentTask, minibatches: Sequence[Tensor], *, at_once: bool = False) -> Tensor:
+    """The boundary scores of some minibatches, [Σ B, C]; `at_once`: as many of them will come again and again."""
     recording = _recording(current, minibatches[-1])
     if recording is not None and all(recording.fits(x) for x in minibatches):
-        scores = torch.cat([recording.scores(x).clone() for x in minibatches])
+        parts = [torch.cat(list(minibatches))] if at_once else minibatches
+        scores = torch.cat([recording.scores(x).clone() for x in parts])
     else:
         with torch.no_grad(), network_failures():
             scores = current.objective.surprise(current.params, current.memory, torch.cat(list(minibatches)))
@@ -40,7 +41,7 @@ def watch(detector: BoundaryDetector, current: CurrentTask, x: Tensor, *, allow:
     """What the detector says of a minibatch; where it wants the last ones scored again, they are."""
     if not (detector.rescore and detector.due and allow and current.recent):
         return detector.update(scores_of(current, [x]), allow=allow)
-    both = scores_of(current, [*current.recent, x])
+    both = scores_of(current, [*current.recent, x], at_once=len(current.recent) == detector.window)
     return detector.update(both[-len(x) :], reference=both[: -len(x)])
 
 
@@ -78,6 +79,14 @@ def _noise(current: CurrentTask, past_tasks_per_step: int | None, streams: Strea
     return Noise(drawn, None if looked_at is None else looked_at[0])
 
 
+class Scored(NamedTuple):
+    """The scores of some inputs as a CUDA graph: from `x` into `scores`."""
+
+    x: Tensor
+    scores: Tensor
+    replay: Step
+
+
 class Recording:
     """Scores, gradient and update of the current task as CUDA graphs, for minibatches of one shape.
 
@@ -89,24 +98,23 @@ class Recording:
         self._objective, self._params, self._memory = current.objective, current.params, current.memory
         self._optimiser, self._functions = current.optimiser, current.target.functions
         self._x = x.clone()
-        self._scores: Tensor | None = None
         self._y: Tensor | None = None
         self._noise: Noise | None = None
         self._terms = torch.zeros(len(Terms._fields), dtype=torch.float64, device=x.device)
         self._slopes: Params = {}
-        self._score: Step | None = None
+        self._scored: dict[int, Scored] = {}  # by the number of inputs
         self._look: Step | None = None
         self._move: Step | None = None
 
-    def _record_scores(self) -> Step:
+    def _record_scores(self, x: Tensor) -> Scored:
         like = posterior_of(self._params).mean
-        held = self._scores = like.new_zeros(len(self._x), self._functions, requires_grad=False)
+        given, held = x.clone(), like.new_zeros(len(x), self._functions, requires_grad=False)
 
         def score() -> None:
             with torch.no_grad():
-                held.copy_(self._objective.surprise(self._params, self._memory, self._x))
+                held.copy_(self._objective.surprise(self._params, self._memory, given))
 
-        return captured(score, [held], self._x.device)
+        return Scored(given, held, captured(score, [held], x.device))
 
     def _record_step(self, y: Tensor, noise: Noise) -> tuple[Step, Step]:
         params, optimiser = self._params, self._optimiser
@@ -134,12 +142,12 @@ class Recording:
         return x.shape == self._x.shape and x.dtype == self._x.dtype
 
     def scores(self, x: Tensor) -> Tensor:
-        self._x.copy_(x)
-        if self._score is None:
-            self._score = self._record_scores()
-        self._score()
-        assert self._scores is not None
-        return self._scores
+        if len(x) not in self._scored:
+            self._scored[len(x)] = self._record_scores(x)
+        recorded = self._scored[len(x)]
+        recorded.x.copy_(x)
+        recorded.replay()
+        return recorded.scores
 
     def step(self, x: Tensor, y: Tensor, noise: Noise) -> Terms:
         self._x.copy_(x)

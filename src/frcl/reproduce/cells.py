@@ -196,7 +196,10 @@ BOUNDARIES_3 = {  # precision/recall/F1 at a threshold
 }  # fmt: skip
 
 
-STREAM_3: Layer = {"initial_scale": 1.0, "feature_scale": 1.0}  # L starts at I, where the score is calm
+CALM_3: Layer = {
+    "initial_scale": 1.0,
+    "feature_scale": 1.0,
+}  # L starts at I, where scores drift least as a task is learned
 WINDOWS_3 = {  # what a minibatch is compared with, by the name of the row
     "window of 1": {"window": 1},
     "window of 10": {"window": 10},
@@ -205,13 +208,16 @@ WINDOWS_3 = {  # what a minibatch is compared with, by the name of the row
 
 
 def _table_3() -> Iterator[Cell]:
-    """The reference of the test is the last minibatch, as in the paper, or the last ten, as it suggests."""
+    """The reference of the test is the last minibatch, as in the paper, or the last ten, as it suggests.
+
+    Scored again it has no drift, so the learner is that of the other tables.
+    """
     for row, window in WINDOWS_3.items():
         for benchmark, printed in BOUNDARIES_3.items():
             layer = {
                 "method": "frcl",
                 "hidden_boundaries": True,
-                "learner": STREAM_3,
+                "learner": {} if "rescore" in window else CALM_3,
                 "detector": {**window, "thresholds": list(printed)},
             }
             seeds = FIVE if benchmark == OMNIGLOT else TEN

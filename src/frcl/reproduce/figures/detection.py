@@ -16,7 +16,7 @@ from frcl.experiment import runner
 from frcl.experiment.config import Config
 from frcl.experiment.hidden import stream_labels
 from frcl.experiment.metrics import declared_switches, score_boundaries
-from frcl.reproduce.cells import OMNIGLOT, STREAM_3, Cell, Layer
+from frcl.reproduce.cells import CALM_3, OMNIGLOT, Cell, Layer
 from frcl.reproduce.figures.base import FigureOf, Sheet
 from frcl.reproduce.figures.draw_detection import TITLE_5, TITLE_7, draw_figure_5, draw_figure_7
 from frcl.reproduce.figures.parts import Rows, as_in_a_run, frcl_learner
@@ -24,7 +24,7 @@ from frcl.reproduce.measure import Place
 from frcl.seeding import fork
 
 PERMUTED = "permuted-mnist"
-STREAM: Layer = {"method": "frcl", "learner": STREAM_3}
+STREAM: Layer = {"method": "frcl", "learner": CALM_3}
 
 
 @dataclass(frozen=True)

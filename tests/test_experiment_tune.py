@@ -9,7 +9,7 @@ import torch
 from frcl import OptionError
 from frcl.benchmarks.tasks import Split, Task, TaskList
 from frcl.experiment import tune as module
-from frcl.experiment.tune import combinations, grid_of, try_out, tune, tuning_config
+from frcl.experiment.tune import combinations, grid_of, own_grid, try_out, tune, tuning_config
 from frcl.learners.methods import METHODS
 
 TINY = {"learner": {"steps": 20}, "network": {"widths": [8]}}
@@ -57,6 +57,24 @@ def test_training_is_on_training_data_alone():
     assert (config.stream.train_on, config.stream.tasks, config.learner.strength) == ("train", 3, 3.0)
     with pytest.raises(OptionError, match="training data alone"):
         tuning_config("ewc", "split-digits", {"stream": {"train_on": "train+validation"}}, {})
+
+
+def test_values_to_try_may_be_given():
+    grid = own_grid(["rate=[1e-3,1e-2]", "batch_size=[8]"], "finetune")
+    assert grid == {"rate": [1e-3, 1e-2], "batch_size": [8]}
+    found = tune("finetune", "split-digits", TINY, grid=grid)
+    assert sorted(trial.options["rate"] for trial in found) == grid["rate"]
+    assert {trial.options["batch_size"] for trial in found} == {8}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("rate=1e-3", r"--try rate=\[0.1,1.0\]"), ("rate=[]", "a list of values"), ("seeds=[0,1]", "is for --set"),
+     ("network.widths=[3]", "is for --set"), ("rates=[1.0]", "did you mean 'rate'")],
+)  # fmt: skip
+def test_values_that_cannot_be_tried(text, message):
+    with pytest.raises(OptionError, match=message):
+        own_grid([text], "finetune")
 
 
 def test_optuna_is_an_extra():

@@ -166,11 +166,17 @@ def tune(
     device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder with the data files.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Any other option, as key=value.")] = None,
+    tries: Annotated[
+        list[str] | None,
+        typer.Option("--try", help="Values to try instead of the method's own, as in curvature=[0.3,1.0]; repeatable."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Choose options among a grid on validation data of the first tasks; test data is never touched."""
-    from frcl.experiment.tune import Trial, grid_of
+    from frcl.experiment.tune import Trial, grid_of, own_grid
     from frcl.experiment.tune import tune as search
+
+    grid = own_grid(tries or [], method) or grid_of(method)
 
     layers = [parse_setting(text, method) for text in settings or []]
     layer: dict[str, Any] = _given(device=device, data=None if data is None else str(data.resolve()))
@@ -183,8 +189,8 @@ def tune(
             out.print(f"{100 * trial.accuracy:6.2f} %  {trial.options}", highlight=False, markup=False, soft_wrap=True)
 
     if not as_json:
-        out.print(f"tuning {', '.join(grid_of(method))} of {method} on {benchmark}", highlight=False)
-    found = search(method, known_name(benchmark), layer, trials=trials, on_trial=told)
+        out.print(f"tuning {', '.join(grid)} of {method} on {benchmark}", highlight=False)
+    found = search(method, known_name(benchmark), layer, grid=grid, trials=trials, on_trial=told)
     best = found[0]
     if as_json:
         typer.echo(json.dumps([{"options": t.options, "accuracy": t.accuracy} for t in found]))

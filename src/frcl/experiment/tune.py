@@ -11,7 +11,7 @@ from typing import Any
 
 from frcl.benchmarks.tasks import Benchmark, Seen
 from frcl.errors import OptionError
-from frcl.experiment.config import Config, resolve
+from frcl.experiment.config import Config, parse_setting, resolve
 from frcl.experiment.environment import products, threads
 from frcl.experiment.evaluate import score
 from frcl.experiment.runner import benchmark_of, new_learner, seeds_at_once
@@ -41,6 +41,20 @@ def grid_of(method: str) -> dict[str, list[Any]]:
     grid: dict[str, list[Any]] = tomllib.loads(text).get(method, {})
     if not grid:
         raise OptionError(f"there is nothing to tune for method {method!r}")
+    return grid
+
+
+def own_grid(texts: Sequence[str], method: str) -> dict[str, list[Any]]:
+    """A grid from texts like `curvature=[0.3, 1.0]`, one for each option of the learner."""
+    grid: dict[str, list[Any]] = {}
+    for text in texts:
+        layer = parse_setting(text, method)
+        for name, values in layer.get("learner", {}).items():
+            if not isinstance(values, list) or not values:
+                raise OptionError(f"--try wants a list of values, as in --try {name}=[0.1,1.0]; got {text!r}")
+            grid[name] = values
+        if set(layer) != {"learner"}:
+            raise OptionError(f"--try is for options of the learner; got {text!r}. What all trials share is for --set")
     return grid
 
 
@@ -85,11 +99,12 @@ def tune(
     benchmark: str,
     layer: Mapping[str, Any],
     *,
+    grid: Mapping[str, list[Any]] | None = None,
     trials: int | None = None,
     on_trial: Callable[[Trial], None] | None = None,
 ) -> list[Trial]:
-    """All trials, the best first: the whole grid, or `trials` combinations of it chosen by Optuna."""
-    grid = grid_of(method)
+    """All trials, the best first: a grid, by default the method's, or `trials` combinations of it that Optuna chose."""
+    grid = grid or grid_of(method)
     done: list[Trial] = []
 
     def attempt(options: dict[str, Any]) -> float:

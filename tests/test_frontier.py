@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from frcl.experiment.config import resolve
 from frcl.reproduce.cells import TABLES
-from frcl.reproduce.frontier import FRONTIER, LINES, equal_budget, frcl_tables, measured_lines, paper_frcl
+from frcl.reproduce.frontier import FRONTIER, LINES, OWN, equal_budget, frcl_tables, measured_lines, paper_frcl
 from frcl.reproduce.numbers import Ours, attains
 from frcl.reproduce.page import page
 from frcl.reproduce.short import short
@@ -70,24 +70,32 @@ def test_every_line_has_the_numbers_that_were_published():
 
 
 def test_cells_are_those_of_the_tables_with_other_holds():
-    assert len(FRONTIER.cells) == len(LINES) == 7
-    for line, cell in zip(LINES, FRONTIER.cells, strict=True):
+    assert len(LINES) == 7
+    for line, cell in zip(LINES, FRONTIER.cells[:7], strict=True):
         table, frcl = CELLS[line.frcl]
         assert table == ("table2" if line.benchmark == "omniglot" else "table1")
         plus, plain = resolve(cell.benchmark, *cell.layers), resolve(frcl.benchmark, *frcl.layers)
         assert (plus.method, plain.method) == ("frcl-plus", "frcl")
         assert cell.seeds == frcl.seeds == tuple(range(5 if line.benchmark == "omniglot" else 10))
         assert (plus.benchmark, plus.network, plus.stream) == (plain.benchmark, plain.network, plain.stream)
-        for name in ("points", "points_per_class", "steps", "batch_size", "search_steps", "start", "selection"):
+        same = {"points", "points_per_class", "steps", "batch_size", "search_steps", "start", "selection"}
+        own = OWN.get((line.benchmark, line.points), {})
+        for name in same - set(own):
             assert getattr(plus.learner, name) == getattr(plain.learner, name), name
+        assert all(getattr(plus.learner, name) == value for name, value in own.items())
         assert any(getattr(plus.learner, hold) > 0 for hold in HOLDS)
+
+
+def test_what_has_options_of_its_own_says_so(tmp_path):
+    for options in OWN.values():
+        assert all(f"`{name}={value}`" in page([FRONTIER], tmp_path) for name, value in options.items())
 
 
 def test_our_frcl_is_looked_for_where_it_is_measured():
     budgets = {name for table in frcl_tables() for name in (cell.name for cell in table.cells)}
     assert budgets == {
-        *(f"split-mnist-frcl-trace-{points}" for points in (2, 10, 40)),
-        *(f"permuted-mnist-frcl-trace-{points}" for points in (10, 50, 200)),
+        *(f"split-mnist-frcl-trace-{points}" for points in (2, 10, 40, 200)),
+        *(f"permuted-mnist-frcl-trace-{points}" for points in (10, 50, 200, 215)),
         *(f"omniglot-frcl-trace-{points}" for points in (1, 2, 3)),
     }
     assert {line.frcl for line in LINES} <= {cell.name for table in TABLES[:2] for cell in table.cells}

@@ -117,12 +117,12 @@ def _table_1() -> Iterator[Cell]:
             for points, value in by_points.items():
                 paper = None if value is None else Paper(value)
                 scale = {"feature_scale": SCALE_1[benchmark][points]} if row.startswith("frcl") else {}
-                yield _cell(benchmark, row, TEN, paper, {"points": points, **scale}, f"{points} points")
+                yield make_cell(benchmark, row, TEN, paper, {"points": points, **scale}, f"{points} points")
     for row in QUOTED_1:
         for benchmark in MNIST:
             coreset = {"points": CORESET[benchmark]} if row in ("vcl-random", "vcl-kcenter") else {}
             label = f"{coreset['points']} points" if coreset else ""
-            yield _cell(benchmark, row, TEN, _quoted_1(benchmark, row), coreset, label)
+            yield make_cell(benchmark, row, TEN, _quoted_1(benchmark, row), coreset, label)
 
 
 def _quoted_1(benchmark: str, row: str) -> Paper:
@@ -130,7 +130,7 @@ def _quoted_1(benchmark: str, row: str) -> Paper:
     return Paper(value, quoted=True, remark=UNSAID if value == "98.4" else "")
 
 
-def _cell(
+def make_cell(
     benchmark: str,
     row: str,
     seeds: tuple[int, ...],
@@ -174,9 +174,9 @@ def _table_2() -> Iterator[Cell]:
         start = {"start": "balanced"} if row.startswith("frcl") else {}
         for points, value in enumerate(values, 1):
             learner = {"points_per_class": points, **start}
-            yield _cell(OMNIGLOT, row, FIVE, Paper(value), learner, per_character(points))
+            yield make_cell(OMNIGLOT, row, FIVE, Paper(value), learner, per_character(points))
     for row, value in QUOTED_2.items():
-        yield _cell(OMNIGLOT, row, FIVE, Paper(value, quoted=True), {}, "")
+        yield make_cell(OMNIGLOT, row, FIVE, Paper(value, quoted=True), {}, "")
 
 
 # -- Table 3 ------------------------------------------------------------------------------------------------
@@ -249,8 +249,8 @@ def _table_7() -> Iterator[Cell]:
         for points, value in enumerate(values, 1):
             learner = FRCL_7 if row == "frcl-trace" else VCL_7 | ADAPT_7
             own = {**learner, "points_per_class": points}
-            yield _cell(OMNIGLOT, row, FIVE, Paper(value), own, per_character(points), MLP_7)
-    yield _cell(OMNIGLOT, "vcl", FIVE, Paper(WITHOUT_CORESET_7), VCL_7, "", MLP_7)
+            yield make_cell(OMNIGLOT, row, FIVE, Paper(value), own, per_character(points), MLP_7)
+    yield make_cell(OMNIGLOT, "vcl", FIVE, Paper(WITHOUT_CORESET_7), VCL_7, "", MLP_7)
 
 
 # -- every method ------------------------------------------------------------------------------------------------
@@ -335,7 +335,7 @@ def _figure_3() -> Iterator[Cell]:
         for points in numbers:
             for row in CRITERIA_3:
                 own = {"points": points, "feature_scale": SCALE_3[benchmark][points]}
-                cell = _cell(benchmark, row, THREE, None, own, f"{points} points")
+                cell = make_cell(benchmark, row, THREE, None, own, f"{points} points")
                 if cell.name not in there:
                     yield cell
 

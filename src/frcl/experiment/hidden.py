@@ -61,11 +61,12 @@ def learn_stream(
     while keeper.progress.task < len(benchmark):
         number = keeper.progress.task
         train = benchmark.task(number).train
+        labels = train.y.cpu()  # where a learner looks at them
         while len(record["statistic"]) < steps * (number + 1):
             t = len(record["statistic"])
-            rows = torch.randint(len(train.x), (batch,), generator=fork(seed, f"stream/{t}")).to(train.x.device)
+            rows = torch.randint(len(train.x), (batch,), generator=fork(seed, f"stream/{t}"))
             with keeper.timed("train"):
-                log = learner.observe(train.x[rows], train.y[rows])
+                log = learner.observe(train.x[rows.to(train.x.device)], labels[rows])
             record["statistic"].append(_storable(log.statistic))
             if log.boundary:
                 record["found"].append(t)

@@ -24,7 +24,7 @@ EAGER = 10  # steps of a task before it is recorded: a short one is not worth it
 
 
 def scores_of(current: CurrentTask, minibatches: Sequence[Tensor], *, at_once: bool = False) -> Tensor:
-    """The boundary scores of some minibatches, [Σ B, C]; `at_once`: as many of them will come again and again."""
+    """The boundary scores of some minibatches, [Σ B, C], on the CPU; `at_once`: as many will come again and again."""
     recording = _recording(current, minibatches[-1])
     if recording is not None and all(recording.fits(x) for x in minibatches):
         parts = [torch.cat(list(minibatches))] if at_once else minibatches
@@ -32,6 +32,7 @@ def scores_of(current: CurrentTask, minibatches: Sequence[Tensor], *, at_once: b
     else:
         with torch.no_grad(), network_failures():
             scores = current.objective.surprise(current.params, current.memory, torch.cat(list(minibatches)))
+    scores = scores.cpu()  # where the test is made; to look at them on the device would be to wait for it twice
     if not bool(scores.isfinite().all()):
         raise NumericalError("the features of these inputs are too large to be scored; scale the inputs")
     return scores

@@ -274,10 +274,11 @@ FRONTIER = Table(
     "frontier",
     "FRCL+ against the published numbers",
     "[FRCL+](docs/frcl-plus.md) with the networks and points of Tables 1 and 2, and their steps where it is not said "
-    "otherwise; ten seeds, on Omniglot five orders of the alphabets. The paper's FRCL is the better of its two rows, with optimised or random points; ours is "
-    "that with points chosen by the trace, read from the results of those tables. The published numbers come from "
-    "other code and other settings. FRCL+ keeps more than points, so it is compared twice: with FRCL at equal points, "
-    "and with the smallest measured FRCL that keeps at least as many bytes; two such are measured here.",
+    "otherwise; ten seeds, on Omniglot five orders of the alphabets. The paper's FRCL is the better of its two rows, "
+    "with optimised or random points; ours has points chosen by the trace, and is read from those tables' results. "
+    "The published numbers come from other code and other settings. FRCL+ keeps more than points, so it is compared "
+    "twice: with FRCL at equal points, and with the smallest measured FRCL that keeps at least as many bytes; two such "
+    "are measured here.",
     tuple(_cells()),
     view=frontier_view,
 )

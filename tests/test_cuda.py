@@ -111,15 +111,17 @@ def test_resume_is_bit_for_bit(detector, held, stopped, tmp_path):
     assert same_tensors(whole.state_dict()["tensors"], second.state_dict()["tensors"])
 
 
+@pytest.mark.parametrize("watch", [{}, {"window": 3, "rescore": True}])
 @pytest.mark.parametrize("held", [{}, HELD])
 @pytest.mark.parametrize("past_tasks_per_step", [None, 1])
-def test_a_recorded_stream_does_what_an_eager_one_does(past_tasks_per_step, held, monkeypatch):
+def test_a_recorded_stream_does_what_an_eager_one_does(past_tasks_per_step, held, watch, monkeypatch):
     torch.backends.cuda.matmul.allow_tf32 = False
     x, y = blobs((0, 1, 2), 640, 5)
     scores, states = {}, {}
     for eager in (10, 1000):
         monkeypatch.setattr("frcl.learners.stream.EAGER", eager)
-        learner = on_gpu(steps=10, detector=BoundaryDetector(1e3), past_tasks_per_step=past_tasks_per_step, **held)
+        detector = BoundaryDetector(1e3, warm_up=2, minimum_time=2, **watch)
+        learner = on_gpu(steps=10, detector=detector, past_tasks_per_step=past_tasks_per_step, **held)
         for part in ((0, 1), (1, 2)):
             learner.fit(*blobs(part, 90, 1))
         logs = [learner.observe(x[at : at + 32], y[at : at + 32]) for at in range(0, 640, 32)]

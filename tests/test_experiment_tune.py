@@ -69,12 +69,25 @@ def test_values_to_try_may_be_given():
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("rate=1e-3", r"--try rate=\[0.1,1.0\]"), ("rate=[]", "a list of values"), ("seeds=[0,1]", "is for --set"),
+    [("rate", "--try wants key=value"),
+     ("rate=1e-3", r"--try rate=\[0.1,1.0\]"), ("rate=[]", "a list of values"), ("seeds=[0,1]", "is for --set"),
      ("network.widths=[3]", "is for --set"), ("rates=[1.0]", "did you mean 'rate'")],
 )  # fmt: skip
 def test_values_that_cannot_be_tried(text, message):
     with pytest.raises(OptionError, match=message):
         own_grid([text], "finetune")
+
+
+def test_a_name_to_try_is_given_once():
+    with pytest.raises(OptionError, match="rate twice"):
+        own_grid(["rate=[1e-3]", "rate=[1e-2]"], "finetune")
+
+
+def test_a_value_that_cannot_be_is_refused_before_anything_is_learned():
+    told = []
+    with pytest.raises(OptionError, match="rate_decay"):
+        tune("frcl", "split-digits", TINY, grid={"rate_decay": [0.5, 1.5]}, on_trial=told.append)
+    assert told == []
 
 
 def test_optuna_is_an_extra():

@@ -292,6 +292,12 @@ def test_other_options_are_named_and_newer_ones_count_as_their_default():
     }  # fmt: skip
     stored["config"]["learner"]["gone"] = 1
     assert differences(stored, config) == ["learner.gone: 1 there, null here"]
+    plus = resolve("split-digits", {"method": "frcl-plus"})
+    stored = {"config": learned_options(plus)}
+    del stored["config"]["learner"]["rate_decay"]
+    assert differences(stored, plus) == ["learner.rate_decay: 0.0 there, 0.5 here"], (
+        "it was off, as it is without FRCL+"
+    )
     elsewhere = resolve("split-digits", FRCL, {"device": "cuda", "seeds": [5], "run": {"threads": 2}})
     assert learned_options(elsewhere) == learned_options(config)
 

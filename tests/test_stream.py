@@ -49,20 +49,31 @@ def test_one_observe_is_one_step_of_fit():
     assert same_tensors(fitted.net.state_dict(), streamed.net.state_dict())
 
 
+SOON = {"warm_up": 2, "minimum_time": 2}
+
+
 @pytest.mark.parametrize("rescore", [False, True])
 def test_a_recorded_step_is_the_eager_step(rescore):
     """What is recorded on CUDA, called without a graph: scores, terms and the state after it."""
-    detector = BoundaryDetector(1e3, rescore=rescore)
-    eager, recorded = (small_learner(steps=10, past_tasks_per_step=1, detector=detector) for _ in range(2))
+    eager, recorded = (
+        small_learner(
+            steps=10, past_tasks_per_step=1, detector=BoundaryDetector(1e3, window=3, rescore=rescore, **SOON)
+        )
+        for _ in range(2)
+    )
+    statistics = []
     for learner in (eager, recorded):
         for number, labels in enumerate(((0, 1), (1, 2), (0, 2))):
             learner.fit(*blobs(labels, 90, number))
     for number, (x, y) in enumerate(batches((0, 1, 2), 20, 5)):
         logs = [learner.observe(x, y) for learner in (eager, recorded)]
         assert repr(logs[0]) == repr(logs[1])
+        statistics.append(logs[0].statistic)
         if number == 0:
             current = recorded._state.current
             current.recording = Recording(current, x)
+    assert sum(math.isfinite(value) for value in statistics) == 15
+    assert recorded._state.current.recording._scored.keys() == ({32, 128} if rescore else {32})
     recorded.observe(x[:7], y[:7])  # of another shape: eager
     eager.observe(x[:7], y[:7])
     assert same_tensors(eager.state_dict()["tensors"], recorded.state_dict()["tensors"])

@@ -20,7 +20,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "split-mnist": ("split-mnist", {"seeds": list(range(10)), "learner": {"points": 40}}),
     "permuted-mnist": ("permuted-mnist", {"seeds": list(range(10)), "learner": {"points": 200}}),
     "permuted-mnist, one seed": ("permuted-mnist", {"seeds": [0], "learner": {"points": 200}}),
-    "omniglot": ("omniglot", {"seeds": list(range(5)), "learner": {"points_per_class": 2}}),
+    "omniglot": ("omniglot", {"seeds": list(range(5)), "learner": {"points_per_class": 2, "start": "balanced"}}),
 }
 
 GOALS: dict[Goal, tuple[str, ...]] = {  # and the runs that each is made of: one, or two whose ratio it is

@@ -135,6 +135,20 @@ def resolve(benchmark: str, *layers: Mapping[str, Any]) -> Config:
     return build(Config, {**merged, **built}, "the run")
 
 
+def first_options(method: str) -> dict[str, Any]:
+    """The options of each part where a file does not have them: they came later, and those of a learner were off."""
+    parts = parts_of(method)
+    return {**parts, "learner": type(parts["learner"])()}
+
+
+def saved(layer: Mapping[str, Any]) -> Config:
+    """The configuration that a run wrote into its config.toml."""
+    known = first_options(str(layer.get("method", "frcl")))["learner"]
+    learner = {**vars(known), **layer.get("learner", {})}
+    rest = {name: value for name, value in layer.items() if name != "benchmark"}
+    return resolve(layer.get("benchmark", ""), {**rest, "learner": learner})
+
+
 def _benchmark_defaults(benchmark: str, method: str, options: Any) -> dict[str, Any]:
     """From defaults.toml: the benchmark's network, its training where the method has such options, the method's own.
 
@@ -189,11 +203,11 @@ def build(kind: type[T], values: Mapping[str, Any], where: str) -> T:
     return kind(**given)
 
 
-def parse_setting(text: str, method: str = "frcl") -> dict[str, Any]:
+def parse_setting(text: str, method: str = "frcl", flag: str = "--set") -> dict[str, Any]:
     """`key=value` or `part.key=value` as a layer; the value as TOML has it, or plain text."""
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise OptionError(f"--set wants key=value, as in --set rate=1e-3; got {text!r}")
+        raise OptionError(f"{flag} wants key=value, as in {flag} rate=1e-3; got {text!r}")
     part, dot, key = name.strip().partition(".")
     if dot:
         return {part: {key: _literal(value)}}

@@ -14,7 +14,7 @@ from frcl.benchmarks.open import benchmark_source
 from frcl.benchmarks.tasks import Benchmark
 from frcl.errors import CheckpointError, OptionError
 from frcl.experiment import environment, results
-from frcl.experiment.config import Config, read_toml, resolve, to_toml
+from frcl.experiment.config import Config, read_toml, saved, to_toml
 from frcl.experiment.evaluate import final_scores, score
 from frcl.experiment.hidden import anonymous, learn_stream, stream_labels
 from frcl.experiment.keeper import CHECKPOINT, LOG, PAST_LOG, Keeper, Observer, Progress, new_record, read_checkpoint
@@ -64,8 +64,7 @@ def resume(folder: Path, observer: Observer, *, stop: Callable[[], bool] = never
     if not (folder / "config.toml").is_file():
         raise CheckpointError(f"{folder} holds no run: there is no config.toml in it")
     with alone_in(folder):
-        layer = read_toml(folder / "config.toml")
-        config = resolve(layer.pop("benchmark", ""), layer)
+        config = saved(read_toml(folder / "config.toml"))
         progress, states = read_checkpoint(folder)
         progress.started = progress.started or _now()
         with environment.threads(config.run.threads), environment.products(tf32=config.run.tf32):

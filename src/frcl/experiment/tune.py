@@ -48,10 +48,12 @@ def own_grid(texts: Sequence[str], method: str) -> dict[str, list[Any]]:
     """A grid from texts like `curvature=[0.3, 1.0]`, one for each option of the learner."""
     grid: dict[str, list[Any]] = {}
     for text in texts:
-        layer = parse_setting(text, method)
+        layer = parse_setting(text, method, "--try")
         for name, values in layer.get("learner", {}).items():
             if not isinstance(values, list) or not values:
                 raise OptionError(f"--try wants a list of values, as in --try {name}=[0.1,1.0]; got {text!r}")
+            if name in grid:
+                raise OptionError(f"--try has {name} twice; give all its values in one list")
             grid[name] = values
         if set(layer) != {"learner"}:
             raise OptionError(f"--try is for options of the learner; got {text!r}. What all trials share is for --set")
@@ -105,6 +107,8 @@ def tune(
 ) -> list[Trial]:
     """All trials, the best first: a grid, by default the method's, or `trials` combinations of it that Optuna chose."""
     grid = grid or grid_of(method)
+    for options in combinations(grid):
+        tuning_config(method, benchmark, layer, options)  # refuses what cannot be before anything is learned
     done: list[Trial] = []
 
     def attempt(options: dict[str, Any]) -> float:

@@ -100,7 +100,8 @@ ABLATION = Table(
     "[FRCL+](docs/frcl-plus.md) with some of its holds; with none of them it is finetuning with a head for each task. "
     "Split-MNIST with 2 points, Permuted-MNIST with 10, three seeds; the first ten alphabets of Omniglot with 1 point "
     "per character and 1,000 steps, one seed. Old tasks are predicted by their heads; with the paper's term alone, "
-    "`functional`, by the summary.",
+    "`functional`, by the summary. In all rows the rate falls over the second half of a task's "
+    "steps, as in FRCL+.",
     tuple(_cells()),
     view=ablation_view,
     sample=(*(name_of("split-mnist", row) for row in ROWS), name_of(OMNIGLOT, ALL)),

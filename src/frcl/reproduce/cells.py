@@ -210,7 +210,7 @@ WINDOWS_3 = {  # what a minibatch is compared with, by the name of the row
 def _table_3() -> Iterator[Cell]:
     """The reference of the test is the last minibatch, as in the paper, or the last ten, as it suggests.
 
-    Scored again it has no drift, so the learner is that of the other tables.
+    Scored again it has no drift, so the learner has the defaults of the benchmark.
     """
     for row, window in WINDOWS_3.items():
         for benchmark, printed in BOUNDARIES_3.items():

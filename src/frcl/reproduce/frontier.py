@@ -277,8 +277,8 @@ FRONTIER = Table(
     "otherwise; ten seeds, on Omniglot five orders of the alphabets. The paper's FRCL is the better of its two rows, "
     "with optimised or random points; ours has points chosen by the trace, and is read from those tables' results. "
     "The published numbers come from other code and other settings. FRCL+ keeps more than points, so it is compared "
-    "twice: with FRCL at equal points, and with the smallest measured FRCL that keeps at least as many bytes; two such "
-    "are measured here.",
+    "twice: with FRCL at equal points, and with the smallest measured FRCL that keeps at least as many bytes: two "
+    "cells of this table are for that.",
     tuple(_cells()),
     view=frontier_view,
 )

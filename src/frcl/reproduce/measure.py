@@ -10,7 +10,7 @@ from pathlib import Path
 
 from frcl.errors import BusyError, FrclError, OptionError
 from frcl.experiment import runner
-from frcl.experiment.config import Config, read_toml, resolve, to_dict
+from frcl.experiment.config import Config, read_toml, resolve, saved, to_dict
 from frcl.experiment.keeper import Observer, read_checkpoint
 from frcl.files import alone_in
 from frcl.reproduce.cells import Cell, Table
@@ -177,8 +177,7 @@ def _interrupted(folder: Path, config: Config, unmeasured: Sequence[int]) -> Con
     if not (folder / "config.toml").is_file():
         return None
     try:
-        layer = read_toml(folder / "config.toml")
-        found = resolve(layer.pop("benchmark", ""), layer)
+        found = saved(read_toml(folder / "config.toml"))
         read_checkpoint(folder)
     except FrclError:
         return None  # of another version, or damaged: it is begun anew

@@ -9,7 +9,7 @@ from frcl.errors import DataError
 from frcl.experiment.config import resolve
 from frcl.files import write_atomically
 from frcl.reproduce.cells import ROWS, TABLES, Cell
-from frcl.reproduce.frontier import FRONTIER, RUDNER, measured_lines, paper_frcl
+from frcl.reproduce.frontier import FRONTIER, OWN, RUDNER, measured_lines, paper_frcl
 from frcl.reproduce.store import Document, differences, path_of, read_document
 from frcl.reproduce.words import grid, in_percent
 
@@ -19,7 +19,8 @@ COLUMNS = {  # of those rows: the cells of a line are named BENCHMARK-ROW-POINTS
     "table1": (("permuted-mnist", 10), ("permuted-mnist", 200), ("split-mnist", 2), ("split-mnist", 40)),
     "table2": (("omniglot", 1), ("omniglot", 2), ("omniglot", 3)),
 }
-DAGGER = " †"
+DAGGER, DOUBLE = " †", " ‡"
+CHOSEN = "docs/frcl-plus.md#how-the-weights-were-chosen"
 FOOTNOTE = "\n\n† Measured with other options than the row has now: [which](REPRODUCTION.md)."
 HEADINGS = {
     "table1": ("Permuted-MNIST, 10 points", "200 points", "Split-MNIST, 2 points", "40 points"),
@@ -77,14 +78,22 @@ def _others(table: str, headings: Sequence[str], results: Path) -> str:
 
 def _frontier(results: Path) -> str:
     """FRCL+ and FRCL, ours, with what the paper and others have."""
-    rows = []
+    rows, other = [], []
     cells, plus = _cells("table1") | _cells("table2"), {cell.name: cell for cell in FRONTIER.cells}
     for one in measured_lines(FRONTIER, results):
         line = one.line
         theirs = [paper_frcl(line.benchmark, line.points), f"{line.published} ({line.who.replace(RUDNER, 'S-FSVI')})"]
         ours = _marked(cells[line.frcl], one.frcl, 2), _marked(plus[line.cell], one.plus, 2)
-        rows.append([line.title, *theirs, *ours])
-    return grid(["", "the paper's FRCL", "best published", "our FRCL", "our FRCL+"], rows)
+        own = OWN.get((line.benchmark, line.points), {})
+        rows.append([line.title, *theirs, ours[0], ours[1] + DOUBLE * bool(own)])
+        if own:
+            other.append(f"{line.title}: {', '.join(f'`{name}={value}`' for name, value in own.items())}")
+    note = (
+        f"\n\n{DOUBLE.strip()} With options of its own ([what each gives]({CHOSEN})). {'; '.join(other)}."
+        if other
+        else ""
+    )
+    return grid(["", "the paper's FRCL", "best published", "our FRCL", "our FRCL+"], rows) + note
 
 
 def _cells(table: str) -> dict[str, Cell]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from frcl.errors import DataError
-from frcl.experiment.config import PARTS, Config, parts_of, to_dict
+from frcl.experiment.config import PARTS, Config, first_options, to_dict
 from frcl.experiment.metrics import AccuracyMatrix, declared_switches, score_boundaries
 from frcl.files import write_atomically
 
@@ -39,9 +39,10 @@ def learned_options(config: Config) -> dict[str, Any]:
 def differences(stored: Document, config: Config) -> list[str]:
     """The options with which a file was made and that would be others now: "learner.points: 40 there, 10 here".
 
-    An option that the file does not know did not exist then, so it had what is its default now.
+    An option that the file does not know did not exist then.
     """
-    defaults = {part: json.loads(json.dumps(asdict(options))) for part, options in parts_of(config.method).items()}
+    first = first_options(config.method)
+    defaults = {part: json.loads(json.dumps(asdict(options))) for part, options in first.items()}
     there, here = _flat(stored["config"]), _flat(learned_options(config))
     before = _flat({part: defaults[part] for part in PARTS}) | there
     names = [*here, *(name for name in there if name not in here)]

@@ -1,5 +1,7 @@
 """The objective as a whole: its scale, its parts, its purity."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -61,6 +63,20 @@ def test_scale_and_parts(setting):
     direct = torch.autograd.grad(direct_loss, list(params.values()))
     for a, b in zip(ours, direct, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("inference", ["weight", "function"])
+def test_the_kl_of_the_current_task_may_be_weighed(setting, inference):
+    net, options, params, inputs, _, batch, _ = setting
+    Z = None if inference == "weight" else inputs[1][:5]
+    terms = [
+        Objective(net, Bernoulli(), replace(options, inference=inference, prior_weight=weight))(
+            params, Memory(50.0, None, Z), batch, Noise(torch.empty(0, dtype=D), None)
+        )
+        for weight in (1.0, 3.0)
+    ]
+    torch.testing.assert_close(terms[1].kl_now, 3.0 * terms[0].kl_now)
+    torch.testing.assert_close(terms[1].loss, terms[0].loss + 2.0 * terms[0].kl_now)
 
 
 def test_one_sampled_task_counts_for_all(setting):

@@ -456,7 +456,7 @@ def test_without_any_hold_the_past_is_not_looked_at():
     [
         ("functional", -1.0), ("current_inputs", float("nan")), ("memory_targets", "much"), ("curvature", float("inf")),
         ("curvature", True), ("curvature_decay", -0.1), ("rate_decay", 1.1), ("rate_decay", -0.1),
-        ("fisher_examples", 0), ("train_heads", 1), ("prediction", "heads"),
+        ("prior_weight", 0.0), ("fisher_examples", 0), ("train_heads", 1), ("prediction", "heads"),
     ],
 )  # fmt: skip
 def test_values_that_make_no_sense(option, value):

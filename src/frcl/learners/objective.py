@@ -2,8 +2,8 @@
 
     loss = −(1/B) Σ_j E_q[log p(y_j | f_j)] + ( KL_now + Σ_past KL_i ) / N        in nats per example
 
-KL_now is KL(q(w) ‖ p(w)) in weight space and KL(q(u) ‖ p_θ(u)) in function space. What else may hold the past is in
-`holds.py`.
+KL_now is KL(q(w) ‖ p(w)) in weight space and KL(q(u) ‖ p_θ(u)) in function space; `prior_weight` and `functional` weigh
+the two KLs. What else may hold the past is in `holds.py`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Objective:
             lambda: [*self._held(memory, past, Phi_z), *self._holds(params, theta, memory, x, Phi_x, Phi_z, noise)],
             Phi_x.device,
         )
-        now = kl_now / memory.N
+        now = times(self.options.prior_weight, kl_now / memory.N)
         held = sum(parts[1:], parts[0]) if parts else now.new_zeros(())
         return Terms(-log_likelihood + now + held, log_likelihood, now, held)
 

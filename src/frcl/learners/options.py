@@ -45,6 +45,8 @@ class FRCLOptions:
     rate_decay: float = 0.0  # fit(): over this share of the steps, the last ones, the rate falls to zero
     past_tasks_per_step: int | None = None  # at most this many past KL terms a step; None: all
 
+    prior_weight: float = 1.0  # weight of the current task's own KL; the ELBO has 1, and above it q is wider
+
     # what holds the past; each weight in nats per example, 0: off
     functional: float = 1.0  # the paper's KL at the inducing points
     current_inputs: float = 0.0  # old functions, as they were when the task began, at the inputs of the minibatch
@@ -137,7 +139,9 @@ _WHOLE = (
     "search_steps", "search_examples", "task_size", "window", "fisher_examples",
 )  # fmt: skip
 _NOT_NEGATIVE = ("functional", "current_inputs", "memory_targets", "curvature", "curvature_decay", "rate_decay")
-_POSITIVE = ("prior_variance", "feature_scale", "noise", "initial_target_noise", "initial_scale", "rate")
+_POSITIVE = (
+    "prior_variance", "feature_scale", "noise", "initial_target_noise", "initial_scale", "rate", "prior_weight",
+)  # fmt: skip
 
 PLUS = FRCLOptions(
     rate_decay=0.5, current_inputs=0.1, memory_targets=1.0, curvature=10.0, train_heads=False, prediction="head"

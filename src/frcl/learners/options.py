@@ -37,6 +37,7 @@ class FRCLOptions:
     inference: Inference = "weight"  # Section 2.3, or "function" for Sections 2.1 and 2.2
     learn_inputs: bool = False  # function: learn Z as pseudo-inputs instead of keeping data points
     initial_scale: float = 0.1  # L starts at this times I; Algorithm 1 has 1, with which early learning is slow
+    prior_weight: float = 1.0  # weight of the current task's own KL; the ELBO has 1, and above it q is wider
 
     # optimisation
     steps: int = 1000  # gradient steps of fit() a task
@@ -44,8 +45,6 @@ class FRCLOptions:
     rate: float = 1e-3  # Adam's learning rate
     rate_decay: float = 0.0  # fit(): over this share of the steps, the last ones, the rate falls to zero
     past_tasks_per_step: int | None = None  # at most this many past KL terms a step; None: all
-
-    prior_weight: float = 1.0  # weight of the current task's own KL; the ELBO has 1, and above it q is wider
 
     # what holds the past; each weight in nats per example, 0: off
     functional: float = 1.0  # the paper's KL at the inducing points

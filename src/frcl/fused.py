@@ -25,6 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from frcl.graphs import inside_a_transform
+
 tl: Any = None  # triton.language, from `_kernels` on; Triton wants it under a global name
 
 HEIGHT, WARPS = 8, 4  # entries of y [n, h, h] that a program works on at once, and its warps
@@ -55,7 +57,7 @@ def serves(x: Tensor, weight: Tensor, bias: Tensor, pooling: Pooling) -> bool:
         and not x.requires_grad
         and x.dtype == weight.dtype == bias.dtype == torch.float32
         and 0 < x.shape[0] * max(pooling.size**2, len(bias) * pooling.after**2) < 2**31  # indices are int32
-        and not _inside_a_transform()
+        and not inside_a_transform()
         and _works(x.device, len(bias), pooling)
     )
 
@@ -113,12 +115,6 @@ def _launch(which: int, tensors: tuple[Tensor, ...], place: Tensor, pooling: Poo
     kernel = _kernels()[which][programs, -(-C // width)]
     with torch.cuda.device_of(place):
         kernel(*tensors, rows, share, *pooling, C, width, HEIGHT, num_warps=WARPS)
-
-
-def _inside_a_transform() -> bool:
-    """Whether a torch.func transform (vmap, grad) is at work, which cannot look into a kernel."""
-    active = getattr(torch._C, "_are_functorch_transforms_active", None)
-    return active is None or bool(active())
 
 
 @lru_cache(maxsize=64)

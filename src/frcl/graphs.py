@@ -19,6 +19,12 @@ WARM_UPS = 2  # libraries are loaded, workspaces allocated and plans made outsid
 TRIALS = WARM_UPS + 1  # how often the step is called before it is replayed: what it counts must have room for them
 
 
+def inside_a_transform() -> bool:
+    """Whether a torch.func transform (vmap, grad) is at work, under which no value of a tensor can be looked at."""
+    active = getattr(torch._C, "_are_functorch_transforms_active", None)
+    return active is None or bool(active())
+
+
 def captured(step: Step, changes: Sequence[Tensor], device: torch.device) -> Step:
     """The step as a CUDA graph; the step itself on any other device, or where it cannot be recorded.
 

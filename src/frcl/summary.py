@@ -7,6 +7,7 @@ k(x, x') = φ(x)ᵀφ(x'). Everything with two equal indices is float64.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -87,7 +88,7 @@ class PriorKL(NamedTuple):
     posterior_noise: Tensor
     constant: Tensor
 
-    def at(self, index: Tensor) -> PriorKL:
+    def at(self, index: Tensor | slice) -> PriorKL:
         """The tasks in `index` alone."""
         return PriorKL(*(field[index] for field in self))
 
@@ -166,6 +167,10 @@ class _WithSlope(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
         (slope,) = ctx.saved_tensors
         return upstream.to(slope.dtype)[:, None, None] * slope, None, None
+
+
+# torch asks for it at every call; where it stands there already, it is not worked out anew
+_WithSlope.forward.__signature__ = inspect.signature(_WithSlope.forward)  # type: ignore[attr-defined]
 
 
 def _kl_through_points(Phi: Tensor, terms: PriorKL) -> tuple[Tensor, Tensor]:

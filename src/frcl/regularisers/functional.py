@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from frcl.graphs import inside_a_transform
 from frcl.summary import PriorKL, prior_kl, stack_terms
 
 
@@ -57,8 +58,14 @@ def sample_tasks(tasks: int, at_most: int | None, steps: int, generator: torch.G
 
 
 def chosen(bank: Bank, index: Tensor | None) -> Bank:
-    """The part of the bank that a step looks at."""
-    return bank if index is None else Bank(bank.Z[index], bank.terms.at(index), bank.smallest)
+    """The part of the bank that a step looks at; one task alone is not copied where its number can be looked at."""
+    if index is None:
+        return bank
+    if len(index) == 1 and index.device.type == "cpu" and not inside_a_transform():
+        number = int(index)
+        one = slice(number, number + 1)
+        return Bank(bank.Z[one], bank.terms.at(one), bank.smallest)
+    return Bank(bank.Z[index], bank.terms.at(index), bank.smallest)
 
 
 def functional_kl(Phi_z: Tensor, part: Bank, tasks: int) -> Tensor:

@@ -63,6 +63,10 @@ class Optimiser:
             kinds.setdefault(p.dtype, []).append(name)
         return list(kinds.values())
 
+    def changes(self) -> list[Tensor]:
+        """Every tensor that a step writes."""
+        return [*self.params.values(), *self.exp_avg.values(), *self.exp_avg_sq.values(), self.count]
+
     def settle(self) -> None:
         """Give everything memory of its own, where it lies in a block with others."""
         for part in (self.params, self.exp_avg, self.exp_avg_sq):

@@ -160,9 +160,7 @@ class _Recorded:
     def _changes(self) -> list[Tensor]:
         changes = [self.at, *self.logs]
         for unit in self.units:
-            one = unit.optimiser
-            changes += [*one.params.values(), *one.exp_avg.values(), *one.exp_avg_sq.values(), one.count]
-            changes += unit.carry.values()
+            changes += [*unit.optimiser.changes(), *unit.carry.values()]
         return changes
 
 

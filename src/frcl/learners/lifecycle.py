@@ -49,8 +49,8 @@ from frcl.selection import Selected, TaskData, TraceSearch, plan_by_inputs, run_
 from frcl.summary import FunctionBelief, belief_from_function, belief_from_weights, head_moments, make_head
 
 CHUNK = 16384  # inputs that pass through the network at once outside of training
-SPREAD = 2000  # examples over which variances are averaged when a task ends
 CHUNK_OF_MAPS = 4096  # the same for a convolutional network on the CPU, whose maps are large
+SPREAD = 2000  # examples over which variances are averaged when a task ends
 
 
 @dataclass(frozen=True)

@@ -132,9 +132,10 @@ class Recording:
         def move() -> None:
             optimiser.apply(self._slopes)
 
-        moved = [*params.values(), *optimiser.exp_avg.values(), *optimiser.exp_avg_sq.values(), optimiser.count]
         device = self._x.device
-        return captured(look, [self._terms, *self._slopes.values()], device), captured(move, moved, device)
+        return captured(look, [self._terms, *self._slopes.values()], device), captured(
+            move, optimiser.changes(), device
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None

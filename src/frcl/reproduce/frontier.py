@@ -106,6 +106,11 @@ OWN: dict[tuple[str, int], dict[str, Any]] = {  # what one set of defaults does 
 }  # fmt: skip
 
 
+def own_options(benchmark: str, points: int) -> str:
+    """The same in words; nothing where there is none."""
+    return ", ".join(f"`{name}={value}`" for name, value in OWN.get((benchmark, points), {}).items())
+
+
 def budget_options(benchmark: str, points: int) -> dict[str, Any]:
     """The options of a learner with so many points, as Tables 1 and 2 have them."""
     if benchmark == OMNIGLOT:
@@ -222,7 +227,7 @@ def frontier_view(table: Table, results: Path, quick: bool) -> Iterator[str]:
     yield grid(CALIBRATION, [_calibration(one) for one in lines])
     yield grid(MEMORY, [_memory(one) for one in lines])
     ways = [way for name, one in there.items() for way in how_measured(cells[name], one)]
-    ways += [*_own_options(), *_other_options(lines, quick)]
+    ways += [*_told_apart(), *_other_options(lines, quick)]
     if ways:
         yield "\n".join(ways)
 
@@ -252,10 +257,10 @@ def _memory(one: Measured) -> list[str]:
     return [one.line.title, *kept, parts, points + less, f"{bytes_of(other):,}", in_percent(other), one.above(other)]
 
 
-def _own_options() -> Iterator[str]:
+def _told_apart() -> Iterator[str]:
     """What differs from the one set of defaults that the others have."""
-    for (benchmark, points), own in OWN.items():
-        options = ", ".join(f"`{name}={value}`" for name, value in own.items())
+    for benchmark, points in OWN:
+        options = own_options(benchmark, points)
         yield f"- `{METHOD}` on {TITLES[benchmark]} with {points} points has options of its own: {options}"
 
 

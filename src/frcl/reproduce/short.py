@@ -9,7 +9,7 @@ from frcl.errors import DataError
 from frcl.experiment.config import resolve
 from frcl.files import write_atomically
 from frcl.reproduce.cells import ROWS, TABLES, Cell
-from frcl.reproduce.frontier import FRONTIER, OWN, RUDNER, measured_lines, paper_frcl
+from frcl.reproduce.frontier import FRONTIER, RUDNER, measured_lines, own_options, paper_frcl
 from frcl.reproduce.store import Document, differences, path_of, read_document
 from frcl.reproduce.words import grid, in_percent
 
@@ -84,10 +84,10 @@ def _frontier(results: Path) -> str:
         line = one.line
         theirs = [paper_frcl(line.benchmark, line.points), f"{line.published} ({line.who.replace(RUDNER, 'S-FSVI')})"]
         ours = _marked(cells[line.frcl], one.frcl, 2), _marked(plus[line.cell], one.plus, 2)
-        own = OWN.get((line.benchmark, line.points), {})
+        own = own_options(line.benchmark, line.points)
         rows.append([line.title, *theirs, ours[0], ours[1] + DOUBLE * bool(own)])
         if own:
-            other.append(f"{line.title}: {', '.join(f'`{name}={value}`' for name, value in own.items())}")
+            other.append(f"{line.title}: {own}")
     note = (
         f"\n\n{DOUBLE.strip()} With options of its own ([what each gives]({CHOSEN})). {'; '.join(other)}."
         if other

@@ -5,7 +5,15 @@ import pytest
 import torch
 
 from frcl.likelihoods import Gaussian
-from frcl.posterior import Posterior, function_moments, initial_posterior, kl_weight, weight_moments
+from frcl.posterior import (
+    Posterior,
+    function_moments,
+    initial_posterior,
+    kl_weight,
+    triangular,
+    weight_moments,
+    weight_space,
+)
 from oracles import exact_log_marginal, rand_posterior
 
 D = torch.float64
@@ -156,3 +164,51 @@ def test_initial_posterior_is_the_prior_for_scale_one():
     torch.testing.assert_close(
         weight_moments(small, Phi).variance, 0.01 * Phi.square().sum(1, keepdim=True).expand(6, 3)
     )
+
+
+def by_autograd(q: Posterior, Phi: torch.Tensor, prior_variance: float) -> tuple[torch.Tensor, ...]:
+    """Moments and KL of q by sums over the covariances, with nothing but elementary operations."""
+    L = q.factor * torch.ones_like(q.factor).tril()
+    covariance = torch.einsum("cij,ckj->cik", L, L)
+    variance = torch.einsum("bi,cik,bk->bc", Phi, covariance, Phi)
+    trace, C, K = covariance.diagonal(dim1=1, dim2=2).sum(), *q.mean.shape
+    kl = 0.5 * (
+        (trace + q.mean.square().sum()) / prior_variance
+        - C * K
+        + C * K * torch.tensor(prior_variance, dtype=D).log()
+        - covariance.logdet().sum()
+    )
+    return torch.einsum("bi,ci->bc", Phi, q.mean), variance, kl
+
+
+@pytest.mark.parametrize("prior_variance", [1.0, 2.5])
+def test_weight_space_and_its_gradient_are_those_of_the_definition(generator, prior_variance):
+    q, Phi = rand_posterior(3, 5, generator), torch.randn(7, 5, generator=generator, dtype=D)
+    q = Posterior(q.mean, torch.where(torch.eye(5, dtype=torch.bool), -q.factor, q.factor))  # any sign will do
+    inputs = [part.clone().requires_grad_() for part in (*q, Phi)]
+    moments, kl = weight_space(Posterior(*inputs[:2]), inputs[2], prior_variance)
+    expected = by_autograd(Posterior(*inputs[:2]), inputs[2], prior_variance)
+    ours = (*moments, kl)
+    weights = [torch.randn(part.shape, generator=generator, dtype=D) for part in ours]
+    for parts in ([0, 1, 2], [0], [1], [2]):  # all together, and what is used by itself
+        total = [sum((weights[i] * values[i]).sum() for i in parts) for values in (ours, expected)]
+        torch.testing.assert_close(total[0], total[1])
+        wanted = torch.autograd.grad(total[1], inputs, retain_graph=True, allow_unused=True, materialize_grads=True)
+        found = torch.autograd.grad(total[0], inputs, retain_graph=True)
+        torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(weight_moments(triangular(q), Phi), moments)
+    torch.testing.assert_close(kl_weight(triangular(q), prior_variance), kl)
+
+
+def test_weight_space_of_several_seeds_is_that_of_each(generator):
+    each = [(*rand_posterior(3, 5, generator), torch.randn(7, 5, generator=generator, dtype=D)) for _ in range(4)]
+    together = [torch.stack(parts).requires_grad_() for parts in zip(*each, strict=True)]
+
+    def value(mean, factor, Phi):
+        moments, kl = weight_space(Posterior(mean, factor), Phi, 1.5)
+        return (moments.mean.sin() + moments.variance.log()).sum() + kl
+
+    slopes = torch.autograd.grad(torch.vmap(value)(*together).sum(), together)
+    for i, one in enumerate(each):
+        alone = [part.clone().requires_grad_() for part in one]
+        torch.testing.assert_close([slope[i] for slope in slopes], list(torch.autograd.grad(value(*alone), alone)))

@@ -119,9 +119,8 @@ class Softmax:
         params: Mapping[str, Tensor],
     ) -> Tensor:
         """Mean over the samples of log softmax(f)_y."""
-        f = mean + (variance + SMALL).sqrt() * noise  # [samples, B, C]
-        chosen = f.gather(-1, y.expand(f.shape[:-1])[..., None])[..., 0]
-        return (chosen - f.logsumexp(-1)).mean(0)
+        f = torch.addcmul(mean, (variance + SMALL).sqrt(), noise)  # [samples, B, C]
+        return f.log_softmax(-1).mean(0).gather(-1, y[..., None])[..., 0]
 
     def probabilities(self, mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
         f = mean + (variance + SMALL).sqrt() * noise

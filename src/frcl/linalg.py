@@ -60,7 +60,7 @@ def kl_to_isotropic(mean: Tensor, L: Tensor, prior_variance: float) -> Tensor:
 
     ½ [ (‖L‖² + ‖m‖²)/s − CK + CK log s ] − Σ log|L_ckk|
     """
-    second_moment = L.square().sum() + mean.square().sum()
+    second_moment: Tensor = torch.linalg.vector_norm(L).square() + torch.linalg.vector_norm(mean).square()
     constant = mean.numel() * (math.log(prior_variance) - 1.0)
     return 0.5 * (second_moment / prior_variance + constant) - L.diagonal(dim1=-2, dim2=-1).abs().log().sum()
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,14 +41,77 @@ def triangular(q: Posterior) -> Posterior:
 
 def weight_moments(q: Posterior, Phi: Tensor) -> Moments:
     """f(x) = wᵀφ(x) under q(w): mean φᵀμ_c, variance ‖L_cᵀφ‖²; Phi [B, K], q triangular."""
-    C, K = q.mean.shape
-    spread = (Phi @ q.factor.transpose(0, 1).reshape(K, C * K)).unflatten(1, (C, K))
-    return Moments(Phi @ q.mean.mT, spread.square().sum(-1))
+    return _moments(q, Phi)[0]
+
+
+def _moments(q: Posterior, Phi: Tensor) -> tuple[Moments, Tensor]:
+    """The moments, and A = ΦL [C, B, K] whose rows have the deviations of f as their lengths."""
+    A = torch.bmm(Phi.expand(len(q.factor), -1, -1), q.factor)
+    return Moments(Phi @ q.mean.mT, torch.linalg.vector_norm(A, dim=-1).square().mT), A
 
 
 def kl_weight(q: Posterior, prior_variance: float) -> Tensor:
     """Σ_c KL(q(w_c) ‖ N(0, σ_w² I)), the second term of the weight-space objective (Section 2.3); q triangular."""
     return kl_to_isotropic(q.mean, q.factor, prior_variance)
+
+
+def weight_space(q: Posterior, Phi: Tensor, prior_variance: float) -> tuple[Moments, Tensor]:
+    """`weight_moments` and `kl_weight` of q, whose factor need not be triangular yet, with a closed-form gradient.
+
+    What a training step does with q(w), in few passes over L, which has more numbers than most networks. With
+    A_c = ΦL_c [B, K], m and v the slopes by mean and variance [B, C], k that by the KL and s the prior variance,
+
+        d/dμ_c = Φᵀm_c + (k/s) μ_c,
+        d/dL_c = lower triangle of 2 Φᵀ diag(v_c) A_c + (k/s) L_c − k diag(L_c)⁻¹,
+        d/dΦ = Σ_c m_c μ_cᵀ + 2 diag(v_c) A_c L_cᵀ.
+
+    Second derivatives are not available.
+    """
+    lower = _lower(Phi.shape[-1], Phi.dtype, Phi.device)
+    mean, variance, kl, *_ = _WeightSpace.apply(q.mean, q.factor, Phi, lower, prior_variance)  # type: ignore[no-untyped-call]
+    return Moments(mean, variance), kl
+
+
+class _WeightSpace(torch.autograd.Function):
+    """Mean and variance of f, the KL; then L and A, which only the way back needs."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(mean: Tensor, factor: Tensor, Phi: Tensor, lower: Tensor, prior_variance: float) -> tuple[Tensor, ...]:
+        q = Posterior(mean, factor * lower)
+        moments, A = _moments(q, Phi)
+        return *moments, kl_weight(q, prior_variance), q.factor, A
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        mean, _, Phi, lower, ctx.prior_variance = inputs
+        L, A = output[3:]
+        ctx.mark_non_differentiable(L, A)
+        ctx.set_materialize_grads(False)  # no zeros as large as L and A
+        ctx.save_for_backward(mean, Phi, lower, L, A)
+
+    @staticmethod
+    def backward(
+        ctx: Any, by_mean: Tensor | None, by_variance: Tensor | None, by_kl: Tensor | None, *_: None
+    ) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        mean, Phi, lower, L, A = ctx.saved_tensors
+        by_mean = Phi.new_zeros(len(Phi), len(mean)) if by_mean is None else by_mean
+        by_variance = Phi.new_zeros(len(Phi), len(mean)) if by_variance is None else by_variance
+        by_kl = Phi.new_zeros(()) if by_kl is None else by_kl
+        pull = by_kl / ctx.prior_variance
+        by_A = A * (2.0 * by_variance.mT)[..., None]
+        d_L = torch.baddbmm(pull * L, Phi.mT.expand(len(L), -1, -1), by_A).mul_(lower)
+        d_L.diagonal(dim1=-2, dim2=-1).sub_(by_kl / L.diagonal(dim1=-2, dim2=-1))
+        d_Phi = by_mean @ mean + (by_A @ L.mT).sum(0)
+        return by_mean.mT @ Phi + pull * mean, d_L, d_Phi, None, None
+
+
+@lru_cache(maxsize=8)
+def _lower(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Ones on and below the diagonal [n, n]."""
+    with torch.inference_mode(False):  # it is kept, and may be needed in training later
+        return torch.ones(n, n, dtype=dtype, device=device).tril()
 
 
 def function_moments(q: Posterior, Phi_x: Tensor, Phi_z: Tensor, noise: float) -> tuple[Moments, Tensor]:

@@ -22,7 +22,7 @@ from frcl.graphs import both
 from frcl.learners.holds import Holds, Step, held_by
 from frcl.learners.options import FRCLOptions
 from frcl.likelihoods import Likelihood
-from frcl.posterior import Moments, Posterior, function_moments, kl_weight, triangular, weight_moments
+from frcl.posterior import Moments, Posterior, function_moments, weight_space
 from frcl.regularisers.functional import Bank, chosen, functional_kl
 from frcl.regularisers.protocol import under
 
@@ -126,7 +126,8 @@ class Objective:
         """The boundary score of each input and function, [B, C]: how far q(f(x)) is from the prior (Section 3)."""
         Phi = self.features(params, [x])
         moments = self._current(params, memory, Phi)[0]
-        return symmetrised_kl(moments, self.options.prior_variance * Phi.square().sum(1))
+        score = symmetrised_kl(moments, self.options.prior_variance * Phi.square().sum(1))
+        return score.contiguous()  # sums over it are then the same to the last bit, recorded or not
 
     def inducing_inputs(self, params: Params, memory: Memory) -> Tensor:
         """Z of the current task in function space: learned pseudo-inputs, or data points held fixed."""
@@ -138,8 +139,7 @@ class Objective:
     def _current(self, params: Params, memory: Memory, Phi_x: Tensor) -> tuple[Moments, Tensor]:
         q = posterior_of(params)
         if self.options.inference == "weight":
-            q = triangular(q)
-            return weight_moments(q, Phi_x), kl_weight(q, self.options.prior_variance)
+            return weight_space(q, Phi_x, self.options.prior_variance)
         Phi_z = self.features(params, [self.inducing_inputs(params, memory)])
         scale = self.options.prior_deviation
         return function_moments(q, times(scale, Phi_x), times(scale, Phi_z), self.options.noise)

@@ -203,6 +203,7 @@ CALM_3: Layer = {
 WINDOWS_3 = {  # what a minibatch is compared with, by the name of the row
     "window of 1": {"window": 1},
     "window of 10": {"window": 10},
+    "window of 1, scored again": {"window": 1, "rescore": True},
     "window of 10, scored again": {"window": 10, "rescore": True},
 }
 

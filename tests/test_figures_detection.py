@@ -45,7 +45,7 @@ def on_digits(monkeypatch, tmp_path) -> Place:
 
 
 def digits_config(place: Place, **layer):
-    layers = (detection.STREAM, SMALL, layer)
+    layers = (detection.STREAMS["permuted-mnist"], SMALL, layer)
     return place.config(Cell("figure", "permuted-digits", "", layers, (0,)), [0])
 
 

@@ -24,7 +24,7 @@ from frcl.reproduce.measure import Place
 from frcl.seeding import fork
 
 PERMUTED = "permuted-mnist"
-STREAM: Layer = {"method": "frcl", "learner": CALM_3}
+STREAMS: dict[str, Layer] = {benchmark: {"method": "frcl", "learner": calm} for benchmark, calm in CALM_3.items()}
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ QUICK_ALPHABETS: Layer = {
 
 def measure_figure_5(place: Place) -> Sheet:
     """A few alphabets as one stream whose boundaries are hidden: mean score and statistic of each minibatch."""
-    layers = (STREAM, ALPHABETS, QUICK_ALPHABETS) if place.quick else (STREAM, ALPHABETS)
+    layers = (STREAMS[OMNIGLOT], ALPHABETS, QUICK_ALPHABETS) if place.quick else (STREAMS[OMNIGLOT], ALPHABETS)
     config = place.config(Cell("figure5", OMNIGLOT, "", layers, (SEED,)), [SEED])
     benchmark = runner.benchmark_of(config, SEED)
     learner = frcl_learner(config, benchmark, SEED)
@@ -117,7 +117,7 @@ QUICK_PERMUTATIONS: Layer = {"stream": {"tasks": 3}, "learner": {"steps": 40, "p
 def measure_figure_7(place: Place) -> Sheet:
     """One stream a seed, whose switches the learner is told; all variants look at the same scores."""
     seeds = SEEDS[:1] if place.quick else SEEDS
-    layers = (STREAM, PERMUTATIONS, QUICK_PERMUTATIONS) if place.quick else (STREAM, PERMUTATIONS)
+    layers = (STREAMS[PERMUTED], PERMUTATIONS, QUICK_PERMUTATIONS) if place.quick else (STREAMS[PERMUTED], PERMUTATIONS)
     config = place.config(Cell("figure7", PERMUTED, "", layers, seeds), seeds)
     source = runner.source_of(config)
     facts = {"steps": config.learner.steps, "batch": config.learner.batch_size, "seeds": len(seeds),

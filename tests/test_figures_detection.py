@@ -41,6 +41,7 @@ def on_digits(monkeypatch, tmp_path) -> Place:
         "QUICK_ALPHABETS": SMALL,
     }.items():
         monkeypatch.setattr(detection, name, value)
+    monkeypatch.setitem(detection.STREAMS, "permuted-digits", detection.STREAMS["permuted-mnist"])
     return Place(tmp_path / "results", tmp_path / "runs", quick=True)
 
 

@@ -49,7 +49,8 @@ class Alone:
         program = self.programs[0]
         noise = {name: _at(value, at) for name, value in self._drawn.items()}
         rows = noise.pop(ROWS)
-        return program.loss(self.optimiser.params, program.constants, program.x[rows], program.y[rows], noise)
+        x, y = program.x.index_select(0, rows), program.y.index_select(0, rows)  # faster than indexing
+        return program.loss(self.optimiser.params, program.constants, x, y, noise)
 
     def move(self, terms: Terms) -> Tensor:
         return _move(self.programs[0], self.optimiser, self.programs[0].constants, self.carry, terms)[None]

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from frcl.linalg import add_diagonal, cholesky, kl_to_isotropic, kl_to_zero_mean, solve_lower
+
+F = TypeVar("F", bound=type[torch.autograd.Function])
+
+
+def signed(function: F) -> F:
+    """The same, with the signature of `forward` kept: torch asks for it at every call, and works it out anew."""
+    function.forward.__signature__ = inspect.signature(function.forward)  # type: ignore[attr-defined]
+    return function
 
 
 class Moments(NamedTuple):
@@ -72,6 +81,7 @@ def weight_space(q: Posterior, Phi: Tensor, prior_variance: float) -> tuple[Mome
     return Moments(mean, variance), kl
 
 
+@signed
 class _WeightSpace(torch.autograd.Function):
     """Mean and variance of f, the KL; then L and A, which only the way back needs."""
 

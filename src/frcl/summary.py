@@ -7,7 +7,6 @@ k(x, x') = φ(x)ᵀφ(x'). Everything with two equal indices is float64.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ from frcl.linalg import (
     lower_factor,
     solve_lower,
 )
-from frcl.posterior import Moments, Posterior
+from frcl.posterior import Moments, Posterior, signed
 
 
 @dataclass(frozen=True)
@@ -150,6 +149,7 @@ def prior_kl(Phi: Tensor, terms: PriorKL, smallest: int | None = None) -> Tensor
     return total
 
 
+@signed
 class _WithSlope(torch.autograd.Function):
     """A value [T] that is known together with its derivative by Φ [T, M, K]."""
 
@@ -167,10 +167,6 @@ class _WithSlope(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
         (slope,) = ctx.saved_tensors
         return upstream.to(slope.dtype)[:, None, None] * slope, None, None
-
-
-# torch asks for it at every call; where it stands there already, it is not worked out anew
-_WithSlope.forward.__signature__ = inspect.signature(_WithSlope.forward)  # type: ignore[attr-defined]
 
 
 def _kl_through_points(Phi: Tensor, terms: PriorKL) -> tuple[Tensor, Tensor]:

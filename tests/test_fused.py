@@ -1,4 +1,4 @@
-"""The fused first block against PyTorch's own layers: interpreted on a CPU where Triton is there, compiled on CUDA."""
+"""The fused blocks against PyTorch's own layers: interpreted on a CPU where Triton is there, compiled on CUDA."""
 
 import importlib.util
 import os
@@ -87,19 +87,57 @@ def check(got: list[Tensor], case: Case) -> None:
             assert torch.equal(ours.cpu().double(), theirs)
 
 
+def map_of(case: Case, device: torch.device = CPU) -> list[Tensor]:
+    """A map h with the channels side by side, b and the gradient of y."""
+    *_, b, upstream = tensors(case, device)
+    generator = torch.Generator().manual_seed(4)
+    draw = torch.randn if case.kind == "random" else lambda shape, **how: torch.randint(-2, 3, shape, **how).float()
+    h = draw((case.n, case.C, case.size, case.size), generator=generator).to(device)
+    return [h.contiguous(memory_format=torch.channels_last), b, upstream]
+
+
+def pool_layers(h: Tensor, b: Tensor, pool: nn.MaxPool2d) -> Tensor:
+    return torch.relu(pool(h) + b[:, None, None])
+
+
+def pool_kernels(h: Tensor, b: Tensor, pool: nn.MaxPool2d) -> Tensor:
+    return fused.pooled(h, b, fused.pooling_of(pool, h.shape[-1]))
+
+
+def pool_outcome(function, case: Case, device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """y, dh and db."""
+    h, b, upstream = (tensor.to(dtype) for tensor in map_of(case, device))
+    y = function(h.requires_grad_(), b.requires_grad_(), _pool(case.size, case.pooling)[0])
+    return [y.detach(), *torch.autograd.grad(y, (h, b), upstream)]
+
+
+def check_pool(got: list[Tensor], case: Case) -> None:
+    assert all(part.is_contiguous(memory_format=torch.channels_last) for part in got[:2])
+    for ours, theirs in zip(got, pool_outcome(pool_layers, case, dtype=torch.float64), strict=True):
+        torch.testing.assert_close(ours.cpu().double(), theirs, rtol=1e-6, atol=1e-6 * float(theirs.abs().max()))
+
+
 # --- interpreted: Triton reads its mode when it is imported, so the kernels run in a process of their own
 
 
 def interpret(path: str) -> None:
     fused.HEIGHT, fused.PROGRAMS = 128, 2  # large arrays for numpy; several turns a program, and fewer for the last
     results = [outcome(kernels, case) for case in CASES]
-    torch.save({"cases": results, "nan": kernels(*with_nan(), _pool(28, "valid")[0])}, path)
+    pools = [pool_outcome(pool_kernels, case) for case in CASES]
+    nan = kernels(*with_nan(), _pool(28, "valid")[0]), pool_kernels(*map_with_nan(), _pool(28, "valid")[0])
+    torch.save({"cases": results, "pools": pools, "nan": nan}, path)
 
 
 def with_nan() -> list[Tensor]:
     x, W, b, _ = tensors(CASES[1])
     x[0, 0, 4, 4] = torch.nan
     return [x, W, b]
+
+
+def map_with_nan() -> list[Tensor]:
+    h, b, _ = map_of(CASES[1])
+    h[0, 3, 4, 4] = torch.nan
+    return [h, b]
 
 
 @pytest.fixture(scope="module")
@@ -117,10 +155,19 @@ def test_interpreted_kernels_give_what_the_layers_give(interpreted, case):
 
 
 @needs_triton
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_interpreted_pooling_gives_what_the_layers_give(interpreted, case):
+    check_pool(interpreted["pools"][CASES.index(case)], case)
+
+
+@needs_triton
 def test_nan_is_not_hidden(interpreted):
-    expected = layers(*with_nan(), _pool(28, "valid")[0])
-    assert expected.isnan().any()
-    torch.testing.assert_close(interpreted["nan"], expected, equal_nan=True, rtol=1e-4, atol=1e-5)
+    pool = _pool(28, "valid")[0]
+    for got, expected in zip(
+        interpreted["nan"], (layers(*with_nan(), pool), pool_layers(*map_with_nan(), pool)), strict=True
+    ):
+        assert expected.isnan().any()
+        torch.testing.assert_close(got, expected, equal_nan=True, rtol=1e-4, atol=1e-5)
 
 
 # --- who uses it, and when not
@@ -159,24 +206,41 @@ def test_it_serves_one_channel_without_gradient_on_cuda(monkeypatch):
     assert not fused.serves(like(), W, b, pooling)
 
 
-def test_kernels_that_fail_are_named_once_and_done_without(monkeypatch):
+def test_pooling_serves_maps_on_cuda(monkeypatch):
+    monkeypatch.setattr(fused, "_pooling_works", lambda device, C, pooling: True)
+    b, pooling = torch.zeros(8), fused.Pooling(14, 3, 0, 7)
+    fits = {"shape": (4, 8, 14, 14), "requires_grad": True}
+    assert fused.pools(like(**fits), b, pooling)
+    for change in ({"is_cuda": False}, {"shape": (0, 8, 14, 14)}, {"shape": (2**31 // (8 * 196) + 1, 8, 14, 14)}):
+        assert not fused.pools(like(**{**fits, **change}), b, pooling)
+    assert not fused.pools(like(**fits, dtype=torch.float64), b, pooling)
+    assert not fused.pools(like(**fits), b.double(), pooling)
+    inside = torch.vmap(lambda b: b + float(fused.pools(like(**fits), b, pooling)))
+    assert not inside(b[None]).any()
+
+
+@pytest.mark.parametrize("works", ["_works", "_pooling_works"])
+def test_kernels_that_fail_are_named_once_and_done_without(monkeypatch, works):
     def broken():
         raise RuntimeError("no such instruction")
 
+    works = getattr(fused, works)
     monkeypatch.setattr(fused, "_kernels", broken)
-    fused._works.cache_clear()
+    works.cache_clear()
     with pytest.warns(UserWarning, match="going without it: no such instruction"):
-        assert not fused._works(CPU, 2, fused.Pooling(5, 3, 1, 3))
-    assert not fused._works(CPU, 2, fused.Pooling(5, 3, 1, 3))  # warnings are errors here
-    fused._works.cache_clear()
+        assert not works(CPU, 2, fused.Pooling(5, 3, 1, 3))
+    assert not works(CPU, 2, fused.Pooling(5, 3, 1, 3))  # warnings are errors here
+    works.cache_clear()
 
 
-def test_without_triton_nothing_is_said(monkeypatch):
+@pytest.mark.parametrize("works", ["_works", "_pooling_works"])
+def test_without_triton_nothing_is_said(monkeypatch, works):
+    works = getattr(fused, works)
     monkeypatch.setitem(sys.modules, "triton", None)  # an import of it fails
     monkeypatch.setattr(fused, "_kernels", fused._kernels.__wrapped__)
-    fused._works.cache_clear()
-    assert not fused._works(CPU, 2, fused.Pooling(5, 3, 1, 3))
-    fused._works.cache_clear()
+    works.cache_clear()
+    assert not works(CPU, 2, fused.Pooling(5, 3, 1, 3))
+    works.cache_clear()
 
 
 def test_the_network_uses_it_for_the_blocks_that_it_serves(monkeypatch):
@@ -191,6 +255,20 @@ def test_the_network_uses_it_for_the_blocks_that_it_serves(monkeypatch):
     monkeypatch.setattr(fused, "block", block)
     torch.testing.assert_close(net(x), expected)
     assert seen == [fused.Pooling(9, 3, 1, 5)]
+
+
+def test_the_network_uses_pooling_for_later_blocks(monkeypatch):
+    net, x, seen = ConvNet(9, filters=(3, 4)), torch.rand(2, 9, 9), []
+
+    def pooled(h, b, pooling):
+        seen.append(pooling)
+        return pool_layers(h, b, net.layers[2])
+
+    expected = net(x)
+    monkeypatch.setattr(fused, "pools", lambda h, b, pooling: h.shape[1] == 4)
+    monkeypatch.setattr(fused, "pooled", pooled)
+    torch.testing.assert_close(net(x), expected)
+    assert seen == [fused.Pooling(5, 3, 1, 3)]
 
 
 # --- compiled
@@ -211,6 +289,19 @@ def test_compiled_kernels_give_what_the_layers_give(cuda, case):
     assert fused.serves(x, W, b, fused.pooling_of(_pool(case.size, case.pooling)[0], case.size))
     got, again = outcome(kernels, case, cuda), outcome(kernels, case, cuda)
     check(got, case)
+    assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
+
+
+@needs_cuda
+@needs_triton
+@pytest.mark.parametrize(
+    "case", [*CASES, Case(14, "same", 64, 333, "random"), Case(7, "same", 64, 90, "ties")], ids=str
+)
+def test_compiled_pooling_gives_what_the_layers_give(cuda, case):
+    h, b, _ = map_of(case, cuda)
+    assert fused.pools(h, b, fused.pooling_of(_pool(case.size, case.pooling)[0], case.size))
+    got, again = pool_outcome(pool_kernels, case, cuda), pool_outcome(pool_kernels, case, cuda)
+    check_pool(got, case)
     assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
 
 
@@ -260,6 +351,8 @@ def test_compiled_kernels_do_not_hide_nan(cuda):
     case = [tensor.to(cuda) for tensor in with_nan()]
     pool = _pool(28, "valid")[0]
     assert torch.equal(kernels(*case, pool).isnan(), layers(*case, pool).isnan())
+    case = [tensor.to(cuda) for tensor in map_with_nan()]
+    assert torch.equal(pool_kernels(*case, pool).isnan(), pool_layers(*case, pool).isnan())
 
 
 @needs_cuda

@@ -78,7 +78,7 @@ def test_laterals_of_an_mlp_by_hand(generator):
             out = out + before[2] @ own["lateral/head"][:, 4 * j : 4 * j + 4].T
         hidden.append([h1, h2, h3])
     found = model.frozen(columns[:2], x)
-    torch.testing.assert_close(found, hidden[:2])
+    torch.testing.assert_close(found, [torch.cat(both, 1) for both in zip(*hidden[:2], strict=True)])
     torch.testing.assert_close(model.logits(columns[2], x, found), out)
 
 
@@ -100,8 +100,11 @@ def test_laterals_of_convolutions_are_linear_in_the_channels_at_each_pixel(gener
     b2 = block(3, own, b1, sideways(3, a1))
     b3 = block(6, own, b2, sideways(6, a2))
     earlier = model.frozen([old], x)
-    torch.testing.assert_close(earlier[0][:2], [a1, a2])
-    torch.testing.assert_close(model.activations(own, x, earlier), [b1, b2, b3.flatten(1)])
+    torch.testing.assert_close(earlier[:2], [a1.movedim(1, -1), a2.movedim(1, -1)])
+    found = model.activations(own, x, earlier)
+    torch.testing.assert_close(found, [b1.movedim(1, -1), b2.movedim(1, -1), b3.flatten(1)])
+    both = [torch.cat(pair, -1) for pair in zip(earlier, found, strict=True)]
+    torch.testing.assert_close(model.frozen([old, own], x), both)
     assert not torch.allclose(b2, block(3, own, b1, 0.0))
 
 
@@ -331,6 +334,22 @@ def test_frozen_columns_and_what_they_predict_stay_bit_for_bit():
         assert torch.equal(predictions[number].probs, now.probs)
         assert torch.equal(predictions[number].labels, now.labels)
         assert not now.variance.any()
+
+
+def test_how_many_steps_the_finished_columns_are_worked_out_for_changes_nothing(monkeypatch):
+    def learned() -> tuple[list[int], Tensor]:
+        learner, chunks = make("progressive", batch_size=8), []
+        for x, y in BLOBS:
+            chunks.append(next_terms(learner, (x, y))[1].chunk)
+            learner.fit(x, y)
+        return chunks, learner.predict(BLOBS[2][0], 2).mean
+
+    whole, one = learned()
+    monkeypatch.setattr("frcl.learners.progressive.LARGEST", 1 << 14)
+    parts, other = learned()
+    assert whole == [100, 100, 100]
+    assert parts == [100, 21, 10]  # a step of 8 examples: 24 activations of 4 bytes in each finished column
+    torch.testing.assert_close(one, other)
 
 
 def test_a_task_is_predicted_from_its_column_and_those_before_it():

@@ -157,8 +157,11 @@ class ConvNet(nn.Module):
             if fused.serves(h, weight, bias, pooling):
                 h = fused.block(h, weight, bias, pooling)
             else:
-                h = pool(nn.functional.conv2d(h, weight, padding=1))
-                h = _channels_last(torch.relu(h + bias[:, None, None]))
+                h = nn.functional.conv2d(h, weight, padding=1)
+                if fused.pools(h, bias, pooling):
+                    h = fused.pooled(h, bias, pooling)
+                else:
+                    h = _channels_last(torch.relu(pool(h) + bias[:, None, None]))
         return h.flatten(1)
 
 

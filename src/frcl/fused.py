@@ -1,8 +1,9 @@
-"""The first block of a convolutional network as one CUDA kernel: convolution, max pooling, bias and ReLU.
+"""Blocks of a convolutional network as CUDA kernels: the first one whole, of later ones what follows the convolution.
 
-With one input channel the convolution is nine products an entry, and its map [n, C, size, size] is many times larger
-than the image that it comes from and than what the pooling leaves of it. So the kernel never writes the map: it works
-out each pooling window anew from the image, and remembers the place of the maximum for the way back. For each image,
+`block` is convolution, max pooling, bias and ReLU as one kernel. With one input channel the convolution is nine
+products an entry, and its map [n, C, size, size] is many times larger than the image that it comes from and than what
+the pooling leaves of it. So the kernel never writes the map: it works out each pooling window anew from the image, and
+remembers the place of the maximum for the way back. For each image,
 
     y[c, i, j] = relu(b[c] + max over places (r, s) of window (i, j) of  Σ_ab W[c, a, b] x[r + a − 1, s + b − 1]),
     dW[c, a, b] = Σ_ij g[c, i, j] x[r + a − 1, s + b − 1]  with (r, s) the place of the maximum,
@@ -11,12 +12,19 @@ out each pooling window anew from the image, and remembers the place of the maxi
 with g the gradient of y where y > 0 and zero elsewhere; x is zero outside of the image, places outside of the map do
 not count, and of equal places the first wins. All in float32, in an order of sums that depends on the shapes alone.
 
+`pooled` is max pooling, bias and ReLU of a map h that is there, with the same places. Windows overlap, so on the way
+back each entry of h asks the up to four windows that it lies in whether it was their maximum:
+
+    y[c, i, j] = relu(b[c] + max over places (r, s) of window (i, j) of  h[c, r, s]),
+    dh[c, r, s] = Σ of g[c, i, j] over the windows whose maximum is at (r, s),     db[c] = Σ_rs dh[c, r, s].
+
 The kernels are written in Triton, which comes with PyTorch for CUDA and is imported when the first one is wanted.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, NamedTuple, no_type_check
@@ -62,6 +70,17 @@ def serves(x: Tensor, weight: Tensor, bias: Tensor, pooling: Pooling) -> bool:
     )
 
 
+def pools(h: Tensor, bias: Tensor, pooling: Pooling) -> bool:
+    """Whether `pooled` can take these: h [n, C, size, size] on CUDA, float32, Triton at work."""
+    return (
+        h.is_cuda
+        and h.dtype == bias.dtype == torch.float32
+        and 0 < h.shape[0] * h.shape[1] * max(pooling.size, pooling.after) ** 2 < 2**31  # indices are int32
+        and not inside_a_transform()
+        and _pooling_works(h.device, len(bias), pooling)
+    )
+
+
 def block(x: Tensor, weight: Tensor, bias: Tensor, pooling: Pooling) -> Tensor:
     """relu(max_pool(conv(x)) + b), [n, C, after, after] with the channels side by side in memory."""
     y: Tensor = _Block.apply(x, weight, bias, pooling)  # type: ignore[no-untyped-call]
@@ -84,6 +103,34 @@ class _Block(torch.autograd.Function):
         return None, *backward(x, place, upstream.permute(0, 2, 3, 1).contiguous(), ctx.pooling), None
 
 
+def pooled(h: Tensor, bias: Tensor, pooling: Pooling) -> Tensor:
+    """relu(max_pool(h) + b), [n, C, after, after] with the channels side by side in memory."""
+    y: Tensor = _Pooled.apply(h, bias, pooling)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _Pooled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, bias: Tensor, pooling: Pooling) -> Tensor:
+        h = h.permute(0, 2, 3, 1).contiguous()
+        y = h.new_empty(len(h), pooling.after, pooling.after, len(bias))
+        place = torch.empty_like(y, dtype=torch.uint8)
+        _launch(2, (h, bias.contiguous(), y, place), place, pooling)
+        ctx.save_for_backward(place)
+        ctx.pooling = pooling
+        return y.permute(0, 3, 1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None]:
+        (place,), pooling = ctx.saved_tensors, ctx.pooling
+        upstream = upstream.permute(0, 2, 3, 1).contiguous()
+        slope = upstream.new_empty(len(place), pooling.size, pooling.size, place.shape[-1])
+        part = slope.new_empty(_shares(slope)[0], place.shape[-1])
+        _launch(3, (upstream, place, slope, part), slope, pooling)
+        return slope.permute(0, 3, 1, 2), part.sum(0), None
+
+
 def forward(x: Tensor, weight: Tensor, bias: Tensor, pooling: Pooling) -> tuple[Tensor, Tensor]:
     """y and the place of each maximum, numbered by rows of its window, or window² where y is zero: [n, h, h, C]."""
     y = x.new_empty(len(x), pooling.after, pooling.after, len(bias))
@@ -101,48 +148,69 @@ def backward(x: Tensor, place: Tensor, upstream: Tensor, pooling: Pooling) -> tu
     return total[: 9 * C].view(C, 1, 3, 3), total[9 * C :]
 
 
-def _shares(place: Tensor) -> tuple[int, int, int]:
-    """How many programs, the entries of y [n, h, h] in all, and how often a program takes HEIGHT of them."""
-    rows = place.numel() // place.shape[-1]
+def _shares(entries: Tensor) -> tuple[int, int, int]:
+    """How many programs, the entries [n, h, h] of a tensor [n, h, h, C], how often a program takes HEIGHT of them."""
+    rows = entries.numel() // entries.shape[-1]
     share = -(-rows // (HEIGHT * PROGRAMS))
     return -(-rows // (HEIGHT * share)), rows, share
 
 
-def _launch(which: int, tensors: tuple[Tensor, ...], place: Tensor, pooling: Pooling) -> None:
-    C = place.shape[-1]
+def _launch(which: int, tensors: tuple[Tensor, ...], entries: Tensor, pooling: Pooling) -> None:
+    C = entries.shape[-1]
     width = min(64, max(16, 1 << (C - 1).bit_length()))  # channels a program: a power of two
-    programs, rows, share = _shares(place)
+    programs, rows, share = _shares(entries)
     kernel = _kernels()[which][programs, -(-C // width)]
-    with torch.cuda.device_of(place):
+    with torch.cuda.device_of(entries):
         kernel(*tensors, rows, share, *pooling, C, width, HEIGHT, num_warps=WARPS)
 
 
 @lru_cache(maxsize=64)
 def _works(device: torch.device, C: int, pooling: Pooling) -> bool:
-    """Whether both kernels compile and launch, tried once on a blank image."""
-    shapes = (1, pooling.size, pooling.size), (C, 9), (C,)
-    try:
+    """Whether both kernels of `block` compile and launch, tried once on a blank image."""
+
+    def attempt() -> None:
+        shapes = (1, pooling.size, pooling.size), (C, 9), (C,)
         x, weight, bias = (torch.zeros(shape, device=device, dtype=torch.float32) for shape in shapes)
         y, place = forward(x, weight, bias, pooling)
         backward(x, place, y, pooling)
+
+    return _succeeds(attempt, f"the fused first block does not work on {device}")
+
+
+@lru_cache(maxsize=64)
+def _pooling_works(device: torch.device, C: int, pooling: Pooling) -> bool:
+    """Whether both kernels of `pooled` compile and launch, tried once on a blank map."""
+
+    def attempt() -> None:
+        shapes = (1, C, pooling.size, pooling.size), (C,)
+        h, bias = (torch.zeros(shape, device=device, dtype=torch.float32, requires_grad=True) for shape in shapes)
+        with torch.enable_grad():
+            torch.autograd.grad(pooled(h, bias, pooling).sum(), (h, bias))
+
+    return _succeeds(attempt, f"the fused pooling does not work on {device}")
+
+
+def _succeeds(attempt: Callable[[], None], otherwise: str) -> bool:
+    try:
+        attempt()
     except torch.OutOfMemoryError:
         raise
     except ImportError:  # no Triton
         return False
     except Exception as error:  # the compiler's own errors have no common class
-        warnings.warn(f"the fused first block does not work on {device}; going without it: {error}", stacklevel=2)
+        warnings.warn(f"{otherwise}; going without it: {error}", stacklevel=3)
         return False
     return True
 
 
 @lru_cache(maxsize=1)
-def _kernels() -> tuple[Any, Any]:
-    """The two kernels; what Triton compiles depends on the pooling and the channels, not on the number of images."""
+def _kernels() -> tuple[Any, ...]:
+    """The kernels; what Triton compiles depends on the pooling and the channels, not on the number of images."""
     global tl, _pixels
     triton, tl = import_module("triton"), import_module("triton.language")
     _pixels = triton.jit(_pixels)
-    numbers = ["rows", "share"]
-    return triton.jit(_forward, do_not_specialize=numbers), triton.jit(_backward, do_not_specialize=numbers)
+    each = (_forward, _backward, _pool_forward, _pool_backward)
+    return tuple(triton.jit(kernel, do_not_specialize=["rows", "share"]) for kernel in each)
 
 
 @no_type_check
@@ -248,3 +316,64 @@ def _backward(
     tl.store(to + 7, tl.sum(w7, 0), mask=c < C)
     tl.store(to + 8, tl.sum(w8, 0), mask=c < C)
     tl.store(part + tl.program_id(0) * (10 * C) + 9 * C + c, tl.sum(db, 0), mask=c < C)
+
+
+@no_type_check
+def _pool_forward(
+    h, bias, y, place, rows, share,
+    size: tl.constexpr, window: tl.constexpr, padding: tl.constexpr, after: tl.constexpr,
+    C: tl.constexpr, width: tl.constexpr, height: tl.constexpr,
+):  # fmt: skip
+    """`share` times `height` entries of y [n, h, h], for `width` channels side by side."""
+    c = tl.program_id(1) * width + tl.arange(0, width)
+    b = tl.load(bias + c, mask=c < C, other=0.0)[None, :]
+    turn = 0
+    while turn < share:
+        m = (tl.program_id(0) * share + turn) * height + tl.arange(0, height)
+        to = m[:, None] * C + c[None, :]
+        real = (m < rows)[:, None] & (c < C)[None, :]
+        image = m // (after * after) * (size * size)
+        r, s = m // after % after * 2 - padding, m % after * 2 - padding
+        best = tl.full([height, width], float("-inf"), tl.float32)
+        at = tl.zeros([height, width], tl.int32)
+        for k in tl.static_range(window * window):
+            row, column = r + k // window, s + k % window
+            on_map = (row >= 0) & (row < size) & (column >= 0) & (column < size)
+            entry = (image + row * size + column)[:, None] * C + c[None, :]
+            value = tl.load(h + entry, mask=on_map[:, None] & real, other=float("-inf"))
+            at = tl.where(value > best, k, at)
+            best = tl.maximum(best, value, propagate_nan=tl.PropagateNan.ALL)
+        best += b
+        off = best <= 0  # false for NaN, which must not be hidden
+        tl.store(y + to, tl.where(off, 0.0, best), mask=real)
+        tl.store(place + to, tl.where(off, window * window, at).to(tl.uint8), mask=real)
+        turn += 1
+
+
+@no_type_check
+def _pool_backward(
+    upstream, place, slope, part, rows, share,
+    size: tl.constexpr, window: tl.constexpr, padding: tl.constexpr, after: tl.constexpr,
+    C: tl.constexpr, width: tl.constexpr, height: tl.constexpr,
+):  # fmt: skip
+    """`share` times `height` entries of dh [n, size, size], for `width` channels; and their sums, db [C]."""
+    c = tl.program_id(1) * width + tl.arange(0, width)
+    db = tl.zeros([height, width], tl.float32)
+    turn = 0
+    while turn < share:
+        m = (tl.program_id(0) * share + turn) * height + tl.arange(0, height)
+        real = (m < rows)[:, None] & (c < C)[None, :]
+        image, r, s = m // (size * size) * (after * after), m // size % size + padding, m % size + padding
+        total = tl.zeros([height, width], tl.float32)
+        for k in tl.static_range(((window + 1) // 2) * ((window + 1) // 2)):  # the windows that reach this far
+            i, j = r // 2 - k // ((window + 1) // 2), s // 2 - k % ((window + 1) // 2)
+            below, beside = r - 2 * i, s - 2 * j
+            inside = (i >= 0) & (i < after) & (below < window) & (j >= 0) & (j < after) & (beside < window)
+            entry = (image + i * after + j)[:, None] * C + c[None, :]
+            at = tl.load(place + entry, mask=inside[:, None] & real, other=255).to(tl.int32)
+            g = tl.load(upstream + entry, mask=inside[:, None] & real, other=0.0)
+            total += tl.where(at == (below * window + beside)[:, None], g, 0.0)
+        tl.store(slope + m[:, None] * C + c[None, :], total, mask=real)
+        db += total
+        turn += 1
+    tl.store(part + tl.program_id(0) * C + c, tl.sum(db, 0), mask=c < C)

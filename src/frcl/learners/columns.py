@@ -23,7 +23,9 @@ from frcl.features import MLP, ConvNet, check_network
 from frcl.regularisers.protocol import under
 
 Layered = MLP | ConvNet
-Activations = list[Tensor]  # what each layer with weights after the first reads, and last the features [B, K − 1]
+Activations = list[Tensor]
+"""What each layer with weights after the first reads, channels last, and the features: [B, …, n] each. Those of several
+columns are one, with the columns side by side: [B, …, Σ n_j]."""
 COLUMN_HEAD = "head"  # [C, K]: on the column's own features and the bias
 LATERAL = "lateral/"  # + the place of the layer, or "head"; the blocks of the earlier columns side by side
 
@@ -55,8 +57,8 @@ class Columns:
         """Places in `net.layers` of the layers that laterals lead to: those with weights, but the first."""
         return [i for i, module in enumerate(self.net.layers) if isinstance(module, nn.Linear | nn.Conv2d)][1:]
 
-    def activations(self, own: Params, x: Tensor, earlier: Sequence[Activations]) -> Activations:
-        """What a column computes of x, where earlier columns computed `earlier` of it."""
+    def activations(self, own: Params, x: Tensor, earlier: Activations) -> Activations:
+        """What a column computes of x, where earlier columns computed `earlier` of it; an empty list for none."""
         net, joints = self.net, self.joints
         h = x.reshape(-1, net.channels, net.size, net.size) if isinstance(net, ConvNet) else x
         read: Activations = []
@@ -64,26 +66,31 @@ class Columns:
             out: Tensor = functional_call(module, under(own, f"layers.{i}."), (h,))
             if i in joints:
                 if earlier:
-                    out = out + lateral(own[f"{LATERAL}{i}"], [column[len(read)] for column in earlier])
-                read.append(h)
+                    out = out + lateral(own[f"{LATERAL}{i}"], earlier[len(read)]).movedim(-1, 1)
+                read.append(h.movedim(1, -1))
             h = out
         return [*read, h]
 
-    def frozen(self, columns: Sequence[Params], x: Tensor) -> list[Activations]:
+    def frozen(self, columns: Sequence[Params], x: Tensor) -> Activations:
         """What columns 0, 1, … compute of x, each reading those before it; no gradient reaches them."""
-        found: list[Activations] = []
+        if not columns:
+            return []
         with torch.no_grad():
-            for own in columns:
-                found.append(self.activations(own, x, found))
-        return found
+            first = self.activations(columns[0], x, [])
+            if len(columns) == 1:
+                return first
+            joined = [h.new_empty(*h.shape[:-1], len(columns), h.shape[-1]) for h in first]  # no copy for a new column
+            for i, own in enumerate(columns):
+                found = self.activations(own, x, [part[..., :i, :].flatten(-2) for part in joined] if i else [])
+                for part, h in zip(joined, found, strict=True):
+                    part[..., i, :] = h
+        return [part.flatten(-2) for part in joined]
 
-    def logits(self, own: Params, x: Tensor, earlier: Sequence[Activations]) -> Tensor:
+    def logits(self, own: Params, x: Tensor, earlier: Activations) -> Tensor:
         """[B, C] of a column's head."""
         Phi = self.activations(own, x, earlier)[-1]
         out = torch.cat([Phi, Phi.new_ones(len(Phi), 1)], 1) @ own[COLUMN_HEAD].mT
-        if earlier:
-            out = out + lateral(own[f"{LATERAL}head"], [column[-1] for column in earlier])
-        return out
+        return out + lateral(own[f"{LATERAL}head"], earlier[-1]) if earlier else out
 
     def logits_after(self, columns: Sequence[Params], own: Params, x: Tensor) -> Tensor:
         """[B, C] of the column that comes after these, which are frozen."""
@@ -137,10 +144,9 @@ class Columns:
                 )
 
 
-def lateral(U: Tensor, activations: Sequence[Tensor]) -> Tensor:
-    """Σ_j U⁽ʲ⁾ h⁽ʲ⁾ with U⁽ʲ⁾ side by side in U: [C, Σ n_j] for h [B, n_j], [C, Σ n_j, 1, 1] for maps."""
-    joined = torch.cat(list(activations), 1)
-    return F.conv2d(joined, U) if U.ndim == 4 else F.linear(joined, U)
+def lateral(U: Tensor, earlier: Tensor) -> Tensor:
+    """Σ_j U⁽ʲ⁾ h⁽ʲ⁾ at each place, [B, …, C], with U⁽ʲ⁾ side by side in U: [C, Σ n_j], or [C, Σ n_j, 1, 1] for maps."""
+    return F.linear(earlier, U.flatten(1))
 
 
 def moving(own: Params) -> Params:

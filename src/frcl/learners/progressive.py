@@ -1,7 +1,8 @@
 """Progressive networks (Rusu et al., 2016): a column a task, lateral connections from all columns before it.
 
 A finished column never changes again, so nothing is forgotten; the price is memory and time, whose growth is linear in
-the number of tasks for the columns and quadratic for the lateral connections and for learning through all tasks.
+the number of tasks for the columns and quadratic for the lateral connections and for learning through all tasks. What
+the finished columns compute of a minibatch has no gradient, so it is worked out for many steps at once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frcl.engine.adam import Optimiser
+from frcl.engine.program import CHUNK as STEPS
 from frcl.engine.program import ROWS, Program, Terms, minibatch_rows
 from frcl.engine.tensors import Params, refuse_non_finite
 from frcl.features import check_features, is_stackable
@@ -36,10 +38,12 @@ from frcl.learners.plain_options import ProgressiveOptions
 from frcl.learners.records import Prediction
 from frcl.learners.targets import TargetSpec
 from frcl.learners.work import OnStep, Work, run_alone
-from frcl.regularisers.protocol import named, under
+from frcl.regularisers.protocol import under
 from frcl.seeding import Streams, fork
 
 CHUNK = 4096
+LARGEST = 1 << 30  # bytes of what finished columns compute that are held at once
+EARLIER = "earlier/"  # + the number of the layer: its place among what is drawn for a step
 
 
 class Progressive:
@@ -102,27 +106,35 @@ class Progressive:
         """The steps left of the newest column."""
         model, options, streams, task = self._model, self.options, self._streams, len(self._specs) - 1
         assert self._optimiser is not None
-        constants = named(_column(task), still(self._columns[task]))
-        for i, column in enumerate(self._columns[:task]):
-            constants |= named(_column(i), column)
+        earlier = self._columns[:task]
 
         def draw(steps: int) -> Params:
-            return {ROWS: minibatch_rows(len(x), options.batch_size, steps, streams, self.device)}
+            rows = minibatch_rows(len(x), options.batch_size, steps, streams, self.device)
+            computed = model.frozen(earlier, x[rows.flatten()])
+            return {ROWS: rows} | {
+                f"{EARLIER}{i}": part.unflatten(0, (steps, options.batch_size)) for i, part in enumerate(computed)
+            }
 
         def loss(params: Params, constants: Params, x: Tensor, y: Tensor, noise: Params) -> Terms:
-            *earlier, fixed = (under(constants, _column(i)) for i in range(task + 1))
-            nll = F.cross_entropy(model.logits_after(earlier, fixed | params, x), y)
+            computed = [noise[f"{EARLIER}{i}"] for i in range(len(noise))]
+            nll = F.cross_entropy(model.logits(constants | params, x, computed), y)
             return plain_terms(nll, nll.new_zeros(()))
 
         def advance() -> None:
             self._step += 1
 
         return Program(
-            net=self.net, loss=loss, optimiser=self._optimiser, constants=constants,
+            net=self.net, loss=loss, optimiser=self._optimiser, constants=still(self._columns[task]),
             x=x, y=y, draw=draw, streams=streams, step=self._step, stop=options.steps,
-            advance=advance, stackable=is_stackable(self.net),
+            advance=advance, stackable=is_stackable(self.net), chunk=self._steps_at_once(x),
             signature=("progressive", replace(options, seed=0), task, self._specs[-1].functions, str(self.net)),
         )  # fmt: skip
+
+    def _steps_at_once(self, x: Tensor) -> int:
+        """As many as the finished columns leave room for; from shapes alone, so that a run taken up again agrees."""
+        one = sum(part.nbytes for part in self._model.frozen(self._columns[:1], x[:1]))  # of a column and an example
+        step = one * (len(self._columns) - 1) * self.options.batch_size
+        return max(1, min(STEPS, LARGEST // max(1, step)))
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -192,8 +204,3 @@ class Progressive:
             columns[-1] = self._model.trainable(columns[-1])
             self._optimiser = Optimiser(moving(columns[-1]), self.options.rate)
             self._optimiser.restore(under(tensors, "adam/"))
-
-
-def _column(number: int) -> str:
-    """Prefix of the names of a column among a program's constants."""
-    return f"column/{number}/"

@@ -281,9 +281,7 @@ def cuda() -> torch.device:
 
 @needs_cuda
 @needs_triton
-@pytest.mark.parametrize(
-    "case", [*CASES, Case(28, "same", 64, 333, "random"), Case(28, "same", 64, 90, "ties")], ids=str
-)
+@pytest.mark.parametrize("case", [*CASES, *LARGE], ids=str)
 def test_compiled_kernels_give_what_the_layers_give(cuda, case):
     x, W, b, _ = tensors(case, cuda)
     assert fused.serves(x, W, b, fused.pooling_of(_pool(case.size, case.pooling)[0], case.size))

@@ -174,3 +174,19 @@ def test_a_reference_that_is_scored_again_is_the_one_compared_with(generator):
     assert detector.state_dict()["reference"] == [], "it keeps no scores of its own"
     assert detector.update(new - 10, reference=old, allow=False).boundary is False
     assert BoundaryDetector(**detector.options()).rescore
+
+
+def test_only_the_functions_asked_for_are_tested(generator):
+    def drawn(low: float) -> torch.Tensor:
+        scores = torch.rand(40, 3, generator=generator) + 1
+        scores[:, 2] *= low
+        return scores
+
+    everything, some, none = (BoundaryDetector(1e9, warm_up=0, minimum_time=0) for _ in range(3))
+    before, after = drawn(1.0), drawn(0.01)
+    for detector in (everything, some, none):
+        detector.update(before)
+    expected = welch(before[:, :2].double().log(), after[:, :2].double().log()).statistic.max()
+    assert everything.update(after).statistic > 50
+    assert some.update(after, functions=[0, 1]).statistic == pytest.approx(float(expected))
+    assert math.isnan(none.update(after, functions=[]).statistic)

@@ -9,6 +9,7 @@ from scipy import stats
 
 import frcl
 from frcl import BoundaryDetector, DataError, LabelError, NumericalError, OptionError, TaskError
+from frcl.boundary import welch
 from frcl.learners.stream import Recording
 from frcl.learners.window import Window
 from streams import accuracy, blobs, same_tensors, small_learner
@@ -131,6 +132,23 @@ def test_a_stream_whose_reference_is_scored_again_resumes_bit_for_bit(tmp_path):
         again = second.observe(x, y)
     assert again == log
     assert same_tensors(whole.state_dict()["tensors"], second.state_dict()["tensors"])
+
+
+@pytest.mark.parametrize("rescore", [False, True])
+def test_classes_that_a_task_has_not_shown_are_not_tested(rescore, tmp_path):
+    detector = BoundaryDetector(1e9, warm_up=1, minimum_time=1, rescore=rescore, aggregate="mean")
+    learner = small_learner(points=5, labels=(0, 1, 2, 3), detector=detector)
+    *stream, (last, labels), (x, y) = batches((1, 3), 8, 1)
+    for minibatch in [*stream, (last, labels)]:
+        learner.observe(*minibatch)
+    learner.save(tmp_path / "a.frcl")
+    again = frcl.load(tmp_path / "a.frcl", net=small_learner().net)
+    old = learner.surprise(last) if rescore else learner.detector._reference[-1].exp()
+    each = welch(old.double().log(), learner.surprise(x).double().log()).statistic
+    shown = float(each[[1, 3]].mean())
+    assert abs(shown - float(each.mean())) > 1e-3
+    assert learner.observe(x, y).statistic == pytest.approx(shown, rel=1e-5)
+    assert again.observe(x, y).statistic == pytest.approx(shown, rel=1e-5)
 
 
 def test_hidden_boundaries_are_found_and_each_task_remembered():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -109,17 +110,26 @@ class BoundaryDetector:
         """Whether the next minibatch would be tested, as far as time goes."""
         return self._in_task >= self._wait
 
-    def update(self, scores: Tensor, *, allow: bool = True, reference: Tensor | None = None) -> Decision:
+    def update(
+        self,
+        scores: Tensor,
+        *,
+        allow: bool = True,
+        reference: Tensor | None = None,
+        functions: Sequence[int] | None = None,
+    ) -> Decision:
         """Look at the scores of the next minibatch, [B] or [B, C]; with allow=False learn from it only.
 
         With `rescore` the reference is what the caller gives: scores of the last minibatches, [n, C], by the same model
-        as `scores`; without any no test is made.
+        as `scores`; without any no test is made. `functions` are those that are tested, all for None: scores of a class
+        that the task has not shown yet only tell how far its function is on the way back to the prior.
         """
         values = self._prepare(scores)
         old = self._old(values, reference)
         statistic = math.nan
         if allow and self.due and old is not None and len(values) > 1:
-            statistic = self._statistic(old, values)
+            columns = slice(None) if functions is None else list(functions)
+            statistic = self._statistic(old[:, columns], values[:, columns])
         if statistic > self.threshold:
             self.reset()
             return Decision(True, statistic)
@@ -144,6 +154,8 @@ class BoundaryDetector:
         self._wait = max(self.pause, self.minimum_time)
 
     def _statistic(self, old: Tensor, values: Tensor) -> float:
+        if not values.shape[1]:
+            return math.nan
         statistic = welch(old, values).statistic
         match self.aggregate:
             case "max":

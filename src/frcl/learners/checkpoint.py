@@ -228,6 +228,7 @@ def _current_meta(current: CurrentTask) -> dict[str, Any]:
         "N": float(current.memory.N),
         "step": current.step,
         "data_mark": current.data_mark,
+        "shown": sorted(current.shown),
         "window_seen": current.window.seen if current.window else None,
     }
 
@@ -280,6 +281,7 @@ def _current_from(
         memory=Memory(data["N"], state.bank, Z, holds),
         window=window,
         data_mark=data["data_mark"],
+        shown=set(data.get("shown", ())),  # files from before it was kept
         step=data["step"],
         recent=tuple(recent[str(i)].to(device).clone() for i in range(len(recent))),
     )

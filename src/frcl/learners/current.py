@@ -61,6 +61,7 @@ class CurrentTask:
     data_mark: str | None = None  # fit(): which data it was called with
     step: int = 0
     recent: tuple[Tensor, ...] = ()  # the last minibatches, where a detector has them scored again
+    shown: set[int] = field(default_factory=set)  # with a detector: the classes that were in the minibatches so far
     recording: Recorded | None = None  # observe() on CUDA: the task's step, ready to be replayed
 
 

@@ -162,7 +162,7 @@ class FRCL:
             self._put_back(before)
             raise
         window.add(inputs, encoded, self._state.streams["window"])
-        remember(self.detector, current, inputs)
+        remember(self.detector, current, inputs, encoded)
         log = self._log(current, terms)
         return replace(log, boundary=decision.boundary, statistic=decision.statistic)
 

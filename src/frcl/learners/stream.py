@@ -40,16 +40,26 @@ def scores_of(current: CurrentTask, minibatches: Sequence[Tensor], *, at_once: b
 
 def watch(detector: BoundaryDetector, current: CurrentTask, x: Tensor, *, allow: bool) -> Decision:
     """What the detector says of a minibatch; where it wants the last ones scored again, they are."""
+    functions = sorted(current.shown) if _has_classes(current) else None
     if not (detector.rescore and detector.due and allow and current.recent):
-        return detector.update(scores_of(current, [x]), allow=allow)
+        return detector.update(scores_of(current, [x]), allow=allow, functions=functions)
     both = scores_of(current, [*current.recent, x], at_once=len(current.recent) == detector.window)
-    return detector.update(both[-len(x) :], reference=both[: -len(x)])
+    return detector.update(both[-len(x) :], reference=both[: -len(x)], functions=functions)
 
 
-def remember(detector: BoundaryDetector | None, current: CurrentTask, x: Tensor) -> None:
+def remember(detector: BoundaryDetector | None, current: CurrentTask, x: Tensor, y: Tensor) -> None:
     """A step was taken on this minibatch: the next ones may be compared with it."""
-    if detector is not None and detector.rescore:
+    if detector is None:
+        return
+    if detector.rescore:
         current.recent = (*current.recent, x.clone())[-detector.window :]
+    if _has_classes(current) and len(current.shown) < current.target.functions:
+        current.shown |= set(y.tolist())
+
+
+def _has_classes(current: CurrentTask) -> bool:
+    """Whether each function is that of a class."""
+    return current.target.functions > 1 and current.target.labels is not None
 
 
 def take_step(current: CurrentTask, past_tasks_per_step: int | None, streams: Streams, x: Tensor, y: Tensor) -> Terms:

@@ -53,10 +53,11 @@ def welch(old: Tensor, new: Tensor) -> WelchTest:
 
 @dataclass(frozen=True)
 class Decision:
-    """What the detector says of one minibatch; `statistic` is NaN where no test was made."""
+    """What the detector says of one minibatch; a statistic is NaN where no test was made."""
 
     boundary: bool
     statistic: float
+    beside: float = math.nan  # of the test that decides nothing
 
 
 class BoundaryDetector:
@@ -66,6 +67,8 @@ class BoundaryDetector:
     window         how many of the last minibatches make the reference (the paper: 1; it suggests 10)
     rescore        the reference is scored again, by the model as it is now: otherwise every step of learning between
                    two minibatches moves the scores a little, and over ten of them that looks like a change
+    beside         another test, with so many of the last minibatches as they were scored; it decides nothing, and tells
+                   what Algorithm 1 would have seen in the same stream. 0: none
     log_space      test log-scores (the paper found it more robust)
     aggregate      "max", "median" or "mean" of the statistics of the functions
     warm_up        minibatches before the first test of all (starting_time in Algorithm 1)
@@ -79,6 +82,7 @@ class BoundaryDetector:
         *,
         window: int = 1,
         rescore: bool = False,
+        beside: int = 0,
         log_space: bool = True,
         aggregate: Literal["max", "median", "mean"] = "max",
         warm_up: int = 10,
@@ -89,19 +93,21 @@ class BoundaryDetector:
             raise OptionError(f'aggregate is "max", "median" or "mean", not {aggregate!r}')
         if window < 1:
             raise OptionError(f"window must be at least 1 minibatch, not {window}")
-        if min(warm_up, minimum_time, pause) < 0:
-            raise OptionError("warm_up, minimum_time and pause count minibatches and cannot be negative")
+        if min(warm_up, minimum_time, pause, beside) < 0:
+            raise OptionError("warm_up, minimum_time, pause and beside count minibatches and cannot be negative")
         if not math.isfinite(threshold):
             raise OptionError(f"threshold must be a finite number, not {threshold}")
         self.threshold = threshold
         self.window = window
         self.rescore = rescore
+        self.beside = beside
         self.log_space = log_space
         self.aggregate = aggregate
         self.warm_up = warm_up
         self.minimum_time = minimum_time
         self.pause = pause
-        self._reference: deque[Tensor] = deque(maxlen=window)
+        self._kept = max(beside, 0 if rescore else window)
+        self._reference: deque[Tensor] = deque(maxlen=self._kept)
         self._in_task = 0
         self._wait = warm_up + minimum_time
 
@@ -125,27 +131,30 @@ class BoundaryDetector:
         that the task has not shown yet only tell how far its function is on the way back to the prior.
         """
         values = self._prepare(scores)
-        old = self._old(values, reference)
-        statistic = math.nan
-        if allow and self.due and old is not None and len(values) > 1:
+        if self._reference and self._reference[-1].shape[1] != values.shape[1]:
+            self._reference.clear()
+        statistic = beside = math.nan
+        if allow and self.due and len(values) > 1:
             columns = slice(None) if functions is None else list(functions)
-            statistic = self._statistic(old[:, columns], values[:, columns])
+            statistic = self._statistic(self._old(reference), values, columns)
+            beside = self._statistic(self._last(self.beside), values, columns)
         if statistic > self.threshold:
             self.reset()
-            return Decision(True, statistic)
-        if not self.rescore:
-            if self._reference and self._reference[-1].shape[1] != values.shape[1]:
-                self._reference.clear()
-            self._reference.append(values)
+            return Decision(True, statistic, beside)
+        self._reference.append(values)
         self._in_task += 1
-        return Decision(False, statistic)
+        return Decision(False, statistic, beside)
 
-    def _old(self, values: Tensor, reference: Tensor | None) -> Tensor | None:
+    def _old(self, reference: Tensor | None) -> Tensor | None:
         """What the minibatch is compared with; None if there is nothing to compare it with."""
         if self.rescore:
             return None if reference is None else self._prepare(reference)
-        comparable = self._reference and self._reference[-1].shape[1] == values.shape[1]
-        return torch.cat(tuple(self._reference)) if comparable else None
+        return self._last(self.window)
+
+    def _last(self, count: int) -> Tensor | None:
+        """The scores of the last minibatches as they were."""
+        last = list(self._reference)[-count:] if count else []
+        return torch.cat(last) if last else None
 
     def reset(self) -> None:
         """Begin a new task: forget the reference and wait again before testing."""
@@ -153,10 +162,10 @@ class BoundaryDetector:
         self._in_task = 0
         self._wait = max(self.pause, self.minimum_time)
 
-    def _statistic(self, old: Tensor, values: Tensor) -> float:
-        if not values.shape[1]:
+    def _statistic(self, old: Tensor | None, values: Tensor, columns: list[int] | slice) -> float:
+        if old is None or not values[:, columns].shape[1]:
             return math.nan
-        statistic = welch(old, values).statistic
+        statistic = welch(old[:, columns], values[:, columns]).statistic
         match self.aggregate:
             case "max":
                 return float(statistic.max())
@@ -179,7 +188,17 @@ class BoundaryDetector:
 
     def options(self) -> dict[str, Any]:
         """What the constructor was given, to make the same detector again."""
-        names = ("threshold", "window", "rescore", "log_space", "aggregate", "warm_up", "minimum_time", "pause")
+        names = (
+            "threshold",
+            "window",
+            "rescore",
+            "beside",
+            "log_space",
+            "aggregate",
+            "warm_up",
+            "minimum_time",
+            "pause",
+        )
         return {name: getattr(self, name) for name in names}
 
     def state_dict(self) -> dict[str, Any]:
@@ -193,4 +212,4 @@ class BoundaryDetector:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._in_task = state["in_task"]
         self._wait = state["wait"]
-        self._reference = deque((values.clone() for values in state["reference"]), maxlen=self.window)
+        self._reference = deque((values.clone() for values in state["reference"]), maxlen=self._kept)

@@ -29,6 +29,7 @@ class DetectorOptions:
     thresholds: tuple[float, ...] = (4.0, 5.0, 6.0, 7.0, 8.0)  # these are scored too
     window: int = 1
     rescore: bool = False
+    beside: int = 0  # if not 0, the statistic and its scores are those of this test; the learner acts on its own
     log_space: bool = True
     aggregate: str = "max"
     warm_up: int = 10

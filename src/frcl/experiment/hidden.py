@@ -67,7 +67,7 @@ def learn_stream(
             rows = torch.randint(len(train.x), (batch,), generator=fork(seed, f"stream/{t}"))
             with keeper.timed("train"):
                 log = learner.observe(train.x[rows.to(train.x.device)], labels[rows])
-            record["statistic"].append(_storable(log.statistic))
+            record["statistic"].append(_storable(log.beside if keeper.config.detector.beside else log.statistic))
             if log.boundary:
                 record["found"].append(t)
             terms = (log.loss, log.log_likelihood, log.kl_now, log.kl_past)

@@ -164,7 +164,7 @@ class FRCL:
         window.add(inputs, encoded, self._state.streams["window"])
         remember(self.detector, current, inputs, encoded)
         log = self._log(current, terms)
-        return replace(log, boundary=decision.boundary, statistic=decision.statistic)
+        return replace(log, boundary=decision.boundary, statistic=decision.statistic, beside=decision.beside)
 
     def surprise(self, x: Any) -> Tensor:
         """The boundary score ℓ of each input and function, [n, C]: small where x is unlike the open task."""

@@ -35,7 +35,8 @@ class Prediction:
 class StepLog:
     """One gradient step, in nats per example: loss = −log_likelihood + kl_now + kl_past.
 
-    `statistic` is NaN where the detector made no test; `boundary` says that this minibatch began a new task.
+    `statistic` is NaN where the detector made no test; `boundary` says that this minibatch began a new task; `beside`
+    is the statistic of the detector's other test, the one that decides nothing.
     """
 
     task: int
@@ -46,6 +47,7 @@ class StepLog:
     kl_past: float
     boundary: bool = False
     statistic: float = float("nan")
+    beside: float = float("nan")
 
 
 @dataclass(frozen=True)

@@ -196,12 +196,8 @@ BOUNDARIES_3 = {  # precision/recall/F1 at a threshold
 }  # fmt: skip
 
 
-CALM_3: dict[str, Layer] = {  # features as they are, and L from where scores drift least as a task is learned
-    "split-mnist": {"initial_scale": 1.0, "feature_scale": 1.0},
-    "permuted-mnist": {"initial_scale": 1.0, "feature_scale": 1.0},
-    "omniglot": {"feature_scale": 1.0},
-}
-ACTS_3 = {("omniglot", 1): {"threshold": 4.5}}  # else 5: here many switches are near it, and to miss one costs more
+CALM_3: Layer = {"initial_scale": 1.0, "feature_scale": 1.0}  # L starts at I as in Algorithm 1: scores drift least
+SURE_3: Layer = {"window": 10, "rescore": True}  # what the learner acts on in every row of Omniglot
 WINDOWS_3 = {  # what a minibatch is compared with, by the name of the row
     "window of 1": {"window": 1},
     "window of 10": {"window": 10},
@@ -212,18 +208,22 @@ WINDOWS_3 = {  # what a minibatch is compared with, by the name of the row
 def _table_3() -> Iterator[Cell]:
     """The reference of the test is the last minibatch, as in the paper, or the last ten, as it suggests.
 
-    Scored again it has no drift, so the learner has the defaults of the benchmark.
+    Scored again it has no drift, so the learner has the defaults of the benchmark. On Omniglot a learner that misses a
+    switch has a dead network before long, whose test is no test any more: there it acts on the surest of the three.
     """
     for row, window in WINDOWS_3.items():
         for benchmark, printed in BOUNDARIES_3.items():
+            again = window.get("rescore", False)
+            sure = benchmark == OMNIGLOT and not again
+            detector = {**SURE_3, "beside": window["window"]} if sure else window
             layer = {
                 "method": "frcl",
                 "hidden_boundaries": True,
-                "learner": {} if "rescore" in window else CALM_3[benchmark],
-                "detector": {**window, "thresholds": list(printed), **ACTS_3.get((benchmark, window["window"]), {})},
+                "learner": {} if again or sure else CALM_3,
+                "detector": {**detector, "thresholds": list(printed)},
             }
             seeds = FIVE if benchmark == OMNIGLOT else TEN
-            name = f"{benchmark}-window-{window['window']}{'-again' * window.get('rescore', False)}"
+            name = f"{benchmark}-window-{window['window']}{'-again' * again}"
             paper = printed if window == {"window": 1} else {}
             yield Cell(name, benchmark, row, (layer,), seeds, thresholds=paper)
 

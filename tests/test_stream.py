@@ -145,6 +145,9 @@ def test_classes_that_a_task_has_not_shown_are_not_tested(rescore, tmp_path):
     again = frcl.load(tmp_path / "a.frcl", net=small_learner().net)
     old = learner.surprise(last) if rescore else learner.detector._reference[-1].exp()
     each = welch(old.double().log(), learner.surprise(x).double().log()).statistic
+    everything = copy.deepcopy(learner)
+    everything.detector.all_functions = True
+    assert everything.observe(x, y).statistic == pytest.approx(float(each.mean()), rel=1e-5)
     shown = float(each[[1, 3]].mean())
     assert abs(shown - float(each.mean())) > 1e-3
     assert learner.observe(x, y).statistic == pytest.approx(shown, rel=1e-5)

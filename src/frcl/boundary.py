@@ -69,6 +69,7 @@ class BoundaryDetector:
                    two minibatches moves the scores a little, and over ten of them that looks like a change
     beside         another test, with so many of the last minibatches as they were scored; it decides nothing, and tells
                    what Algorithm 1 would have seen in the same stream. 0: none
+    all_functions  a learner has the functions of all classes tested, also of those that the task has not shown
     log_space      test log-scores (the paper found it more robust)
     aggregate      "max", "median" or "mean" of the statistics of the functions
     warm_up        minibatches before the first test of all (starting_time in Algorithm 1)
@@ -83,6 +84,7 @@ class BoundaryDetector:
         window: int = 1,
         rescore: bool = False,
         beside: int = 0,
+        all_functions: bool = False,
         log_space: bool = True,
         aggregate: Literal["max", "median", "mean"] = "max",
         warm_up: int = 10,
@@ -101,6 +103,7 @@ class BoundaryDetector:
         self.window = window
         self.rescore = rescore
         self.beside = beside
+        self.all_functions = all_functions
         self.log_space = log_space
         self.aggregate = aggregate
         self.warm_up = warm_up
@@ -188,18 +191,9 @@ class BoundaryDetector:
 
     def options(self) -> dict[str, Any]:
         """What the constructor was given, to make the same detector again."""
-        names = (
-            "threshold",
-            "window",
-            "rescore",
-            "beside",
-            "log_space",
-            "aggregate",
-            "warm_up",
-            "minimum_time",
-            "pause",
-        )
-        return {name: getattr(self, name) for name in names}
+        names = ("threshold", "window", "rescore", "beside", "all_functions", "log_space", "aggregate")
+        waits = ("warm_up", "minimum_time", "pause")
+        return {name: getattr(self, name) for name in (*names, *waits)}
 
     def state_dict(self) -> dict[str, Any]:
         """The reference and the counters, for a resume that continues bit for bit."""

@@ -30,6 +30,7 @@ class DetectorOptions:
     window: int = 1
     rescore: bool = False
     beside: int = 0  # if not 0, the statistic and its scores are those of this test; the learner acts on its own
+    all_functions: bool = False
     log_space: bool = True
     aggregate: str = "max"
     warm_up: int = 10

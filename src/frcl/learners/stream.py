@@ -40,7 +40,7 @@ def scores_of(current: CurrentTask, minibatches: Sequence[Tensor], *, at_once: b
 
 def watch(detector: BoundaryDetector, current: CurrentTask, x: Tensor, *, allow: bool) -> Decision:
     """What the detector says of a minibatch; where it wants the last ones scored again, they are."""
-    functions = sorted(current.shown) if _has_classes(current) else None
+    functions = sorted(current.shown) if _has_classes(current) and not detector.all_functions else None
     if not (detector.rescore and detector.due and allow and current.recent):
         return detector.update(scores_of(current, [x]), allow=allow, functions=functions)
     both = scores_of(current, [*current.recent, x], at_once=len(current.recent) == detector.window)

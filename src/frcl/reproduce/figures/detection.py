@@ -24,7 +24,10 @@ from frcl.reproduce.measure import Place
 from frcl.seeding import fork
 
 PERMUTED = "permuted-mnist"
-STREAMS: dict[str, Layer] = {benchmark: {"method": "frcl", "learner": calm} for benchmark, calm in CALM_3.items()}
+STREAMS: dict[str, Layer] = {
+    PERMUTED: {"method": "frcl", "learner": CALM_3},
+    OMNIGLOT: {"method": "frcl", "learner": {**CALM_3, "feature_scale": 0.25}},  # serves a few alphabets
+}
 
 
 @dataclass(frozen=True)

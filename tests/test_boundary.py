@@ -192,29 +192,29 @@ def test_only_the_functions_asked_for_are_tested(generator):
     assert math.isnan(none.update(after, functions=[]).statistic)
 
 
-@pytest.mark.parametrize("rescore", [False, True])
-@pytest.mark.parametrize("beside", [1, 4])
+@pytest.mark.parametrize(("rescore", "beside"), [(False, 1), (False, 4), (True, 1), (True, 2)])
 def test_the_test_beside_decides_nothing_and_is_what_another_detector_sees(generator, rescore, beside):
     waits = {"warm_up": 1, "minimum_time": 2, "pause": 2}
-    acting = BoundaryDetector(4.0, window=2, rescore=rescore, beside=beside, **waits)
-    alone = BoundaryDetector(4.0, window=2, rescore=rescore, **waits)
-    other = BoundaryDetector(1e9, window=beside, **waits)
-    switches, seen = [], []
-    recent: list[torch.Tensor] = []
+    acting = BoundaryDetector(4.0, window=3, rescore=rescore, beside=beside, **waits)
+    alone = BoundaryDetector(4.0, window=3, rescore=rescore, **waits)
+    other = BoundaryDetector(1e9, window=beside, rescore=rescore, **waits)
+    switches, seen, recent = [], [], []
     for t in range(40):
         scores = (0.1 if t in (15, 30) else 1.0) * torch.rand(20, 2, generator=generator) + 0.01
-        given = {"reference": torch.cat(recent[-2:]) if recent else None} if rescore else {}
+        whole, part = ({"reference": torch.cat(recent[-n:])} if recent and rescore else {} for n in (3, beside))
         restored = BoundaryDetector(**acting.options())
         restored.load_state_dict(acting.state_dict())
-        found, decision = restored.update(scores, **given), alone.update(scores, **given)
-        expected = other.update(scores)
-        assert (found.boundary, found.statistic) == pytest.approx((decision.boundary, decision.statistic), nan_ok=True)
-        assert found.beside == pytest.approx(expected.statistic, nan_ok=True)
+        found, decision = restored.update(scores, **whole), alone.update(scores, **whole)
+        assert found.boundary == decision.boundary
+        assert found.statistic == pytest.approx(decision.statistic, nan_ok=True)
+        assert found.beside == pytest.approx(other.update(scores, **part).statistic, nan_ok=True)
         assert math.isnan(decision.beside)
+        seen.append((found.statistic, found.beside))
         acting, recent = restored, [] if found.boundary else [*recent, scores]
         if found.boundary:
             switches.append(t)
             other.reset()
-        seen.append(found.beside)
     assert 15 in switches
-    assert max(value for value in seen if not math.isnan(value)) > 4
+    assert any(abs(first - second) > 0.1 for first, second in seen)
+    with pytest.raises(OptionError, match="at most window"):
+        BoundaryDetector(window=2, rescore=True, beside=3)

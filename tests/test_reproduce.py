@@ -99,7 +99,7 @@ def file_of(place: Place, cell: Cell = FIRST, table: str = "table1") -> dict:
 
 def test_all_cells_are_there_and_can_be_run():
     assert {table.name: len(table.cells) for table in TABLES} == {
-        "table1": 24, "table2": 16, "table3": 9, "table7": 10, "methods": 48,
+        "table1": 24, "table2": 16, "table3": 12, "table7": 10, "methods": 48,
     }  # fmt: skip
     for table in TABLES:
         assert len({cell.name for cell in table.cells}) == len(table.cells)
@@ -144,10 +144,10 @@ def test_table_3_and_table_7_are_set_up_as_the_paper_says():
     }
     hidden = [config for (table, _), config in by_name.items() if table == "table3"]
     assert all(config.hidden_boundaries for config in hidden)
-    assert [config.learner.initial_scale for config in hidden] == [1.0, 1.0, 0.1] * 2 + [0.1] * 3
-    assert [config.detector.window for config in hidden] == [1, 1, 10, 10, 10, 10, 10, 10, 10]
-    assert [config.detector.rescore for config in hidden] == [False, False, True] * 2 + [True] * 3
-    assert [config.detector.beside for config in hidden] == [0, 0, 1, 0, 0, 10, 0, 0, 0]
+    assert [config.learner.initial_scale for config in hidden] == ([1.0] * 3 + [0.1] * 3) * 2
+    assert [config.detector.window for config in hidden] == [1] * 5 + [10] * 7
+    assert [config.detector.rescore for config in hidden] == ([False] * 3 + [True] * 3) * 2
+    assert [config.detector.beside for config in hidden] == [0] * 5 + [1] + [0] * 6
     ours, theirs = by_name["table7", "omniglot-frcl-trace-1"], by_name["table7", "omniglot-vcl-kcenter-3"]
     assert ours.network.widths == theirs.network.widths == (256, 256, 256, 256)
     assert (ours.learner.steps, ours.learner.rate, ours.learner.search_steps) == (1500, 1e-4, 2000)

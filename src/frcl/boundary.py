@@ -67,8 +67,8 @@ class BoundaryDetector:
     window         how many of the last minibatches make the reference (the paper: 1; it suggests 10)
     rescore        the reference is scored again, by the model as it is now: otherwise every step of learning between
                    two minibatches moves the scores a little, and over ten of them that looks like a change
-    beside         another test, with so many of the last minibatches as they were scored; it decides nothing, and tells
-                   what Algorithm 1 would have seen in the same stream. 0: none
+    beside         another test, with so many of the last minibatches; it decides nothing, and tells what a detector
+                   with such a window would see in the same stream. 0: none; with `rescore` at most `window`
     all_functions  a learner has the functions of all classes tested, also of those that the task has not shown
     log_space      test log-scores (the paper found it more robust)
     aggregate      "max", "median" or "mean" of the statistics of the functions
@@ -95,6 +95,8 @@ class BoundaryDetector:
             raise OptionError(f'aggregate is "max", "median" or "mean", not {aggregate!r}')
         if window < 1:
             raise OptionError(f"window must be at least 1 minibatch, not {window}")
+        if rescore and beside > window:
+            raise OptionError(f"with rescore, beside is at most window, {window} minibatches, not {beside}")
         if min(warm_up, minimum_time, pause, beside) < 0:
             raise OptionError("warm_up, minimum_time, pause and beside count minibatches and cannot be negative")
         if not math.isfinite(threshold):
@@ -109,7 +111,7 @@ class BoundaryDetector:
         self.warm_up = warm_up
         self.minimum_time = minimum_time
         self.pause = pause
-        self._kept = max(beside, 0 if rescore else window)
+        self._kept = 0 if rescore else max(beside, window)
         self._reference: deque[Tensor] = deque(maxlen=self._kept)
         self._in_task = 0
         self._wait = warm_up + minimum_time
@@ -139,8 +141,10 @@ class BoundaryDetector:
         statistic = beside = math.nan
         if allow and self.due and len(values) > 1:
             columns = slice(None) if functions is None else list(functions)
-            statistic = self._statistic(self._old(reference), values, columns)
-            beside = self._statistic(self._last(self.beside), values, columns)
+            statistic = self._statistic(self._old(self.window, reference), values, columns)
+            if self.beside:
+                last = None if reference is None else reference[-self.beside * len(values) :]
+                beside = self._statistic(self._old(self.beside, last), values, columns)
         if statistic > self.threshold:
             self.reset()
             return Decision(True, statistic, beside)
@@ -148,15 +152,11 @@ class BoundaryDetector:
         self._in_task += 1
         return Decision(False, statistic, beside)
 
-    def _old(self, reference: Tensor | None) -> Tensor | None:
+    def _old(self, window: int, reference: Tensor | None) -> Tensor | None:
         """What the minibatch is compared with; None if there is nothing to compare it with."""
         if self.rescore:
             return None if reference is None else self._prepare(reference)
-        return self._last(self.window)
-
-    def _last(self, count: int) -> Tensor | None:
-        """The scores of the last minibatches as they were."""
-        last = list(self._reference)[-count:] if count else []
+        last = list(self._reference)[-window:]
         return torch.cat(last) if last else None
 
     def reset(self) -> None:

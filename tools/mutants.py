@@ -122,7 +122,7 @@ MUTANTS = (
     Mutant("classes that a task has shown are forgotten by a checkpoint", "learners/checkpoint.py",
            'shown=set(data.get("shown", ()))', "shown=set()", "tests/test_stream.py"),
     Mutant("the test beside has the reference of the other", "boundary.py",
-           "self._statistic(self._old(self.beside, last)", "self._statistic(self._old(self.window, reference)",
+           "self._statistic(self._old(self.beside, last)", "self._statistic(self._old(self.window, given)",
            "tests/test_boundary.py"),
     Mutant("boundary test with the other tail", "boundary.py",
            "difference = old.mean(0) - new.mean(0)", "difference = new.mean(0) - old.mean(0)",

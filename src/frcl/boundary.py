@@ -111,8 +111,7 @@ class BoundaryDetector:
         self.warm_up = warm_up
         self.minimum_time = minimum_time
         self.pause = pause
-        self._kept = 0 if rescore else max(beside, window)
-        self._reference: deque[Tensor] = deque(maxlen=self._kept)
+        self._reference: deque[Tensor] = deque(maxlen=0 if rescore else max(beside, window))
         self._in_task = 0
         self._wait = warm_up + minimum_time
 
@@ -141,9 +140,10 @@ class BoundaryDetector:
         statistic = beside = math.nan
         if allow and self.due and len(values) > 1:
             columns = slice(None) if functions is None else list(functions)
-            statistic = self._statistic(self._old(self.window, reference), values, columns)
+            given = self._prepare(reference) if self.rescore and reference is not None else None
+            statistic = self._statistic(self._old(self.window, given), values, columns)
             if self.beside:
-                last = None if reference is None else reference[-self.beside * len(values) :]
+                last = None if given is None else given[-self.beside * len(values) :]
                 beside = self._statistic(self._old(self.beside, last), values, columns)
         if statistic > self.threshold:
             self.reset()
@@ -152,10 +152,10 @@ class BoundaryDetector:
         self._in_task += 1
         return Decision(False, statistic, beside)
 
-    def _old(self, window: int, reference: Tensor | None) -> Tensor | None:
+    def _old(self, window: int, given: Tensor | None) -> Tensor | None:
         """What the minibatch is compared with; None if there is nothing to compare it with."""
         if self.rescore:
-            return None if reference is None else self._prepare(reference)
+            return given
         last = list(self._reference)[-window:]
         return torch.cat(last) if last else None
 
@@ -191,9 +191,11 @@ class BoundaryDetector:
 
     def options(self) -> dict[str, Any]:
         """What the constructor was given, to make the same detector again."""
-        names = ("threshold", "window", "rescore", "beside", "all_functions", "log_space", "aggregate")
-        waits = ("warm_up", "minimum_time", "pause")
-        return {name: getattr(self, name) for name in (*names, *waits)}
+        names = (
+            "threshold", "window", "rescore", "beside", "all_functions", "log_space", "aggregate",
+            "warm_up", "minimum_time", "pause",
+        )  # fmt: skip
+        return {name: getattr(self, name) for name in names}
 
     def state_dict(self) -> dict[str, Any]:
         """The reference and the counters, for a resume that continues bit for bit."""
@@ -206,4 +208,4 @@ class BoundaryDetector:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._in_task = state["in_task"]
         self._wait = state["wait"]
-        self._reference = deque((values.clone() for values in state["reference"]), maxlen=self._kept)
+        self._reference = deque((values.clone() for values in state["reference"]), maxlen=self._reference.maxlen)

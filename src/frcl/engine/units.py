@@ -94,7 +94,8 @@ class Block:
 def minibatches(programs: Sequence[Program], rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """The examples that each program sees in a step, [S, B, ...]."""
     each = list(zip(programs, rows, strict=True))
-    return torch.stack([one.x[own] for one, own in each]), torch.stack([one.y[own] for one, own in each])
+    x = torch.stack([one.x.index_select(0, own) for one, own in each])
+    return x, torch.stack([one.y.index_select(0, own) for one, own in each])
 
 
 def _joined(programs: Sequence[Program]) -> tuple[Tensor, Tensor, Tensor] | None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from frcl.errors import OptionError
 
 FAR = 1e3  # deviations beyond which a normal tail is zero; its slope in float32 is not a number far enough out
+ROWS_AT_ONCE = 4096  # examples whose predictive probabilities are held at once
 SMALL = 1e-12  # added to a variance under a square root, so that its gradient stays finite at zero
 
 
@@ -219,6 +220,49 @@ def log_predictive(
         total = variance + params["log_noise"].exp()
         return -0.5 * (math.log(2 * math.pi) + total.log() + (y - mean).square() / total).sum(1)
     return likelihood.probabilities(mean, variance, noise).gather(1, y[:, None])[:, 0].log()
+
+
+def tempered(moments: tuple[Tensor, Tensor], temperature: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of f/T, where f has those of `moments`."""
+    mean, variance = moments
+    return mean / temperature, variance / temperature.square()
+
+
+COLDEST, HOTTEST, ROUNDS = 1 / 8, 8.0, 30  # where a temperature is looked for, and in how many sections
+PRIOR = 0.25  # deviation of log T before anything was seen
+
+
+def best_temperature(
+    likelihood: Likelihood, mean: Tensor, variance: Tensor, y: Tensor, noise: Tensor, params: Mapping[str, Tensor]
+) -> Tensor:
+    """The T with the largest Σ log ∫ p(y | f/T) N(f | μ, σ²) df + log N(log T | 0, PRIOR²), [], by golden sections.
+
+    The examples are some that were not learned from; with few of them, which may all be predicted well, the prior keeps
+    T from running away. For RobustMax T stays 1: the largest function is the largest at any.
+    """
+
+    def loss(log_t: Tensor) -> Tensor:
+        parts = [
+            log_predictive(likelihood, *tempered((some, spread), log_t.exp()), labels, noise, params)
+            for some, spread, labels in zip(*(part.split(ROWS_AT_ONCE) for part in (mean, variance, y)), strict=True)
+        ]
+        log_p = torch.cat(parts).double().clamp_min(math.log(torch.finfo(torch.float32).tiny))
+        return 0.5 * (log_t.double() / PRIOR).square() - log_p.sum()
+
+    ratio = (math.sqrt(5) - 1) / 2
+    low, high = (mean.new_tensor(math.log(end)) for end in (COLDEST, HOTTEST))
+    left, right = high - ratio * (high - low), low + ratio * (high - low)
+    at_left, at_right = loss(left), loss(right)
+    for _ in range(ROUNDS):
+        if at_left < at_right:
+            high, right, at_right = right, left, at_left
+            left = high - ratio * (high - low)
+            at_left = loss(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + ratio * (high - low)
+            at_right = loss(right)
+    return ((low + high) / 2).exp()
 
 
 def likelihood_from(kind: str, settings: Mapping[str, Any] | None = None) -> Likelihood:

@@ -193,6 +193,8 @@ def _summary_tensors(summary: Summary) -> Tensors:
         tensors["head"] = summary.head
     if summary.spread is not None:
         tensors["spread"] = summary.spread
+    if summary.temperature is not None:
+        tensors["temperature"] = summary.temperature
     return tensors | {f"likelihood/{name}": value for name, value in summary.likelihood_params.items()}
 
 
@@ -209,6 +211,7 @@ def _summary_from(data: dict[str, Any], tensors: Tensors, device: torch.device) 
         after=data["after"],
         head=local.get("head"),
         spread=local.get("spread"),
+        temperature=local.get("temperature"),
     )
 
 

@@ -22,7 +22,16 @@ from frcl.learners import checkpoint
 from frcl.learners.current import Before, CurrentTask, Declared, LearnerState
 from frcl.learners.ensemble import replicated
 from frcl.learners.inputs import check_lengths, checked_inputs, checked_size, data_mark
-from frcl.learners.lifecycle import Model, anchor_after, check_enough, check_opening, open_task, program_of, summarise
+from frcl.learners.lifecycle import (
+    Model,
+    anchor_after,
+    check_held_out,
+    check_opening,
+    held_out,
+    open_task,
+    program_of,
+    summarise,
+)
 from frcl.learners.memory import Parts
 from frcl.learners.options import FRCLOptions, changed
 from frcl.learners.predict import Predictor
@@ -31,8 +40,10 @@ from frcl.learners.stream import remember, take_step, watch
 from frcl.learners.targets import Label, TargetSpec, check_likelihood, infer_spec, plain_labels
 from frcl.learners.window import Window
 from frcl.learners.work import OnStep, Work, finish, run_alone
-from frcl.seeding import Streams
+from frcl.seeding import Streams, fork
 from frcl.summary import prior_kl
+
+Examples = tuple[Tensor, Tensor]  # inputs, encoded targets
 
 
 class FRCL:
@@ -108,14 +119,15 @@ class FRCL:
             declared = self._state.declared or Declared()
             target = self._declared_spec(y, likelihood)
             encoded = target.encode(y, self.device, self.dtype)
-            check_enough(self._model, target, len(inputs))
+            check_held_out(self._model, target, len(inputs))
             N = checked_size(declared.size if size is None else size, len(inputs))
-            current = self._open(target, N, inputs, encoded)
+            learned, held = self._split(inputs, encoded)
+            current = self._open(target, N, *learned)
             current.data_mark = data_mark(inputs, encoded, likelihood, size)
         else:
-            encoded = self._continued(current, inputs, y, likelihood, size)
-        yield program_of(self._model, current, inputs, encoded, self._state.streams, self._advance)
-        return (yield from self._close(current, inputs, encoded))
+            learned, held = self._split(inputs, self._continued(current, inputs, y, likelihood, size))
+        yield program_of(self._model, current, *learned, self._state.streams, self._advance)
+        return (yield from self._close(current, *learned, held))
 
     def _advance(self) -> None:
         assert self._state.current is not None
@@ -335,11 +347,25 @@ class FRCL:
         state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
         return state.current
 
-    def _close(self, current: CurrentTask, x: Tensor, y: Tensor) -> Work[Summary]:
-        """Turn the current task into its summary; x and y are what its points are chosen from."""
+    def _split(self, x: Tensor, y: Tensor) -> tuple[Examples, Examples | None]:
+        """What is learned from, and what is held out; the same of the same data, whenever it is asked for."""
+        count = held_out(self.options, len(x))
+        if not count:
+            return (x, y), None
+        generator = fork(self.options.seed, f"held-out/{len(self._state.past)}")
+        rows = torch.randperm(len(x), generator=generator).to(x.device)
+        held, learned = rows[:count], rows[count:].sort().values
+        return (x[learned], y[learned]), (x[held], y[held])
+
+    def _close(self, current: CurrentTask, x: Tensor, y: Tensor, held: Examples | None = None) -> Work[Summary]:
+        """Turn the current task into its summary; its points are chosen from x and y, its temperature on `held`."""
         state = self._state
         summary = yield from summarise(self._model, current, x, y, state.streams["selection"])
         state.keep(summary, anchor_after(self._model, current, summary, x, y, state))
+        if held is not None:
+            number = len(state.past) - 1
+            summary = replace(summary, temperature=self._predictor.temperature(state, number, *held))
+            state.past[number] = summary
         return summary
 
     # -- the border -----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -97,6 +98,18 @@ def check_enough(model: Model, target: TargetSpec, examples: int) -> None:
             f"{examples} examples are fewer than the {model.points(target)} inducing points to keep; "
             "lower points, or bring more data"
         )
+
+
+def held_out(options: FRCLOptions, examples: int) -> int:
+    """How many of a task's examples are not learned from."""
+    return math.ceil(options.held_out * examples)
+
+
+def check_held_out(model: Model, target: TargetSpec, examples: int) -> None:
+    """Refuse a task that has too few examples besides those held out, or no class probabilities to temper."""
+    if model.options.held_out and not target.is_classification:
+        raise OptionError("held_out is for the probabilities of classes; a regression task has none: set it to 0")
+    check_enough(model, target, examples - held_out(model.options, examples))
 
 
 def check_opening(model: Model, target: TargetSpec, x: Tensor) -> int:

@@ -56,6 +56,9 @@ class FRCLOptions:
     train_heads: bool = True  # whether heads of old tasks go on being trained where a hold uses them
     prediction: Predicted = "summary"  # of an old task: Section 2.5, its "head", or that "corrected" by the summary
 
+    # calibration
+    held_out: float = 0.0  # share of fit()'s examples that is not learned from: the temperature is chosen on them
+
     # selection of the inducing points
     selection: Criterion = "trace"
     search: Search = "swap"  # "greedy" is for the trace alone
@@ -90,6 +93,8 @@ class FRCLOptions:
                 raise OptionError(f"{name} must be a number that is not negative, not {value!r}")
         if self.rate_decay > 1:
             raise OptionError(f"rate_decay is a share of the steps, from 0 to 1, not {self.rate_decay!r}")
+        if self.held_out > 0.5:
+            raise OptionError(f"held_out is a share of the examples, from 0 to 0.5, not {self.held_out!r}")
         if not isinstance(self.train_heads, bool):
             raise OptionError(f"train_heads is True or False, not {self.train_heads!r}")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
@@ -137,7 +142,15 @@ _WHOLE = (
     "points", "points_per_class", "samples", "predict_samples", "steps", "batch_size", "past_tasks_per_step",
     "search_steps", "search_examples", "task_size", "window", "fisher_examples",
 )  # fmt: skip
-_NOT_NEGATIVE = ("functional", "current_inputs", "memory_targets", "curvature", "curvature_decay", "rate_decay")
+_NOT_NEGATIVE = (
+    "functional",
+    "current_inputs",
+    "memory_targets",
+    "curvature",
+    "curvature_decay",
+    "rate_decay",
+    "held_out",
+)
 _POSITIVE = (
     "prior_variance", "feature_scale", "noise", "initial_target_noise", "initial_scale", "rate", "prior_weight",
 )  # fmt: skip

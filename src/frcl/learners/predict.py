@@ -12,6 +12,7 @@ from frcl.learners.current import LearnerState
 from frcl.learners.lifecycle import Model
 from frcl.learners.objective import LIKELIHOOD
 from frcl.learners.records import Prediction, Summary
+from frcl.likelihoods import best_temperature, tempered
 from frcl.posterior import Moments
 from frcl.regularisers.protocol import under
 from frcl.summary import Head, head_moments, make_head, recentred
@@ -42,8 +43,20 @@ class Predictor:
                 params = owner.likelihood_params if isinstance(owner, Summary) else under(owner.params, LIKELIHOOD)
                 return Prediction(mean, variance, None, None, None, params["log_noise"].exp())
             noise = self._model.predictive_noise(target)
+            temperature = owner.temperature if isinstance(owner, Summary) else None
+            if temperature is not None:
+                pieces = [Moments(*tempered(piece, temperature)) for piece in pieces]
             probs = torch.cat([target.likelihood.probabilities(*piece, noise) for piece in pieces])
         return Prediction(mean, variance, probs, target.decode(probs.argmax(1)), target.labels, None)
+
+    def temperature(self, state: LearnerState, number: int, x: Tensor, y: Tensor) -> Tensor:
+        """The temperature with which a past task predicts these examples best; it has not learned from them."""
+        summary = state.past[number]
+        with torch.no_grad(), network_failures():
+            pieces = [self._moments(state, number, rows) for rows in x.split(self._model.chunk)]
+            mean, variance = (torch.cat(values) for values in zip(*pieces, strict=True))
+            noise, learned = self._model.predictive_noise(summary.target), summary.likelihood_params
+            return best_temperature(summary.target.likelihood, mean, variance, y, noise, learned)
 
     def mean(self, state: LearnerState, number: int, x: Tensor) -> Tensor:
         """The mean of the functions alone, [n, C]: for a past task the network and one product with its head."""

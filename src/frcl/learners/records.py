@@ -57,7 +57,8 @@ class Summary:
     size: how many examples it had; before, after: the selection's objective at its start and at Z, None where
     the points were there before the task was learned (function-space inference). head [C, K]: the mean of w, where
     something needs it; f(x) = φ(x)ᵀ w. spread [C]: how much less uncertain the functions were when the task ended
-    than the points alone say, as a ratio of mean variances, where a head is what predicts.
+    than the points alone say, as a ratio of mean variances, where a head is what predicts. temperature []: class
+    probabilities are those of f divided by it, where some examples were held out to find it.
     """
 
     Z: Tensor
@@ -69,6 +70,7 @@ class Summary:
     after: float | None
     head: Tensor | None = None
     spread: Tensor | None = None
+    temperature: Tensor | None = None
 
     def bytes(self) -> int:
         """Memory this summary takes."""
@@ -77,6 +79,6 @@ class Summary:
     def parts(self) -> Parts:
         """The same by kind."""
         learned = [self.belief.mean, self.belief.factor, *self.likelihood_params.values()]
-        learned += [] if self.spread is None else [self.spread]
+        learned += [one for one in (self.spread, self.temperature) if one is not None]
         heads = [] if self.head is None else [self.head]
         return parts_of({"points": [self.Z], "posterior": learned, "heads": heads})

@@ -101,7 +101,7 @@ LINES = (
 OWN: dict[tuple[str, int], dict[str, Any]] = {  # what one set of defaults does not serve; chosen on validation data
     ("permuted-mnist", 200): {
         "steps": 4000, "rate": 2e-3, "current_inputs": 0.0, "memory_targets": 0.0, "curvature": 0.3,
-        "prediction": "summary",
+        "prediction": "summary", "held_out": 0.05,
     },
 }  # fmt: skip
 

@@ -1,0 +1,214 @@
+"""Temperature: chosen on examples held out, against brute force; what is held out is not learned from."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Normal
+
+import frcl
+from frcl import FRCL, MLP, OptionError
+from frcl.likelihoods import PRIOR, Bernoulli, RobustMax, Softmax, best_temperature, tempered
+from streams import blobs, same_tensors
+
+D = torch.float64
+NONE = torch.empty(0, dtype=D)
+
+
+def by_hand(nll, low: float = -2.0, high: float = 2.0) -> float:
+    """The T with the least nll(T) − log N(log T | 0, PRIOR²), on a fine grid of log T."""
+    grid = torch.linspace(low, high, 4001, dtype=D)
+    values = torch.stack([nll(log_t.exp()) - Normal(0.0, PRIOR).log_prob(log_t) for log_t in grid])
+    return float(grid[values.argmin()].exp())
+
+
+def test_temperature_of_a_softmax_agrees_with_a_grid(generator):
+    mean = 4 * torch.randn(300, 4, generator=generator, dtype=D)
+    variance = 0.5 + torch.rand(300, 4, generator=generator, dtype=D)
+    noise = torch.randn(16, 1, 4, generator=generator, dtype=D)
+    y = torch.randint(4, (300,), generator=generator)
+    y[:200] = mean[:200].argmax(1)
+
+    def nll(t: Tensor) -> Tensor:
+        f = (mean + variance.sqrt() * noise) / t
+        return -f.softmax(-1).mean(0)[torch.arange(300), y].log().sum()
+
+    found = best_temperature(Softmax(), mean, variance, y, noise, {})
+    assert float(found) == pytest.approx(by_hand(nll), rel=1e-3)
+    assert float(found) > 1.5  # a third of the labels are chance: it was much too sure
+
+
+def test_temperature_of_a_bernoulli_agrees_with_a_grid(generator):
+    mean = torch.randn(80, 1, generator=generator, dtype=D)
+    variance = 0.2 + torch.rand(80, 1, generator=generator, dtype=D)
+    y = (mean[:, 0] > 0).long()  # surer than it knows
+    f = torch.linspace(-15, 15, 2001, dtype=D)
+    density = Normal(mean, variance.sqrt()).log_prob(f).exp() * (f[1] - f[0])
+
+    def nll(t: Tensor) -> Tensor:
+        sign = (2 * y - 1)[:, None]
+        return -(density * torch.sigmoid(sign * f / t)).sum(1).log().sum()
+
+    found = best_temperature(Bernoulli(), mean, variance, y, NONE, {})
+    assert float(found) == pytest.approx(by_hand(nll), rel=1e-3)
+    assert float(found) < 0.8
+
+
+@pytest.mark.parametrize("true", [0.5, 1.0, 3.0])
+def test_the_temperature_that_labels_were_drawn_with_is_found(generator, true):
+    mean = 3 * torch.randn(20_000, 3, generator=generator, dtype=D)
+    y = torch.multinomial((mean / true).softmax(1), 1, generator=generator)[:, 0]
+    noise = torch.zeros(1, 1, 3, dtype=D)
+    found = best_temperature(Softmax(), mean, torch.zeros_like(mean), y, noise, {})
+    assert float(found) == pytest.approx(true, rel=0.05)
+
+
+def test_a_few_examples_that_are_all_right_do_not_make_it_sure(generator):
+    mean = 5 * torch.nn.functional.one_hot(torch.arange(20) % 4).double()
+    noise = torch.zeros(1, 1, 4, dtype=D)
+    found = best_temperature(Softmax(), mean, torch.zeros_like(mean), torch.arange(20) % 4, noise, {})
+    assert 0.7 < float(found) < 1.0
+
+
+def test_a_robustmax_has_no_temperature(generator):
+    mean, variance = torch.randn(30, 3, generator=generator, dtype=D), torch.ones(30, 3, dtype=D)
+    found = best_temperature(RobustMax(), mean, variance, torch.arange(30) % 3, NONE, {})
+    assert float(found) == pytest.approx(1.0, abs=1e-3)
+
+
+# -- in a learner ---------------------------------------------------------------------------------------------------
+
+X, Y = blobs((0, 1, 2), 200, 3)
+OPTIONS = {"points": 6, "steps": 20, "batch_size": 16, "search_steps": 20}
+
+
+def learner(**options) -> FRCL:
+    return FRCL(MLP(4, (8, 5), seed=1), **{**OPTIONS, "held_out": 0.1, **options})
+
+
+def rows_of(part: Tensor, whole: Tensor) -> set[int]:
+    return {int((whole == row).all(1).nonzero()[0, 0]) for row in part}
+
+
+def test_what_is_held_out_is_neither_learned_from_nor_kept():
+    one = learner()
+    work = one.learn(X, Y)
+    program = next(work)
+    learned = rows_of(program.x, X)
+    assert len(learned) == len(program.x) == len(program.y) == 180
+    for row, label in zip(program.x, program.y, strict=True):
+        assert int(Y[(row == X).all(1).nonzero()[0, 0]]) == int(label)
+    work.close()
+    for selection in ("trace", "random", "predictive"):
+        summary = learner(selection=selection, steps=2).fit(X, Y)
+        assert rows_of(summary.Z, X) <= learned  # the same rows are held out, whatever the options
+
+
+def test_another_seed_and_another_task_hold_out_other_examples():
+    def held(seed: int, task: int) -> set[int]:
+        one = learner(seed=seed, steps=1)
+        for _ in range(task):
+            one.fit(X, Y)
+        work = one.learn(X, Y)
+        left = set(range(len(X))) - rows_of(next(work).x, X)
+        work.close()
+        return left
+
+    assert held(0, 0) == held(0, 0)
+    assert len({frozenset(held(seed, task)) for seed, task in ((0, 0), (1, 0), (0, 1))}) == 3
+
+
+@pytest.mark.parametrize("prediction", ["summary", "head"])
+def test_probabilities_are_those_of_tempered_functions(prediction):
+    one = learner(prediction=prediction)
+    one.fit(X, Y)
+    temperature = one.tasks[0].temperature
+    assert temperature is not None
+    assert float(temperature) != pytest.approx(1.0, abs=1e-3)
+    p = one.predict(X, task=0)
+    noise = one._model.predictive_noise(one.target(0))
+    f = (p.mean + (p.variance + 1e-12).sqrt() * noise) / temperature
+    torch.testing.assert_close(p.probs, f.softmax(-1).mean(0))
+    assert torch.equal(one.mean(X, task=0).argmax(1), p.mean.argmax(1))  # the functions themselves are as they are
+
+
+def test_temperature_was_chosen_on_what_was_held_out():
+    one = learner(steps=60)
+    work = one.learn(X, Y)
+    learned = rows_of(next(work).x, X)
+    work.close()
+    one = learner(steps=60)
+    one.fit(X, Y)
+    held = torch.tensor(sorted(set(range(len(X))) - learned))
+    p = one.predict(X[held], task=0)
+    noise = one._model.predictive_noise(one.target(0))
+    expected = best_temperature(one.target(0).likelihood, p.mean, p.variance, Y[held], noise, {})
+    torch.testing.assert_close(one.tasks[0].temperature, expected, rtol=1e-3, atol=0)
+
+
+def test_a_network_that_learned_noise_is_less_sure(generator):
+    x = torch.randn(1200, 4, generator=generator)
+    y = torch.where(torch.rand(1200, generator=generator) < 0.3, torch.randint(3, (1200,), generator=generator), 0)
+    y = torch.where(y == 0, x[:, :3].argmax(1), y)
+    one = FRCL(MLP(4, (64, 64)), points=60, steps=1200, rate=5e-3, batch_size=64, held_out=0.25)
+    one.fit(x[:600], y[:600])
+    p = one.predict(x[600:], task=0)
+    noise = one._model.predictive_noise(one.target(0))
+    without = one.target(0).likelihood.probabilities(p.mean, p.variance, noise)
+
+    def nll(probs: Tensor) -> float:
+        return float(-probs.gather(1, y[600:, None]).log().mean())
+
+    assert float(one.tasks[0].temperature) > 1.2
+    assert nll(p.probs) < nll(without) - 0.02
+
+
+def test_a_temperature_is_saved_and_counted(tmp_path):
+    one = learner()
+    one.fit(X, Y)
+    one.save(tmp_path / "one.frcl")
+    again = frcl.load(tmp_path / "one.frcl", MLP(4, (8, 5)))
+    torch.testing.assert_close(again.predict(X, task=0).probs, one.predict(X, task=0).probs, rtol=0, atol=0)
+    without = learner(held_out=0.0)
+    without.fit(X, Y)
+    assert one.memory_bytes() == without.memory_bytes() + 4
+    assert without.tasks[0].temperature is None
+
+
+def test_an_interrupted_task_holds_out_the_same_examples():
+    whole, part = learner(), learner()
+    whole.fit(X, Y)
+
+    class Stop(Exception):
+        pass
+
+    def stop(log) -> None:
+        if log.step == 7:
+            raise Stop
+
+    with pytest.raises(Stop):
+        part.fit(X, Y, on_step=stop)
+    other = learner()
+    other.load_state_dict(copy.deepcopy(part.state_dict()))
+    other.fit(X, Y)
+    assert same_tensors(other.state_dict()["tensors"], whole.state_dict()["tensors"])
+
+
+def test_what_cannot_be_held_out_is_refused():
+    with pytest.raises(OptionError, match="held_out"):
+        learner(held_out=0.6)
+    with pytest.raises(OptionError, match="held_out"):
+        learner(held_out=-0.1)
+    with pytest.raises(OptionError, match="held_out"):
+        learner(held_out=math.nan)
+    with pytest.raises(OptionError, match="regression"):
+        learner().fit(X, X[:, :1].sin())
+    with pytest.raises(frcl.DataError, match="fewer than the 190"):
+        learner(points=190).fit(X, Y)
+
+
+def test_tempered_functions_have_the_moments_of_f_over_t():
+    mean, variance = tempered((torch.tensor([4.0]), torch.tensor([8.0])), torch.tensor(2.0))
+    assert (float(mean), float(variance)) == (2.0, 2.0)

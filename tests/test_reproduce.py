@@ -21,7 +21,7 @@ from frcl.learners.methods import METHODS
 from frcl.reproduce import targets
 from frcl.reproduce.cells import BOUNDARIES_3, TABLES, Cell, Paper, Table
 from frcl.reproduce.figures import detection
-from frcl.reproduce.measure import Place, Session, attend, chosen_cells, in_words, measure, state_of
+from frcl.reproduce.measure import Place, Session, Wanted, attend, chosen_cells, in_words, measure, state_of
 from frcl.reproduce.numbers import Ours, is_near, printed, reaches, reaches_f1
 from frcl.reproduce.page import choices, page
 from frcl.reproduce.quick import lacking, reduced
@@ -80,12 +80,17 @@ def session(place: Place, watch: Watch | None = None, *, again: bool = False, ma
 
 
 def measured(
-    place: Place, cell: Cell = FIRST, count: int | None = None, table: str = "table1", **how
+    place: Place,
+    cell: Cell = FIRST,
+    count: int | None = None,
+    table: str = "table1",
+    only: tuple[int, ...] = (),
+    **how,
 ) -> list[list[int]]:
     """Measure what is missing; the seeds of each run that this took."""
     watch = how.pop("watch", Watch())
     again = how.get("again", False)
-    for _ in measure(state_of(table, cell, place, count, again=again), session(place, watch, **how)):
+    for _ in measure(state_of(table, cell, place, Wanted(count, only), again=again), session(place, watch, **how)):
         pass
     return watch.runs
 
@@ -144,7 +149,7 @@ def test_table_3_and_table_7_are_set_up_as_the_paper_says():
     }
     hidden = [config for (table, _), config in by_name.items() if table == "table3"]
     assert all(config.hidden_boundaries for config in hidden)
-    assert [config.learner.initial_scale for config in hidden] == ([1.0] * 3 + [0.1] * 3) * 2
+    assert [config.learner.initial_scale for config in hidden] == [*[1.0] * 3, 0.1, 0.1, 1.0, *[1.0] * 3, *[0.1] * 3]
     assert [config.detector.window for config in hidden] == [1] * 5 + [10] * 7
     assert [config.detector.rescore for config in hidden] == ([False] * 3 + [True] * 3) * 2
     assert [config.detector.beside for config in hidden] == [0] * 5 + [1] + [0] * 6
@@ -165,13 +170,24 @@ def test_a_cell_that_another_process_measures_is_left_to_it(place):
     folder = place.runs / TABLE.name
     folder.mkdir(parents=True)
     with alone_in(folder, f".{FIRST.name}.lock"):
-        attend(state_of(TABLE.name, FIRST, place, 1), replace(session(place), say=said.append))
+        attend(state_of(TABLE.name, FIRST, place, Wanted(1)), replace(session(place), say=said.append))
     assert said == [f"{TABLE.name}/{FIRST.name}: left to another process that is at work on it"]
     assert not list(place.results.rglob("*.json"))
 
 
+def test_some_seeds_may_be_asked_for_by_their_number(place):
+    assert measured(place, only=(2, 7)) == [[2]]  # the cell has no seed 7
+    assert [one["seed"] for one in file_of(place)["seeds"]] == [2]
+    assert file_of(place)["batches"][0]["command"] == "frcl reproduce table1 --rows split-digits-frcl-3 --seed 2"
+    assert measured(place) == [[0, 1]]
+    assert sorted(one["seed"] for one in file_of(place)["seeds"]) == [0, 1, 2]
+    assert Wanted(2).of(FIRST) == (0, 1)
+    with pytest.raises(OptionError, match="exclude each other"):
+        Wanted(2, (1,))
+
+
 def test_seeds_that_another_process_added_are_not_run_again(place):
-    before = state_of(TABLE.name, FIRST, place, 1)
+    before = state_of(TABLE.name, FIRST, place, Wanted(1))
     measured(place, count=1)
     assert list(measure(before, session(place))) == []
 
@@ -392,7 +408,7 @@ def test_an_interrupted_run_that_does_not_fit_is_begun_anew(place, change):
 def test_other_options_are_refused_unless_again(place):
     measured(place)
     other = replace(FIRST, layers=(*FIRST.layers, {"learner": {"points": 4}}))
-    state = state_of("table1", other, place, None)
+    state = state_of("table1", other, place)
     assert state.differs == ("learner.points: 3 there, 4 here",)
     said: list[str] = []
     attend(state, replace(session(place), say=said.append))

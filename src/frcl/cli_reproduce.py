@@ -15,7 +15,7 @@ from frcl.errors import NumericalError, OptionError
 if TYPE_CHECKING:
     from frcl.experiment.keeper import Observer
     from frcl.reproduce.figures.base import FigureOf
-    from frcl.reproduce.measure import Place, Session, State
+    from frcl.reproduce.measure import Place, Session, State, Wanted
     from frcl.reproduce.targets import Target
 
 RESULTS, RUNS = Path("results"), Path("runs/reproduce")
@@ -35,6 +35,7 @@ def reproduce(
         list[str] | None, typer.Option(help='Only cells with such a name, as in "*frcl*"; may be repeated.')
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Only the first so many seeds of a cell.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Only this seed of a cell; may be repeated.")] = None,
     show: Annotated[bool, typer.Option("--list", help="Say what is there and what is missing, and stop.")] = False,
     again: Annotated[
         bool, typer.Option("--again", help="Measure anew, in place of what is there, also with other options.")
@@ -60,7 +61,7 @@ def reproduce(
     """
     from frcl.experiment.environment import check_device
     from frcl.reproduce.figures.base import figure_in_words
-    from frcl.reproduce.measure import Place, Session
+    from frcl.reproduce.measure import Place, Session, Wanted
     from frcl.reproduce.targets import ALL, chosen_targets
 
     begin = time.monotonic()
@@ -68,7 +69,8 @@ def reproduce(
     folders = (QUICK_RESULTS, QUICK_RUNS) if quick else (RESULTS, RUNS)
     place = Place(results or folders[0], folders[1], device, data, quick)
     asked = chosen_targets(targets or [ALL] * show, quick=quick)
-    work = [(target, _states(target, place, rows or [], seeds, again)) for target in asked]
+    wanted = Wanted(seeds, tuple(seed or ()))
+    work = [(target, _states(target, place, rows or [], wanted, again)) for target in asked]
     if rows and not any(states for _, states in work):
         raise OptionError(f"no cell is called {' or '.join(rows)}; --list shows their names")
     say = _speaker(quiet=quiet, quick=quick)
@@ -115,11 +117,11 @@ def _carry_out(work: Sequence[tuple[Target, Sequence[State]]], session: Session,
     check_options(every)
 
 
-def _states(target: Target, place: Place, rows: Sequence[str], seeds: int | None, again: bool) -> list[State]:
+def _states(target: Target, place: Place, rows: Sequence[str], wanted: Wanted, again: bool) -> list[State]:
     from frcl.reproduce.measure import chosen_cells, state_of
 
     cells = [] if target.table is None else chosen_cells(target.table, rows)
-    return [state_of(target.name, cell, place, seeds, again=again) for cell in cells]
+    return [state_of(target.name, cell, place, wanted, again=again) for cell in cells]
 
 
 def _make(figure: FigureOf, session: Session) -> str:

@@ -197,6 +197,7 @@ BOUNDARIES_3 = {  # precision/recall/F1 at a threshold
 
 
 CALM_3: Layer = {"initial_scale": 1.0, "feature_scale": 1.0}  # L starts at I as in Algorithm 1: scores drift least
+CLEAR_3: Layer = {"initial_scale": 1.0, "feature_scale": 0.25}  # Omniglot, one minibatch scored again
 ONE_AGAIN_3: Layer = {"window": 1, "rescore": True}
 WINDOWS_3: dict[str, Layer] = {  # what a minibatch is compared with, by the name of the row
     "window of 1": {"window": 1},
@@ -210,16 +211,18 @@ def _table_3() -> Iterator[Cell]:
     """The reference of the test is the last minibatch, as in the paper, or the last ten, as it suggests.
 
     Scored again it has no drift, so the learner has the defaults of the benchmark. On Omniglot such a learner that
-    misses a switch has a dead network before long, whose test is no test any more: there it acts on the one with ten.
+    misses a switch has a dead network before long, whose test is no test any more: there it acts on the one with ten,
+    and has options of its own, with which the scores of 32 examples differ less by chance.
     """
     for row, window in WINDOWS_3.items():
         for benchmark, printed in BOUNDARIES_3.items():
             again = window.get("rescore", False)
-            beside = {"window": 10, "beside": 1} if benchmark == OMNIGLOT and window == ONE_AGAIN_3 else {}
+            weak = benchmark == OMNIGLOT and window == ONE_AGAIN_3
+            beside = {"window": 10, "beside": 1} if weak else {}
             layer = {
                 "method": "frcl",
                 "hidden_boundaries": True,
-                "learner": {} if again else CALM_3,
+                "learner": CLEAR_3 if weak else {} if again else CALM_3,
                 "detector": {**window, **beside, "thresholds": list(printed)},
             }
             seeds = FIVE if benchmark == OMNIGLOT else TEN

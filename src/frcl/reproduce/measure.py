@@ -35,14 +35,40 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """Which seeds of a cell are asked for: all, the first so many, or some by their number."""
+
+    count: int | None = None
+    only: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.count is not None and self.only:
+            raise OptionError("--seeds and --seed exclude each other: the first so many, or some by their number")
+
+    def of(self, cell: Cell) -> tuple[int, ...]:
+        return tuple(seed for seed in cell.seeds[: self.count] if not self.only or seed in self.only)
+
+    def words(self, seeds: Sequence[int]) -> list[str]:
+        """How `seeds` of a cell are asked for on the command line."""
+        return [f"--seed {seed}" for seed in seeds] if self.only else ["--seeds", str(len(seeds))]
+
+
+ALL_SEEDS = Wanted()
+
+
+@dataclass(frozen=True)
 class State:
     """A cell, and what is there of it."""
 
     table: str
     cell: Cell
-    wanted: tuple[int, ...]  # the seeds asked for
+    asked: Wanted
     there: tuple[int, ...]  # the seeds that are in the result file
     differs: tuple[str, ...]  # options with which the file was made and that are others now
+
+    @property
+    def wanted(self) -> tuple[int, ...]:
+        return self.asked.of(self.cell)
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -71,12 +97,12 @@ def chosen_cells(table: Table, patterns: Sequence[str]) -> list[Cell]:
     return [cell for cell in table.cells if not patterns or any(fnmatchcase(cell.name, one) for one in patterns)]
 
 
-def state_of(table: str, cell: Cell, place: Place, count: int | None, *, again: bool = False) -> State:
-    """What is there and what is not, of the first `count` seeds; with `again` as if there were nothing."""
+def state_of(table: str, cell: Cell, place: Place, asked: Wanted = ALL_SEEDS, *, again: bool = False) -> State:
+    """What is there and what is not, of the seeds asked for; with `again` as if there were nothing."""
     stored = None if again else read_document(path_of(place.results, table, cell.name), quick=place.quick)
     there = () if stored is None else tuple(one["seed"] for one in stored["seeds"])
     differs = () if stored is None else tuple(differences(stored, place.config(cell, cell.seeds)))
-    return State(table, cell, cell.seeds[:count], there, differs)
+    return State(table, cell, asked, there, differs)
 
 
 def check_options(states: Sequence[State]) -> None:
@@ -139,7 +165,7 @@ def _measure_alone(state: State, session: Session, folder: Path) -> Iterator[Doc
     place, left, anew = session.place, list(state.missing), session.again
     path = path_of(place.results, state.table, state.cell.name)
     if not anew:  # another process may have been here since the list was made
-        there = state_of(state.table, state.cell, place, None).there
+        there = state_of(state.table, state.cell, place).there
         left = [seed for seed in left if seed not in there]
     while left:
         if not session.may_start():
@@ -191,6 +217,6 @@ def _folder(place: Place, state: State) -> Path:
 
 def _command(state: State, place: Place) -> str:
     """How to get these seeds, without where anything lies on this machine."""
-    words = ["frcl reproduce", state.table, "--rows", state.cell.name, "--seeds", str(len(state.wanted))]
+    words = ["frcl reproduce", state.table, "--rows", state.cell.name, *state.asked.words(state.wanted)]
     words += ["--device", place.device] if place.device != "cpu" else []
     return " ".join(words + ["--quick"] * place.quick)

@@ -35,7 +35,7 @@ def measure_criteria(place: Place) -> Sheet:
     for benchmark, criterion, points in wanted():
         table_name, cell = cells[f"{benchmark}-{criterion}-{points}"]
         found = read_document(path_of(place.results, table_name, cell.name), quick=place.quick)
-        if found is None or state_of(table_name, cell, place, None).differs:
+        if found is None or state_of(table_name, cell, place).differs:
             continue
         accuracy = percent(found["seeds"])
         if accuracy is not None:

@@ -31,7 +31,7 @@ def measure_holds(place: Place) -> Sheet:
         for row, on in ROWS.items():
             cell = cells[name_of(benchmark, row)]
             found = read_document(path_of(place.results, ABLATION.name, cell.name), quick=place.quick)
-            if found is None or state_of(ABLATION.name, cell, place, None).differs:
+            if found is None or state_of(ABLATION.name, cell, place).differs:
                 continue
             accuracy = percent(found["seeds"])
             if accuracy is not None:

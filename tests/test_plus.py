@@ -366,6 +366,20 @@ def test_the_papers_prediction_has_the_variance_of_the_summary_alone():
     assert all(summary.spread is None for summary in taught(prediction="summary").tasks)
 
 
+@pytest.mark.parametrize("inference", ["weight", "function"])
+def test_a_share_of_a_heads_variance_counts(inference):
+    x = TASKS[0][0].double()
+    for prediction, share in (("head", 0.25), ("corrected", 0.25), ("summary", 1.0)):
+        whole, part = (
+            taught(2, prediction=prediction, inference=inference, curvature=0.0, head_variance=value).predict(x, task=0)
+            for value in (1.0, 0.25)
+        )
+        torch.testing.assert_close(part.mean, whole.mean)
+        torch.testing.assert_close(part.variance, share * whole.variance)
+    with pytest.raises(OptionError, match="head_variance must be a positive number"):
+        plus(head_variance=0.0)
+
+
 def test_without_drift_the_correction_is_nothing():
     learner, x = taught(2), TASKS[1][0].double()
     means = means_of(learner, x, 1)

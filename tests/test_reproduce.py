@@ -22,7 +22,7 @@ from frcl.reproduce import targets
 from frcl.reproduce.cells import BOUNDARIES_3, TABLES, Cell, Paper, Table
 from frcl.reproduce.figures import detection
 from frcl.reproduce.measure import Place, Session, Wanted, attend, chosen_cells, in_words, measure, state_of
-from frcl.reproduce.numbers import Ours, is_near, printed, reaches, reaches_f1
+from frcl.reproduce.numbers import Ours, Paired, is_near, paired, printed, reaches, reaches_f1
 from frcl.reproduce.page import choices, page
 from frcl.reproduce.quick import lacking, reduced
 from frcl.reproduce.store import differences, learned_options, merged, read_document, seed_entry, to_text
@@ -184,6 +184,39 @@ def test_some_seeds_may_be_asked_for_by_their_number(place):
     assert Wanted(2).of(FIRST) == (0, 1)
     with pytest.raises(OptionError, match="exclude each other"):
         Wanted(2, (1,))
+
+
+def test_two_cells_are_compared_on_the_seeds_that_both_have():
+    def seeds(**accuracies: float) -> list[dict]:
+        return [{"seed": int(name[1:]), "average_accuracy": value} for name, value in accuracies.items()]
+
+    one, other = seeds(s0=0.80, s1=0.90, s2=0.70, s5=0.1), seeds(s2=0.69, s1=0.92, s0=0.77, s7=0.9)
+    found = paired(one, other)  # +3, −2, +1: mean 2/3, deviation √(19/3)
+    assert found.seeds == 3
+    assert found.mean == pytest.approx(2 / 3)
+    assert found.error == pytest.approx((19 / 3) ** 0.5 / 3**0.5)
+    assert found.show() == "+0.67 ± 1.45 (3 seeds)"
+    assert paired(seeds(s0=0.5), seeds(s0=0.75)) == Paired(-25.0, None, 1)
+    assert paired(seeds(s0=0.5), seeds(s1=0.5)) is None
+
+
+def test_the_page_says_what_optimised_points_are_worth(place):
+    rows = {"trace": "FRCL (trace), 3 points", "random": "FRCL (random), 3 points"}
+    cells = tuple(
+        Cell(
+            f"split-digits-frcl-{kind}-3", "split-digits", row, (FRCL, SMALL, {"learner": {"selection": kind}}), (0, 1)
+        )
+        for kind, row in rows.items()
+    )
+    table = Table("table1", "Table 1: digits", "For tests.", cells)
+    measured(place, cells[0])
+    assert "FRCL (trace) minus" not in page((table,), place.results)
+    measured(place, cells[1], count=1)
+    gain = 100 * (
+        file_of(place, cells[0])["seeds"][0]["average_accuracy"]
+        - file_of(place, cells[1])["seeds"][0]["average_accuracy"]
+    )
+    assert f"3 points {gain:+.2f} (1 seed)." in page((table,), place.results)
 
 
 def test_seeds_that_another_process_added_are_not_run_again(place):

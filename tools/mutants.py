@@ -236,6 +236,8 @@ MUTANTS = (
     Mutant("copy of the network not counted", "learners/current.py",
            'kept = {"network": list(copied.values())} if self.past else {}', "kept: dict[str, list[Tensor]] = {}",
            "tests/test_plus.py"),
+    Mutant("share of a head's variance forgotten", "learners/predict.py",
+           "variance = times(self._model.options.head_variance, variance)", "pass", "tests/test_plus.py"),
     Mutant("variance of a tempered function divided by T alone", "likelihoods.py",
            "variance / temperature.square()", "variance / temperature", "tests/test_temperature.py"),
     Mutant("prior of the temperature left out", "likelihoods.py",

@@ -55,6 +55,7 @@ class FRCLOptions:
     fisher_examples: int = 2000  # examples that the Fisher information is averaged over
     train_heads: bool = True  # whether heads of old tasks go on being trained where a hold uses them
     prediction: Predicted = "summary"  # of an old task: Section 2.5, its "head", or that "corrected" by the summary
+    head_variance: float = 1.0  # where a head predicts: the share of its variance that counts
 
     # calibration
     held_out: float = 0.0  # share of fit()'s examples that is not learned from: the temperature is chosen on them
@@ -153,6 +154,7 @@ _NOT_NEGATIVE = (
 )
 _POSITIVE = (
     "prior_variance", "feature_scale", "noise", "initial_target_noise", "initial_scale", "rate", "prior_weight",
+    "head_variance",
 )  # fmt: skip
 
 PLUS = FRCLOptions(

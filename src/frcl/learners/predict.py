@@ -76,6 +76,8 @@ class Predictor:
         Phi = self._model.options.prior_deviation * self._model.features(x)
         summary = state.past[number]
         mean, variance = (v.to(self._model.dtype) for v in head_moments(self._head(state, number), summary.belief, Phi))
+        if self._model.options.prediction != "summary":
+            variance = times(self._model.options.head_variance, variance)
         return Moments(mean, variance if summary.spread is None else variance * summary.spread)
 
     def _head(self, state: LearnerState, number: int) -> Head:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,6 +56,29 @@ def ours(seeds: Sequence[dict[str, Any]], metric: str) -> Ours | None:
 def percent(seeds: Sequence[dict[str, Any]], metric: str = "average_accuracy") -> Ours | None:
     found = ours(seeds, metric)
     return None if found is None else found.times(100)
+
+
+@dataclass(frozen=True)
+class Paired:
+    """By how many points one cell is above another on the seeds that both have, and the standard error of that mean."""
+
+    mean: float
+    error: float | None
+    seeds: int
+
+    def show(self) -> str:
+        spread = "" if self.error is None else f" ± {self.error:.2f}"
+        return f"{self.mean:+.2f}{spread} ({self.seeds} {'seed' if self.seeds == 1 else 'seeds'})"
+
+
+def paired(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> Paired | None:
+    """Average accuracy of `one` minus that of `other`; None if they have no seed in common."""
+    there = {seed["seed"]: seed["average_accuracy"] for seed in other}
+    summary: Any = over_seeds([100 * (s["average_accuracy"] - there[s["seed"]]) for s in one if s["seed"] in there])
+    if summary is None:
+        return None
+    count = len(summary["per_seed"])
+    return Paired(summary["mean"], None if summary["std"] is None else summary["std"] / math.sqrt(count), count)
 
 
 def agreement(cell: Cell, found: Ours | None) -> str:

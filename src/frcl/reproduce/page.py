@@ -10,7 +10,7 @@ from pathlib import Path
 from frcl.files import write_atomically
 from frcl.reproduce.cells import Cell, Table
 from frcl.reproduce.figures.base import FigureOf, Record, path_of_figure, read_record
-from frcl.reproduce.numbers import agreement, boundary_scores, percent, reaches_f1
+from frcl.reproduce.numbers import agreement, boundary_scores, paired, percent, reaches_f1
 from frcl.reproduce.store import Document
 from frcl.reproduce.words import (
     NOT,
@@ -127,12 +127,30 @@ def _sections(table: Table, found: Found, heading: str) -> Iterator[str]:
         yield f"{heading} {TITLES.get(benchmark, benchmark)}"
         hidden = any(cell.thresholds for cell in cells)
         yield _boundary_table(cells, found) if hidden else _accuracy_table(cells, found)
+        if pairs := _pairs(cells, found):
+            yield pairs
         reasons_told = list(_reasons(table.name, cells, found))
         if reasons_told:
             yield "\n".join(reasons_told)
         ways = [line for cell in cells if cell.name in found for line in how_measured(cell, found[cell.name])]
         if ways:
             yield "\n".join(ways)
+
+
+OPTIMISED, RANDOM = "-frcl-trace-", "-frcl-random-"
+
+
+def _pairs(cells: Sequence[Cell], found: Found) -> str:
+    """What optimised points are worth beside random ones, seed by seed; nothing where one of the two is missing."""
+    told = []
+    for cell in cells:
+        other = cell.name.replace(OPTIMISED, RANDOM)
+        if OPTIMISED in cell.name and cell.name in found and other in found:
+            gain = paired(found[cell.name]["seeds"], found[other]["seeds"])
+            told += [] if gain is None else [f"{cell.row.partition(', ')[2]} {gain.show()}"]
+    if not told:
+        return ""
+    return f"FRCL (trace) minus FRCL (random), mean over the same seeds ± its standard error: {'; '.join(told)}."
 
 
 def _reasons(table: str, cells: Sequence[Cell], found: Found) -> Iterator[str]:

@@ -294,12 +294,15 @@ def test_bytes_by_kind_are_those_counted_by_hand():
     assert learner.memory_parts() == {
         "points": 4 * 2 * 6 * 4,
         "posterior": 4 * (1 + 3) * (6 + 6 * 6 + 1),
-        "heads": 4 * (1 + 3) * 6,
+        "heads": 2 * 4 * (1 + 3) * 6,  # as they are trained, and as they were when the task began
         "network": 4 * network,
         "fisher": 4 * network,
         "anchor": 4 * network,
     }
     assert learner.memory_bytes() == sum(learner.memory_parts().values())
+    fixed = FRCL(MLP(4, (8, 5)), points=6, steps=2, search_steps=2, train_heads=False, memory_targets=1.0)
+    fixed.fit(*TASKS[1])
+    assert fixed.memory_parts()["heads"] == 4 * 3 * 6, "heads that stay as they are have no second copy"
     learner.fit(TASKS[2][0], TASKS[2][1].float())
     assert learner.memory_parts()["posterior"] == 4 * ((1 + 3 + 2) * (6 + 6 * 6 + 1) + 2), (
         "and the noise of two targets"

@@ -94,9 +94,14 @@ class LearnerState:
         """The head of a past task as it is now."""
         return past_heads({} if self.current is None else self.current.params, self.past)[task]
 
-    def memory_parts(self, copied: Params) -> Parts:
-        """Bytes kept of past tasks by kind; `copied` are the weights that a task is begun with a copy of."""
+    def memory_parts(self, copied: Params, *, heads_twice: bool = False) -> Parts:
+        """Bytes kept of past tasks by kind.
+
+        `copied` are the weights that a task is begun with a copy of; `heads_twice`: it has a copy of the heads too.
+        """
         kept = {"network": list(copied.values())} if self.past else {}
+        if heads_twice:
+            kept["heads"] = [summary.head for summary in self.past if summary.head is not None]
         if self.anchor is not None:
             kept |= {"fisher": list(self.anchor.precision.values()), "anchor": list(self.anchor.theta.values())}
         return added([*(summary.parts() for summary in self.past), parts_of(kept)])

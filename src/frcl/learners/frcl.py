@@ -243,7 +243,8 @@ class FRCL:
 
     def memory_parts(self) -> Parts:
         """The same by kind: points, posterior, heads; where such a hold is on fisher, anchor, a copy of the network."""
-        return self._state.memory_parts(self._model.theta() if self.options.current_inputs else {})
+        copied = self._model.theta() if self.options.current_inputs else {}
+        return self._state.memory_parts(copied, heads_twice=self.options.uses_heads and self.options.train_heads)
 
     def kept_inputs(self) -> list[Tensor]:
         """The inducing inputs Z of each past task."""

@@ -21,7 +21,8 @@ from frcl.display import Silent
 from frcl.experiment import runner
 from frcl.experiment.config import resolve
 from frcl.experiment.environment import describe
-from frcl.experiment.keeper import CHECKPOINT, Interrupted
+from frcl.experiment.keeper import CHECKPOINT, Interrupted, read_checkpoint
+from frcl.experiment.metrics import score_boundaries
 from frcl.experiment.results import MEASURED
 from frcl.files import alone_in
 
@@ -273,6 +274,22 @@ def test_hidden_boundaries(tmp_path):
     assert result["tasks"] == ["0/1", "2/3", "4/5"]
     above = [s for s, v in zip(found["statistic_step"], found["statistic"], strict=True) if v > 5.0]
     assert found["found"] == above
+
+
+def test_a_test_beside_is_what_the_result_shows(tmp_path):
+    layer = {"detector": {"window": 3, "beside": 1, "threshold": 2.0, "thresholds": [2.0]}}
+    config = resolve("split-digits", HIDDEN, layer, {"seeds": [0]})
+    result = runner.run(config, tmp_path / "beside", Silent())["boundaries"]
+    statistic, step = result["statistic"], result["statistic_step"]
+    apart = [at for at, value in zip(step, statistic, strict=True) if value > 2.0]
+    expected = [at for place, at in enumerate(apart) if place == 0]
+    for at in apart[1:]:
+        expected += [at] if at - expected[-1] > config.detector.pause else []
+    assert result["found"] == expected
+    own = read_checkpoint(tmp_path / "beside")[0].records[0]["found"]
+    assert result["found"] != own  # the learner acts on the other test
+    hits = score_boundaries(result["true"], own, 2.0, config.detector.tolerance)
+    assert result["acted_on"]["precision"]["mean"] == pytest.approx(hits.precision)
 
 
 def test_hidden_boundaries_resume_exactly(tmp_path):

@@ -186,6 +186,20 @@ def test_some_seeds_may_be_asked_for_by_their_number(place):
         Wanted(2, (1,))
 
 
+def test_the_command_names_all_seeds_of_a_run_that_was_taken_up(place):
+    with pytest.raises(KeyboardInterrupt):
+        measured(place, watch=Watch(stop_at=20))
+    assert measured(place, only=(2,)) == [[0, 1, 2]]
+    assert file_of(place)["batches"][0]["command"].endswith("--rows split-digits-frcl-3 --seeds 3")
+
+
+def test_seeds_that_no_cell_has_are_refused(tmp_path):
+    base = ["reproduce", "table1", "--rows", "split-mnist-frcl-trace-2", "--results", str(tmp_path)]
+    for more, words in ((["--seed", "99"], "has seed 99"), (["--seed", "1", "--again"], "leave --seed out")):
+        with pytest.raises(OptionError, match=words):
+            cli.app([*base, *more], standalone_mode=False)
+
+
 def test_two_cells_are_compared_on_the_seeds_that_both_have():
     def seeds(**accuracies: float) -> list[dict]:
         return [{"seed": int(name[1:]), "average_accuracy": value} for name, value in accuracies.items()]

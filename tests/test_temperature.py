@@ -10,6 +10,7 @@ from torch.distributions import Normal
 
 import frcl
 from frcl import FRCL, MLP, OptionError
+from frcl.learners.work import finish
 from frcl.likelihoods import PRIOR, Bernoulli, RobustMax, Softmax, best_temperature, tempered
 from streams import blobs, same_tensors
 
@@ -131,7 +132,7 @@ def test_probabilities_are_those_of_tempered_functions(prediction):
     noise = one._model.predictive_noise(one.target(0))
     f = (p.mean + (p.variance + 1e-12).sqrt() * noise) / temperature
     torch.testing.assert_close(p.probs, f.softmax(-1).mean(0))
-    assert torch.equal(one.mean(X, task=0).argmax(1), p.mean.argmax(1))  # the functions themselves are as they are
+    torch.testing.assert_close(one.mean(X, task=0), p.mean)  # the functions themselves are as they are
 
 
 def test_temperature_was_chosen_on_what_was_held_out():
@@ -205,8 +206,88 @@ def test_what_cannot_be_held_out_is_refused():
         learner(held_out=math.nan)
     with pytest.raises(OptionError, match="regression"):
         learner().fit(X, X[:, :1].sin())
-    with pytest.raises(frcl.DataError, match="fewer than the 190"):
+    with pytest.raises(frcl.DataError, match="200 examples less 20 held out are fewer than the 190"):
         learner(points=190).fit(X, Y)
+    with pytest.raises(frcl.DataError, match="200 examples are fewer than the 201"):
+        learner(points=201).fit(X, Y)
+
+
+def test_every_class_keeps_examples_to_learn_from(generator):
+    y = torch.arange(80) % 20  # four of each
+    x = torch.randn(80, 4, generator=generator)
+    for seed in range(5):
+        one = FRCL(MLP(4, (8, 5)), points_per_class=1, start="balanced", steps=1, held_out=0.5, seed=seed)
+        work = one.learn(x, y)
+        learned = next(work)
+        assert set(learned.y.tolist()) == set(range(20))
+        assert 40 <= len(learned.y) <= 45
+        work.close()
+
+
+def test_what_fails_or_is_interrupted_at_the_end_leaves_the_task_open(monkeypatch):
+    one, whole = learner(), learner()
+    whole.fit(X, Y)
+
+    def stop(*args) -> Tensor:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("frcl.learners.predict.best_temperature", stop)
+        with pytest.raises(KeyboardInterrupt):
+            one.fit(X, Y)
+    assert (len(one.tasks), one.step) == (0, 20)
+    one.fit(X, Y)
+    assert (len(one.tasks), one.step) == (1, 0)
+    assert one.tasks[0].temperature is not None
+    assert same_tensors(one.net.state_dict(), whole.net.state_dict())
+
+
+def test_functions_that_are_not_finite_are_refused():
+    x = X.clone()
+    work = learner().learn(X, Y)
+    learned = rows_of(next(work).x, X)
+    work.close()
+    x[min(set(range(len(X))) - learned)] = 3e38
+    one = learner()
+    with pytest.raises(frcl.NumericalError, match="too large to predict from"):
+        one.fit(x, Y)
+    assert not one.tasks
+
+
+@pytest.mark.parametrize("options", [
+    {"inference": "function"}, {"inference": "function", "learn_inputs": True}, {"likelihood": "robustmax"},
+    {"replicas": 2},
+])  # fmt: skip
+def test_all_kinds_of_learners_may_hold_examples_out(options):
+    one = learner(**options)
+    one.fit(X, Y)
+    members = one.members if "replicas" in options else [one]
+    for member in members:
+        temperature = float(member.tasks[0].temperature)
+        assert (temperature == pytest.approx(1.0, abs=1e-3)) == ("likelihood" in options)
+    p = one.predict(X, task=0)
+    torch.testing.assert_close(p.probs.sum(1), torch.ones(len(X)))
+
+
+def test_two_classes_and_double_precision():
+    x, y = (part[:100] for part in blobs((4, 7), 200, 3))
+    one = FRCL(MLP(4, (8, 5)).double(), **OPTIONS, held_out=0.2)
+    one.fit(x.double(), y)
+    temperature = one.tasks[0].temperature
+    assert temperature.dtype == torch.float64
+    p = one.predict(x.double(), task=0)
+    f = torch.linspace(-40, 40, 20_001, dtype=D)
+    density = Normal(p.mean / temperature, p.variance.sqrt() / temperature).log_prob(f).exp() * (f[1] - f[0])
+    torch.testing.assert_close(p.probs[:, 1], (density * f.sigmoid()).sum(1), atol=1e-4, rtol=0)
+
+
+def test_learners_together_hold_out_what_each_holds_out_alone():
+    together_, alone = [learner(seed=seed) for seed in (0, 1)], [learner(seed=seed) for seed in (0, 1)]
+    finish([one.learn(X, Y) for one in together_])
+    for one, other in zip(together_, alone, strict=True):
+        other.fit(X, Y)
+        torch.testing.assert_close(one.tasks[0].Z, other.tasks[0].Z)
+        torch.testing.assert_close(one.tasks[0].temperature, other.tasks[0].temperature, rtol=1e-3, atol=0)
 
 
 def test_tempered_functions_have_the_moments_of_f_over_t():

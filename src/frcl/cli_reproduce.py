@@ -73,6 +73,10 @@ def reproduce(
     work = [(target, _states(target, place, rows or [], wanted, again)) for target in asked]
     if rows and not any(states for _, states in work):
         raise OptionError(f"no cell is called {' or '.join(rows)}; --list shows their names")
+    if again and wanted.only:
+        raise OptionError("--again measures a cell anew, in place of all its seeds: leave --seed out")
+    if wanted.only and not any(state.wanted for _, states in work for state in states):
+        raise OptionError(f"no cell that was asked for has seed {' or '.join(map(str, wanted.only))}")
     say = _speaker(quiet=quiet, quick=quick)
     if show:
         for target, states in work:

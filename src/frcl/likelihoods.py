@@ -223,31 +223,31 @@ def log_predictive(
 
 
 def tempered(moments: tuple[Tensor, Tensor], temperature: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of f/T, where f has those of `moments`."""
+    """Mean and variance of f/τ, where f has those of `moments`."""
     mean, variance = moments
     return mean / temperature, variance / temperature.square()
 
 
 COLDEST, HOTTEST, ROUNDS = 1 / 8, 8.0, 30  # where a temperature is looked for, and in how many sections
-PRIOR = 0.25  # deviation of log T before anything was seen
+PRIOR = 0.25  # deviation of log τ before anything was seen
 
 
 def best_temperature(
     likelihood: Likelihood, mean: Tensor, variance: Tensor, y: Tensor, noise: Tensor, params: Mapping[str, Tensor]
 ) -> Tensor:
-    """The T with the largest Σ log ∫ p(y | f/T) N(f | μ, σ²) df + log N(log T | 0, PRIOR²), [], by golden sections.
+    """The τ with the largest Σ log ∫ p(y | f/τ) N(f | μ, σ²) df + log N(log τ | 0, PRIOR²), [], by golden sections.
 
     The examples are some that were not learned from; with few of them, which may all be predicted well, the prior keeps
-    T from running away. For RobustMax T stays 1: the largest function is the largest at any.
+    τ from running away. For RobustMax τ stays 1: the largest function is the largest at any.
     """
 
-    def loss(log_t: Tensor) -> Tensor:
+    def loss(log_tau: Tensor) -> Tensor:
         parts = [
-            log_predictive(likelihood, *tempered((some, spread), log_t.exp()), labels, noise, params)
+            log_predictive(likelihood, *tempered((some, spread), log_tau.exp()), labels, noise, params)
             for some, spread, labels in zip(*(part.split(ROWS_AT_ONCE) for part in (mean, variance, y)), strict=True)
         ]
         log_p = torch.cat(parts).double().clamp_min(math.log(torch.finfo(torch.float32).tiny))
-        return 0.5 * (log_t.double() / PRIOR).square() - log_p.sum()
+        return 0.5 * (log_tau.double() / PRIOR).square() - log_p.sum()
 
     ratio = (math.sqrt(5) - 1) / 2
     low, high = (mean.new_tensor(math.log(end)) for end in (COLDEST, HOTTEST))

@@ -81,7 +81,10 @@ def _pooled(parts: Sequence[list[list[float]] | None]) -> dict[str, Any] | None:
 
 
 def _boundaries(config: Config, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """True and found switches and the statistic of the first seed; scores as means over seeds."""
+    """True and found switches and the statistic of the first seed; scores as means over seeds.
+
+    With a test beside, `found` and `statistic` are that one's; `acted_on` tells of what the learner did in any case.
+    """
     options = config.detector
     scores = []
     for threshold in options.thresholds:
@@ -99,9 +102,10 @@ def _boundaries(config: Config, records: Sequence[dict[str, Any]]) -> dict[str, 
         scores.append({"threshold": threshold, **mean, "delay": sum(delays) / len(delays) if delays else None})
     own = [score_boundaries(r["true"], r["found"], options.threshold, options.tolerance) for r in records]
     first = records[0]
+    beside = declared_switches(first["statistic"], options.threshold, options.pause) if options.beside else None
     return {
         "true": first["true"],
-        "found": first["found"],
+        "found": first["found"] if beside is None else beside,  # by the test whose statistic is shown
         "threshold": options.threshold,
         "statistic": [value for value in first["statistic"] if value is not None],
         "statistic_step": [step for step, value in enumerate(first["statistic"]) if value is not None],

@@ -28,6 +28,7 @@ from frcl.learners.lifecycle import (
     check_held_out,
     check_opening,
     held_out,
+    held_rows,
     open_task,
     program_of,
     summarise,
@@ -353,20 +354,22 @@ class FRCL:
         count = held_out(self.options, len(x))
         if not count:
             return (x, y), None
-        generator = fork(self.options.seed, f"held-out/{len(self._state.past)}")
-        rows = torch.randperm(len(x), generator=generator).to(x.device)
-        held, learned = rows[:count], rows[count:].sort().values
+        held, learned = held_rows(y, count, fork(self.options.seed, f"held-out/{len(self._state.past)}"))
         return (x[learned], y[learned]), (x[held], y[held])
 
     def _close(self, current: CurrentTask, x: Tensor, y: Tensor, held: Examples | None = None) -> Work[Summary]:
-        """Turn the current task into its summary; its points are chosen from x and y, its temperature on `held`."""
-        state = self._state
-        summary = yield from summarise(self._model, current, x, y, state.streams["selection"])
-        state.keep(summary, anchor_after(self._model, current, summary, x, y, state))
+        """Turn the current task into its summary; its points are chosen from x and y, its temperature on `held`.
+
+        All of it or nothing: where something fails or is interrupted the task stays open.
+        """
+        after = copy.copy(self._state)
+        summary = yield from summarise(self._model, current, x, y, after.streams["selection"])
+        after.keep(summary, anchor_after(self._model, current, summary, x, y, after))
         if held is not None:
-            number = len(state.past) - 1
-            summary = replace(summary, temperature=self._predictor.temperature(state, number, *held))
-            state.past[number] = summary
+            number = len(after.past) - 1
+            summary = replace(summary, temperature=self._predictor.temperature(after, number, *held))
+            after.past[number] = summary
+        self._state = after
         return summary
 
     # -- the border -----------------------------------------------------------------------------------------

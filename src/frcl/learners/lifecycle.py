@@ -105,11 +105,30 @@ def held_out(options: FRCLOptions, examples: int) -> int:
     return math.ceil(options.held_out * examples)
 
 
+def held_rows(y: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """So many rows of examples with classes y, drawn to be held out, and the others; these have some of every class."""
+    rows = torch.randperm(len(y), generator=generator).to(y.device)
+    held, learned = rows[:count], rows[count:]
+    missing = torch.isin(y[held], y[learned], invert=True)
+    if bool(missing.any()):
+        back = [int((y[held] == label).nonzero()[0, 0]) for label in y[held][missing].unique()]
+        stays = torch.ones(count, dtype=torch.bool, device=y.device)
+        stays[back] = False
+        held, learned = held[stays], torch.cat([learned, held[~stays]])
+    return held, learned.sort().values
+
+
 def check_held_out(model: Model, target: TargetSpec, examples: int) -> None:
     """Refuse a task that has too few examples besides those held out, or no class probabilities to temper."""
     if model.options.held_out and not target.is_classification:
         raise OptionError("held_out is for the probabilities of classes; a regression task has none: set it to 0")
-    check_enough(model, target, examples - held_out(model.options, examples))
+    held = held_out(model.options, examples)
+    if held and examples >= model.points(target) > examples - held:
+        raise DataError(
+            f"{examples} examples less {held} held out are fewer than the {model.points(target)} inducing points to "
+            "keep; lower points or held_out, or bring more data"
+        )
+    check_enough(model, target, examples)
 
 
 def check_opening(model: Model, target: TargetSpec, x: Tensor) -> int:

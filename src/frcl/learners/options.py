@@ -58,7 +58,7 @@ class FRCLOptions:
     head_variance: float = 1.0  # where a head predicts: the share of its variance that counts
 
     # calibration
-    held_out: float = 0.0  # share of fit()'s examples that is not learned from: the temperature is chosen on them
+    held_out: float = 0.0  # share of fit()'s examples, counted in N, that only serve to choose a temperature
 
     # selection of the inducing points
     selection: Criterion = "trace"
@@ -144,14 +144,8 @@ _WHOLE = (
     "search_steps", "search_examples", "task_size", "window", "fisher_examples",
 )  # fmt: skip
 _NOT_NEGATIVE = (
-    "functional",
-    "current_inputs",
-    "memory_targets",
-    "curvature",
-    "curvature_decay",
-    "rate_decay",
-    "held_out",
-)
+    "functional", "current_inputs", "memory_targets", "curvature", "curvature_decay", "rate_decay", "held_out",
+)  # fmt: skip
 _POSITIVE = (
     "prior_variance", "feature_scale", "noise", "initial_target_noise", "initial_scale", "rate", "prior_weight",
     "head_variance",

@@ -35,10 +35,7 @@ class Predictor:
         assert owner is not None
         target = owner.target
         with torch.no_grad(), network_failures():
-            pieces = [self._moments(state, number, rows) for rows in x.split(self._model.chunk)]
-            mean, variance = (torch.cat(values) for values in zip(*pieces, strict=True))
-            if not bool(mean.isfinite().all() & variance.isfinite().all()):
-                raise NumericalError("the features of these inputs are too large to predict from; scale the inputs")
+            pieces, (mean, variance) = self._believed(state, number, x)
             if target.labels is None:
                 params = owner.likelihood_params if isinstance(owner, Summary) else under(owner.params, LIKELIHOOD)
                 return Prediction(mean, variance, None, None, None, params["log_noise"].exp())
@@ -53,10 +50,17 @@ class Predictor:
         """The temperature with which a past task predicts these examples best; it has not learned from them."""
         summary = state.past[number]
         with torch.no_grad(), network_failures():
-            pieces = [self._moments(state, number, rows) for rows in x.split(self._model.chunk)]
-            mean, variance = (torch.cat(values) for values in zip(*pieces, strict=True))
+            _, (mean, variance) = self._believed(state, number, x)
             noise, learned = self._model.predictive_noise(summary.target), summary.likelihood_params
             return best_temperature(summary.target.likelihood, mean, variance, y, noise, learned)
+
+    def _believed(self, state: LearnerState, number: int, x: Tensor) -> tuple[list[Moments], Moments]:
+        """Mean and variance of all inputs in one task, chunk by chunk and together."""
+        pieces = [self._moments(state, number, rows) for rows in x.split(self._model.chunk)]
+        mean, variance = (torch.cat(values) for values in zip(*pieces, strict=True))
+        if not bool(mean.isfinite().all() & variance.isfinite().all()):
+            raise NumericalError("the features of these inputs are too large to predict from; scale the inputs")
+        return pieces, Moments(mean, variance)
 
     def mean(self, state: LearnerState, number: int, x: Tensor) -> Tensor:
         """The mean of the functions alone, [n, C]: for a past task the network and one product with its head."""
@@ -93,7 +97,7 @@ class Predictor:
         return cached[1]
 
     def _centred(self, head: Head, Phi_z: Tensor, summary: Summary, kept: Tensor | None) -> Head:
-        """The head that the option `prediction` asks for; all have the variance of the summary, times its `spread`."""
+        """The head that the option `prediction` asks for; all have the variance of the summary, scaled later."""
         options = self._model.options
         if options.prediction == "summary" or kept is None:
             return head

@@ -17,7 +17,8 @@ class Prediction:
     """What is believed about some inputs.
 
     mean, variance   of the functions f, [n, C] each (one function for a binary task with Bernoulli)
-    probs            class probabilities [n, classes], columns as in `classes`; None for regression
+    probs            class probabilities [n, classes], columns as in `classes`; None for regression. Of f over the
+                     task's temperature, where it has one
     labels           the most probable label value of each input; None for regression
     classes          the label values of the task; None for regression
     noise            learned noise variance of the targets [C] for regression: y has variance + noise

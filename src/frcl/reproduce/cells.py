@@ -246,7 +246,7 @@ FRCL_7 = {
     "rate": 1e-4,
     "search_steps": 2000,
     "start": "balanced",
-    "initial_scale": 0.01,  # at this rate noise of 0.1 does not go away in time; both chosen on validation data
+    "initial_scale": 0.01,  # at this rate noise of 0.1 does not go away in time; the scale: chosen on validation data
     "feature_scale": 1.0,
 }
 VCL_7 = {

@@ -48,9 +48,13 @@ class Wanted:
     def of(self, cell: Cell) -> tuple[int, ...]:
         return tuple(seed for seed in cell.seeds[: self.count] if not self.only or seed in self.only)
 
-    def words(self, seeds: Sequence[int]) -> list[str]:
-        """How `seeds` of a cell are asked for on the command line."""
-        return [f"--seed {seed}" for seed in seeds] if self.only else ["--seeds", str(len(seeds))]
+    def words(self, cell: Cell, seeds: Sequence[int]) -> list[str]:
+        """How a run of these seeds is asked for on the command line: as it was, if it was asked for all of them."""
+        wanted = self.of(cell)
+        if set(seeds) <= set(wanted):
+            seeds = wanted
+        first = tuple(seeds) == cell.seeds[: len(seeds)]
+        return ["--seeds", str(len(seeds))] if first else [f"--seed {seed}" for seed in seeds]
 
 
 ALL_SEEDS = Wanted()
@@ -195,7 +199,8 @@ def _one_run(state: State, left: Sequence[int], session: Session) -> Document:
     finally:
         observer.close()
     records = read_checkpoint(folder)[0].records
-    return document(state.table, state.cell.name, config, result, records, _command(state, place), quick=place.quick)
+    command = _command(state, place, config.seeds)
+    return document(state.table, state.cell.name, config, result, records, command, quick=place.quick)
 
 
 def _interrupted(folder: Path, config: Config, unmeasured: Sequence[int]) -> Config | None:
@@ -215,8 +220,8 @@ def _folder(place: Place, state: State) -> Path:
     return place.runs / state.table / state.cell.name
 
 
-def _command(state: State, place: Place) -> str:
+def _command(state: State, place: Place, seeds: Sequence[int]) -> str:
     """How to get these seeds, without where anything lies on this machine."""
-    words = ["frcl reproduce", state.table, "--rows", state.cell.name, *state.asked.words(state.wanted)]
+    words = ["frcl reproduce", state.table, "--rows", state.cell.name, *state.asked.words(state.cell, seeds)]
     words += ["--device", place.device] if place.device != "cpu" else []
     return " ".join(words + ["--quick"] * place.quick)

@@ -244,7 +244,7 @@ MUTANTS = (
            "0.5 * (log_tau.double() / PRIOR).square() - log_p.sum()", "-log_p.sum()", "tests/test_temperature.py"),
     Mutant("the wrong section of the temperatures kept", "likelihoods.py",
            "if at_left < at_right:", "if at_left > at_right:", "tests/test_temperature.py"),
-    Mutant("examples held out are learned from all the same", "learners/frcl.py",
+    Mutant("examples held out are learned from all the same", "learners/lifecycle.py",
            "return (x[learned], y[learned]), (x[held], y[held])", "return (x, y), (x[held], y[held])",
            "tests/test_temperature.py"),
     Mutant("temperature chosen on what was learned from", "learners/lifecycle.py",

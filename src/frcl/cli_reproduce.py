@@ -71,12 +71,7 @@ def reproduce(
     asked = chosen_targets(targets or [ALL] * show, quick=quick)
     wanted = Wanted(seeds, tuple(seed or ()))
     work = [(target, _states(target, place, rows or [], wanted, again)) for target in asked]
-    if rows and not any(states for _, states in work):
-        raise OptionError(f"no cell is called {' or '.join(rows)}; --list shows their names")
-    if again and wanted.only:
-        raise OptionError("--again measures a cell anew, in place of all its seeds: leave --seed out")
-    if wanted.only and not any(state.wanted for _, states in work for state in states):
-        raise OptionError(f"no cell that was asked for has seed {' or '.join(map(str, wanted.only))}")
+    _check_asked([state for _, states in work for state in states], rows or [], wanted, again=again)
     say = _speaker(quiet=quiet, quick=quick)
     if show:
         for target, states in work:
@@ -87,6 +82,16 @@ def reproduce(
         return
     may_start = (lambda: True) if budget is None else (lambda: time.monotonic() - begin < budget)
     _carry_out(work, Session(place, _observer(quiet=quiet or quick), say, may_start, again=again), some=bool(rows))
+
+
+def _check_asked(states: Sequence[State], rows: Sequence[str], wanted: Wanted, *, again: bool) -> None:
+    """Refuse rows and seeds that no cell has."""
+    if rows and not states:
+        raise OptionError(f"no cell is called {' or '.join(rows)}; --list shows their names")
+    if again and wanted.only:
+        raise OptionError("--again measures a cell anew, in place of all its seeds: leave --seed out")
+    if wanted.only and not any(state.wanted for state in states):
+        raise OptionError(f"no cell that was asked for has seed {' or '.join(map(str, wanted.only))}")
 
 
 def _carry_out(work: Sequence[tuple[Target, Sequence[State]]], session: Session, *, some: bool) -> None:

@@ -23,14 +23,14 @@ from frcl.learners.current import Before, CurrentTask, Declared, LearnerState
 from frcl.learners.ensemble import replicated
 from frcl.learners.inputs import check_lengths, checked_inputs, checked_size, data_mark
 from frcl.learners.lifecycle import (
+    Examples,
     Model,
     anchor_after,
     check_held_out,
     check_opening,
-    held_out,
-    held_rows,
     open_task,
     program_of,
+    split,
     summarise,
 )
 from frcl.learners.memory import Parts
@@ -41,10 +41,8 @@ from frcl.learners.stream import remember, take_step, watch
 from frcl.learners.targets import Label, TargetSpec, check_likelihood, infer_spec, plain_labels
 from frcl.learners.window import Window
 from frcl.learners.work import OnStep, Work, finish, run_alone
-from frcl.seeding import Streams, fork
+from frcl.seeding import Streams
 from frcl.summary import prior_kl
-
-Examples = tuple[Tensor, Tensor]  # inputs, encoded targets
 
 
 class FRCL:
@@ -122,11 +120,12 @@ class FRCL:
             encoded = target.encode(y, self.device, self.dtype)
             check_held_out(self._model, target, len(inputs))
             N = checked_size(declared.size if size is None else size, len(inputs))
-            learned, held = self._split(inputs, encoded)
+            learned, held = split(self.options, len(self._state.past), inputs, encoded)
             current = self._open(target, N, *learned)
             current.data_mark = data_mark(inputs, encoded, likelihood, size)
         else:
-            learned, held = self._split(inputs, self._continued(current, inputs, y, likelihood, size))
+            encoded = self._continued(current, inputs, y, likelihood, size)
+            learned, held = split(self.options, len(self._state.past), inputs, encoded)
         yield program_of(self._model, current, *learned, self._state.streams, self._advance)
         return (yield from self._close(current, *learned, held))
 
@@ -348,14 +347,6 @@ class FRCL:
         state.declared = None
         state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
         return state.current
-
-    def _split(self, x: Tensor, y: Tensor) -> tuple[Examples, Examples | None]:
-        """What is learned from, and what is held out; the same of the same data, whenever it is asked for."""
-        count = held_out(self.options, len(x))
-        if not count:
-            return (x, y), None
-        held, learned = held_rows(y, count, fork(self.options.seed, f"held-out/{len(self._state.past)}"))
-        return (x[learned], y[learned]), (x[held], y[held])
 
     def _close(self, current: CurrentTask, x: Tensor, y: Tensor, held: Examples | None = None) -> Work[Summary]:
         """Turn the current task into its summary; its points are chosen from x and y, its temperature on `held`.

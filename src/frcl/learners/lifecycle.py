@@ -118,6 +118,18 @@ def held_rows(y: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor
     return held, learned.sort().values
 
 
+Examples = tuple[Tensor, Tensor]  # inputs, encoded targets
+
+
+def split(options: FRCLOptions, task: int, x: Tensor, y: Tensor) -> tuple[Examples, Examples | None]:
+    """What is learned from, and what is held out; the same of the same data, whenever it is asked for."""
+    count = held_out(options, len(x))
+    if not count:
+        return (x, y), None
+    held, learned = held_rows(y, count, fork(options.seed, f"held-out/{task}"))
+    return (x[learned], y[learned]), (x[held], y[held])
+
+
 def check_held_out(model: Model, target: TargetSpec, examples: int) -> None:
     """Refuse a task that has too few examples besides those held out, or no class probabilities to temper."""
     if model.options.held_out and not target.is_classification:

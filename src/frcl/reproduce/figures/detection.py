@@ -16,7 +16,7 @@ from frcl.experiment import runner
 from frcl.experiment.config import Config
 from frcl.experiment.hidden import stream_labels
 from frcl.experiment.metrics import declared_switches, score_boundaries
-from frcl.reproduce.cells import CALM_3, OMNIGLOT, Cell, Layer
+from frcl.reproduce.cells import CALM_3, CLEAR_3, OMNIGLOT, Cell, Layer
 from frcl.reproduce.figures.base import FigureOf, Sheet
 from frcl.reproduce.figures.draw_detection import TITLE_5, TITLE_7, draw_figure_5, draw_figure_7
 from frcl.reproduce.figures.parts import Rows, as_in_a_run, frcl_learner
@@ -26,7 +26,7 @@ from frcl.seeding import fork
 PERMUTED = "permuted-mnist"
 STREAMS: dict[str, Layer] = {
     PERMUTED: {"method": "frcl", "learner": CALM_3},
-    OMNIGLOT: {"method": "frcl", "learner": {**CALM_3, "feature_scale": 0.25}},  # serves a few alphabets
+    OMNIGLOT: {"method": "frcl", "learner": CLEAR_3},
 }
 
 

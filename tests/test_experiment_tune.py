@@ -9,7 +9,8 @@ import torch
 from frcl import OptionError
 from frcl.benchmarks.tasks import Split, Task, TaskList
 from frcl.experiment import tune as module
-from frcl.experiment.tune import combinations, grid_of, own_grid, try_out, tune, tuning_config
+from frcl.experiment.runner import benchmark_of, new_learner
+from frcl.experiment.tune import BY, Reached, Trial, combinations, grid_of, own_grid, try_out, tune, tuning_config
 from frcl.learners.methods import METHODS
 
 TINY = {"learner": {"steps": 20}, "network": {"widths": [8]}}
@@ -40,16 +41,61 @@ def test_test_data_is_never_touched(monkeypatch):
     locked = Locked(x, y)
     tasks = tuple(Task(str(i), open_part, Split(x[:20], y[:20]), locked, 60) for i in range(2))
     monkeypatch.setattr(module, "benchmark_of", lambda config, seed: TaskList("locked", tasks))
-    accuracy = try_out(tuning_config("finetune", "split-digits", TINY, {}))
-    assert 0 <= accuracy <= 1
+    reached = try_out(tuning_config("finetune", "split-digits", TINY, {}))
+    assert 0 <= reached.accuracy <= 1
 
 
 def test_the_best_comes_first_and_every_trial_is_told():
     told = []
     found = tune("finetune", "split-digits", TINY, on_trial=told.append)
     assert len(found) == len(told) == len(grid_of("finetune")["rate"])
-    assert found[0].accuracy == max(trial.accuracy for trial in told)
+    assert found[0].reached.accuracy == max(trial.reached.accuracy for trial in told)
     assert found[0].options["rate"] in grid_of("finetune")["rate"]
+
+
+def test_a_trial_has_the_scores_of_a_run_on_validation_data():
+    """By hand: a learner of our own for each seed, every task's validation data, plain means."""
+    config = tuning_config("frcl", "split-digits", {**TINY, "seeds": [0, 1], "stream": {"tasks": 2}}, {"points": 4})
+    accuracies, losses, errors = [], [], []
+    for seed in config.seeds:
+        benchmark = benchmark_of(config, seed)
+        learner = new_learner(config, benchmark, seed)
+        for number in range(2):
+            task = benchmark.task(number)
+            learner.fit(task.train.x, task.train.y)
+        for number in range(2):
+            held = benchmark.task(number).validation
+            x, y = held.x, held.y
+            prediction = learner.predict(x, task=number)
+            columns = torch.tensor([prediction.classes.index(int(one)) for one in y])
+            own = prediction.probs[torch.arange(len(y)), columns]
+            confidence, right = prediction.probs.max(1).values, (prediction.labels == y).double()
+            accuracies.append(right.mean())
+            losses.append(-own.double().log().mean())
+            bins = (confidence * 15).clamp(max=14).long()
+            errors.append(sum(abs((confidence.double() - right)[bins == b].sum()) for b in range(15)) / len(y))
+    reached = try_out(config)
+    assert reached.accuracy == pytest.approx(float(sum(accuracies) / 4))
+    assert reached.nll == pytest.approx(float(sum(losses) / 4), rel=1e-5)
+    assert reached.ece == pytest.approx(float(sum(errors) / 4), abs=1e-5)
+
+
+@pytest.mark.parametrize(("by", "best"), [("accuracy", "a"), ("nll", "b"), ("ece", "c")])
+def test_what_decides_may_be_chosen(monkeypatch, by, best):
+    made = {"a": Reached(0.9, 0.5, 0.2), "b": Reached(0.8, 0.1, 0.3), "c": Reached(0.7, 0.6, 0.1)}
+    names = iter(made)
+    monkeypatch.setattr(module, "try_out", lambda config: made[next(names)])
+    found = tune("finetune", "split-digits", TINY, grid={"steps": [1, 2, 3]}, by=by)
+    assert found[0].reached == made[best]
+    assert "NLL 0." in found[0].reached.show()
+    assert set(found[0].to_json()) == {"options", *BY}
+
+
+def test_a_score_that_there_is_not_never_decides():
+    assert Trial({}, Reached(0.9, 1.0, None)).merit("ece") < Trial({}, Reached(0.1, 1.0, 0.9)).merit("ece")
+    assert "ECE" not in Reached(0.9, 1.0, None).show()
+    with pytest.raises(OptionError, match="--by speed is unknown; choose one of accuracy, nll, ece"):
+        tune("finetune", "split-digits", TINY, by="speed")
 
 
 def test_training_is_on_training_data_alone():

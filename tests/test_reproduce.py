@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import threading
 from dataclasses import replace
 
 import pytest
@@ -332,3 +333,62 @@ def test_seeds_that_another_process_added_are_not_run_again(place):
     before = state_of(TABLE.name, FIRST, place, Wanted(1))
     measured(place, count=1)
     assert list(measure(before, session(place))) == []
+
+
+def test_processes_with_other_seeds_may_work_on_a_cell_at_once(place):
+    """While one is at work on seed 0, another one measures seed 1; both are in the file afterwards."""
+    runs = []
+
+    class Meanwhile(Watch):
+        def step(self, seed, task, log):
+            if not runs:
+                runs.extend(measured(place, only=(1,)))
+
+    assert measured(place, only=(0,), watch=Meanwhile()) == [[0]]
+    assert runs == [[1]]
+    assert [one["seed"] for one in file_of(place)["seeds"]] == [0, 1]
+    assert measured(place) == [[2]]
+    assert not [path for path in place.runs.rglob("*") if path.is_dir() and path.name.startswith(FIRST.name)]
+
+
+def test_of_two_that_measure_the_same_seed_the_first_stays(place):
+    said, runs = [], []
+
+    class Meanwhile(Watch):
+        def step(self, seed, task, log):
+            if not runs:
+                runs.extend(measured(place, only=(1,)))
+                runs.append(file_of(place)["batches"][0]["started"])
+
+    state = state_of(TABLE.name, FIRST, place, Wanted(2))
+    (found,) = measure(state, replace(session(place, Meanwhile()), say=said.append))
+    assert said == [f"{TABLE.name}/{FIRST.name}: another process was faster; what it found stays"]
+    assert found["batches"][0]["started"] == runs[-1]
+    assert measured(place, count=2) == [[0]]
+    assert file_of(place)["batches"][1]["started"] == runs[-1]
+
+
+def test_an_interrupted_run_that_is_busy_again_does_not_keep_another_seed_back(place):
+    with pytest.raises(KeyboardInterrupt):
+        measured(place, watch=Watch(stop_at=20))
+    with alone_in(place.runs / TABLE.name, f".{FIRST.name}.lock"):
+        assert measured(place, only=(2,)) == [[2]]
+
+
+def test_a_result_file_is_written_by_one_process_at_a_time(place):
+    """Whoever wants to add to a file waits until the other has written."""
+    order = []
+
+    def add() -> None:
+        measured(place, only=(1,))
+        order.append("added")
+
+    folder = place.results / TABLE.name
+    folder.mkdir(parents=True)
+    with alone_in(folder):
+        other = threading.Thread(target=add)
+        other.start()
+        other.join(1.0)
+        order.append("let go")
+    other.join()
+    assert order == ["let go", "added"]

@@ -170,6 +170,7 @@ def tune(
         list[str] | None,
         typer.Option("--try", help="Values to try instead of the method's own, as in curvature=[0.3,1.0]; repeatable."),
     ] = None,
+    by: Annotated[str, typer.Option(help="What decides: accuracy, nll or ece.")] = "accuracy",
     as_json: Json = False,
 ) -> None:
     """Choose options among a grid on validation data of the first tasks; test data is never touched."""
@@ -184,24 +185,20 @@ def tune(
         for part, values in one.items():
             layer[part] = {**layer.get(part, {}), **values} if isinstance(values, dict) else values
 
-    def told(trial: Trial) -> None:
+    def say(line: str) -> None:
         if not as_json:
-            out.print(f"{100 * trial.accuracy:6.2f} %  {trial.options}", highlight=False, markup=False, soft_wrap=True)
+            out.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    if not as_json:
-        out.print(f"tuning {', '.join(grid)} of {method} on {benchmark}", highlight=False)
-    found = search(method, known_name(benchmark), layer, grid=grid, trials=trials, on_trial=told)
+    def told(trial: Trial) -> None:
+        say(f"{trial.reached.show()}  {trial.options}")
+
+    say(f"tuning {', '.join(grid)} of {method} on {benchmark}")
+    found = search(method, known_name(benchmark), layer, grid=grid, trials=trials, by=by, on_trial=told)
     best = found[0]
-    if as_json:
-        typer.echo(json.dumps([{"options": t.options, "accuracy": t.accuracy} for t in found]))
-        return
     chosen = " ".join(f"--set {name}={value}" for name, value in best.options.items())
-    out.print(
-        f"chosen, with {100 * best.accuracy:.2f} % on validation data: {chosen}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    say(f"chosen by {by}, with {best.reached.show().strip()} on validation data: {chosen}")
+    if as_json:
+        typer.echo(json.dumps([trial.to_json() for trial in found]))
 
 
 @app.command("list")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from typing import Any
 
@@ -13,10 +14,12 @@ from frcl.benchmarks.tasks import Benchmark, Seen
 from frcl.errors import OptionError
 from frcl.experiment.config import Config, parse_setting, resolve
 from frcl.experiment.environment import products, threads
-from frcl.experiment.evaluate import score
+from frcl.experiment.evaluate import final_scores, score
 from frcl.experiment.runner import benchmark_of, new_learner, seeds_at_once
+from frcl.learners.protocol import Learner
 from frcl.learners.work import finish
 
+BY = ("accuracy", "nll", "ece")  # what may decide
 TASKS = 3  # the first so many tasks of the benchmark
 
 
@@ -28,11 +31,34 @@ def validation_only(inner: Benchmark) -> Seen:
 
 
 @dataclass(frozen=True)
+class Reached:
+    """On the validation data of all tasks after the last, means over tasks and seeds; None where not available."""
+
+    accuracy: float
+    nll: float | None
+    ece: float | None
+
+    def show(self) -> str:
+        rest = [f"{name} {value:.4f}" for name, value in (("NLL", self.nll), ("ECE", self.ece)) if value is not None]
+        return ", ".join((f"{100 * self.accuracy:6.2f} %", *rest))
+
+
+@dataclass(frozen=True)
 class Trial:
-    """One combination of options and what it reached: average accuracy on validation data, mean over seeds."""
+    """One combination of options and what it reached."""
 
     options: dict[str, Any]
-    accuracy: float
+    reached: Reached
+
+    def to_json(self) -> dict[str, Any]:
+        return {"options": self.options, **asdict(self.reached)}
+
+    def merit(self, by: str) -> float:
+        """What is best where it is highest."""
+        value = getattr(self.reached, by)
+        if value is None:
+            return -math.inf
+        return float(value if by == "accuracy" else -value)
 
 
 def grid_of(method: str) -> dict[str, list[Any]]:
@@ -75,25 +101,38 @@ def tuning_config(method: str, benchmark: str, layer: Mapping[str, Any], options
     return config
 
 
-def try_out(config: Config) -> float:
-    """Average accuracy on the validation data of all tasks after the last, mean over seeds."""
-    results: list[float] = []
+def try_out(config: Config) -> Reached:
+    """Learn the tasks with every seed, then look at the validation data of all."""
+    results: list[Reached] = []
     at_once = seeds_at_once(config)
     with threads(config.run.threads), products(tf32=config.run.tf32):
         for first in range(0, len(config.seeds), at_once):
             results += _together(config, config.seeds[first : first + at_once])
-    return sum(results) / len(results)
+    nll, ece = (_mean([getattr(one, name) for one in results]) for name in ("nll", "ece"))
+    return Reached(sum(one.accuracy for one in results) / len(results), nll, ece)
 
 
-def _together(config: Config, seeds: Sequence[int]) -> list[float]:
-    """The accuracies of some seeds, learned together."""
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return sum(known) / len(known) if len(known) == len(values) else None
+
+
+def _together(config: Config, seeds: Sequence[int]) -> list[Reached]:
+    """What some seeds reach, learned together."""
     benchmarks = [validation_only(benchmark_of(config, seed)) for seed in seeds]
     learners = [new_learner(config, benchmark, seed) for benchmark, seed in zip(benchmarks, seeds, strict=True)]
     pairs = list(zip(learners, benchmarks, strict=True))
     for number in range(len(benchmarks[0])):
         tasks = [(learner, benchmark.task(number)) for learner, benchmark in pairs]
         finish([learner.learn(task.train.x, task.train.y, size=task.size) for learner, task in tasks])
-    return [score(learner, one.test_split(on), on) for learner, one in pairs for on in range(len(one))]
+    return [_reached(learner, benchmark) for learner, benchmark in pairs]
+
+
+def _reached(learner: Learner, benchmark: Benchmark) -> Reached:
+    tasks = list(range(len(benchmark)))
+    scores = [score(learner, benchmark.test_split(on), on) for on in tasks]
+    final = final_scores(learner, benchmark, tasks)
+    return Reached(sum(scores) / len(scores), final.nll, final.ece)
 
 
 def tune(
@@ -103,9 +142,12 @@ def tune(
     *,
     grid: Mapping[str, list[Any]] | None = None,
     trials: int | None = None,
+    by: str = BY[0],
     on_trial: Callable[[Trial], None] | None = None,
 ) -> list[Trial]:
     """All trials, the best first: a grid, by default the method's, or `trials` combinations of it that Optuna chose."""
+    if by not in BY:
+        raise OptionError(f"--by {by} is unknown; choose one of {', '.join(BY)}")
     grid = grid or grid_of(method)
     for options in combinations(grid):
         tuning_config(method, benchmark, layer, options)  # refuses what cannot be before anything is learned
@@ -116,14 +158,14 @@ def tune(
         done.append(trial)
         if on_trial is not None:
             on_trial(trial)
-        return trial.accuracy
+        return trial.merit(by)
 
     if trials is None:
         for options in combinations(grid):
             attempt(options)
     else:
         _with_optuna(grid, trials, attempt)
-    return sorted(done, key=lambda trial: -trial.accuracy)
+    return sorted(done, key=lambda trial: -trial.merit(by))
 
 
 def _with_optuna(grid: Mapping[str, list[Any]], trials: int, attempt: Callable[[dict[str, Any]], float]) -> None:

@@ -15,7 +15,16 @@ from frcl.experiment.keeper import Observer, read_checkpoint
 from frcl.files import alone_in
 from frcl.reproduce.cells import Cell, Table
 from frcl.reproduce.numbers import percent
-from frcl.reproduce.store import Document, differences, document, merged, path_of, read_document, write_document
+from frcl.reproduce.store import (
+    Document,
+    common_seeds,
+    differences,
+    document,
+    merged,
+    path_of,
+    read_document,
+    write_document,
+)
 
 
 @dataclass(frozen=True)
@@ -157,12 +166,21 @@ def _report(state: State, session: Session) -> None:
 def measure(state: State, session: Session) -> Iterator[Document]:
     """Run the missing seeds of a cell, as many at a time as are trained together; yields the file after each run.
 
-    A run that was interrupted is taken up first, also if it has more seeds than were asked for.
+    A run that was interrupted is taken up first, also if it has more seeds than were asked for. Processes that were
+    asked for some seeds by their number may work on a cell at the same time: each has a folder of its own.
     """
-    folder = _folder(session.place, state)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with alone_in(folder.parent, f".{folder.name}.lock"):
-        yield from _measure_alone(state, session, folder)
+    whole = session.place.runs / state.table / state.cell.name
+    own = whole.with_name(whole.name + "".join(f"-seed-{seed}" for seed in state.asked.only))
+    begun = _interrupted(whole, session.place.config(state.cell, state.cell.seeds), state.unmeasured)
+    whole.parent.mkdir(parents=True, exist_ok=True)
+    for folder in dict.fromkeys((whole, own) if begun else (own,)):
+        try:
+            with alone_in(folder.parent, f".{folder.name}.lock"):
+                yield from _measure_alone(state, session, folder)
+                return
+        except BusyError:
+            if folder == own:
+                raise
 
 
 def _measure_alone(state: State, session: Session, folder: Path) -> Iterator[Document]:
@@ -175,9 +193,8 @@ def _measure_alone(state: State, session: Session, folder: Path) -> Iterator[Doc
         if not session.may_start():
             session.say(f"{state.table}/{state.cell.name}: seeds {in_words(left)} not started, the time is up")
             return
-        done = _one_run(state, left, session)
-        found = done if anew else merged(read_document(path, quick=place.quick), done)
-        write_document(path, found)
+        done = _one_run(state, left, session, folder)
+        found = _add(path, done, session, anew=anew)
         shutil.rmtree(folder)
         anew = False
         measured = done["batches"][0]["seeds"]
@@ -185,10 +202,23 @@ def _measure_alone(state: State, session: Session, folder: Path) -> Iterator[Doc
         yield found
 
 
-def _one_run(state: State, left: Sequence[int], session: Session) -> Document:
-    """Take up the run in the cell's folder if it fits, else begin one with the first of the seeds that are left."""
+def _add(path: Path, done: Document, session: Session, *, anew: bool) -> Document:
+    """Put a run into the file of its cell, which other processes may write to as well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with alone_in(path.parent, wait=True):
+        stored = None if anew else read_document(path, quick=session.place.quick)
+        if stored is not None and common_seeds(stored, done):
+            session.say(f"{done['table']}/{done['cell']}: another process was faster; what it found stays")
+            return stored
+        found = merged(stored, done)
+        write_document(path, found)
+    return found
+
+
+def _one_run(state: State, left: Sequence[int], session: Session, folder: Path) -> Document:
+    """Take up the run in the folder if it fits, else begin one with the first of the seeds that are left."""
     place, observer = session.place, session.observer()
-    folder, config = _folder(place, state), place.config(state.cell, left)
+    config = place.config(state.cell, left)
     begun = _interrupted(folder, config, state.unmeasured)
     try:
         if begun is not None:
@@ -214,10 +244,6 @@ def _interrupted(folder: Path, config: Config, unmeasured: Sequence[int]) -> Con
         return None  # of another version, or damaged: it is begun anew
     same = {**to_dict(found), "seeds": None} == {**to_dict(config), "seeds": None}
     return found if same and set(found.seeds) <= set(unmeasured) else None
-
-
-def _folder(place: Place, state: State) -> Path:
-    return place.runs / state.table / state.cell.name
 
 
 def _command(state: State, place: Place, seeds: Sequence[int]) -> str:

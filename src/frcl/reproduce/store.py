@@ -139,13 +139,18 @@ def _boundary_rows(record: dict[str, Any], config: Config) -> list[dict[str, Any
 # -- files ------------------------------------------------------------------------------------------------------
 
 
+def common_seeds(one: Document, other: Document) -> list[int]:
+    """The seeds that are in both."""
+    return sorted({entry["seed"] for entry in one["seeds"]} & {entry["seed"] for entry in other["seeds"]})
+
+
 def merged(stored: Document | None, new: Document) -> Document:
     """Both together, whatever the order in which they came; no seed may be in both."""
     if stored is None:
         return new
-    twice = {one["seed"] for one in stored["seeds"]} & {one["seed"] for one in new["seeds"]}
+    twice = common_seeds(stored, new)
     if twice:
-        raise DataError(f"{new['cell']}: seeds {sorted(twice)} are in the results already")
+        raise DataError(f"{new['cell']}: seeds {twice} are in the results already")
     return {
         **new,
         "seeds": sorted((*stored["seeds"], *new["seeds"]), key=lambda one: int(one["seed"])),

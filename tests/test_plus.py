@@ -620,7 +620,8 @@ def test_states_without_what_the_holds_need_are_refused(name, message):
 def test_the_method_is_the_learner_with_other_defaults():
     config = resolve("split-mnist", {"method": "frcl-plus", "learner": {"curvature": 3}})
     frcl_config = resolve("split-mnist")
-    holds = {name: getattr(PLUS, name) for name in ("rate_decay", "memory_targets", "train_heads", "prediction")}
+    names = ("rate_decay", "memory_targets", "train_heads", "prediction", "head_variance")
+    holds = {name: getattr(PLUS, name) for name in names}
     own = {"curvature": 3.0, "feature_scale": 1.0, "current_inputs": 1.0}
     assert config.learner == replace(frcl_config.learner, **holds, **own)
     assert resolve("omniglot", {"method": "frcl-plus"}).learner.points_per_class == 2

@@ -155,9 +155,9 @@ PLUS = FRCLOptions(
     rate_decay=0.5, current_inputs=0.1, memory_targets=1.0, curvature=10.0, train_heads=False, prediction="head",
     head_variance=0.1,
 )  # fmt: skip
-"""FRCL+: every hold on, old tasks predicted by their heads, which stay as they were, surely; and a rate that falls.
+"""FRCL+: every hold on; old tasks predicted by their heads, which stay as they were; a rate that falls.
 
-Chosen on validation data of Split- and Permuted-MNIST with 2 and 10 points (docs/frcl-plus.md).
+Chosen on validation data, mostly of Split- and Permuted-MNIST with 2 and 10 points (docs/frcl-plus.md).
 """
 
 

@@ -25,9 +25,9 @@ from frcl.reproduce.cells import (
     make_cell,
     per_character,
 )
-from frcl.reproduce.numbers import Ours, attains, ours, percent, printed
+from frcl.reproduce.numbers import Ours, attains, ours, paired, percent, printed
 from frcl.reproduce.quick import reduced
-from frcl.reproduce.store import Document, differences
+from frcl.reproduce.store import Document, common_seeds, differences
 from frcl.reproduce.words import (
     NOT,
     TITLES,
@@ -152,17 +152,28 @@ class Measured:
         return "" if found is None else attains(found, self.line.goal)
 
     def above(self, other: Document | None) -> str:
-        """By how many points FRCL+ is above another cell."""
-        found, there = self.accuracy(), None if other is None else percent(other["seeds"])
-        return "" if found is None or there is None else f"{found.mean - there.mean:+.2f}"
+        """By how many points FRCL+ is above another cell on the seeds that both have."""
+        gain = None if self.plus is None or other is None else paired(self.plus["seeds"], other["seeds"])
+        return "" if gain is None else gain.show()
+
+    def on_the_same_seeds(self) -> tuple[Document | None, Document | None]:
+        """FRCL and FRCL+ with the seeds that both have; where one is missing, the other as it is."""
+        if self.plus is None or self.frcl is None:
+            return self.frcl, self.plus
+        both = common_seeds(self.frcl, self.plus)
+        frcl, plus = (
+            {**one, "seeds": [seed for seed in one["seeds"] if seed["seed"] in both]} for one in (self.frcl, self.plus)
+        )
+        return frcl, plus
 
     def not_worse(self) -> str:
         """Whether FRCL+ is at least as well calibrated as FRCL with as many points, in the digits that are shown."""
-        if self.plus is None or self.frcl is None:
+        frcl, plus = self.on_the_same_seeds()
+        if plus is None or frcl is None:
             return ""
         worse = []
         for metric in ("nll", "ece"):
-            here, there = (ours(one["seeds"], metric) for one in (self.plus, self.frcl))
+            here, there = (ours(one["seeds"], metric) for one in (plus, frcl))
             if here is None or there is None:
                 return ""
             if round(here.mean, 3) > round(there.mean, 3):
@@ -240,7 +251,7 @@ def _accuracy(one: Measured, cell: Cell) -> list[str]:
 
 
 def _calibration(one: Measured) -> list[str]:
-    numbers = [plain_mean(document, metric) for metric in ("nll", "ece") for document in (one.frcl, one.plus)]
+    numbers = [plain_mean(document, metric) for metric in ("nll", "ece") for document in one.on_the_same_seeds()]
     return [one.line.title, *numbers, one.not_worse()]
 
 
@@ -283,7 +294,8 @@ FRONTIER = Table(
     "with optimised or random points; ours has points chosen by the trace, and is read from those tables' results. "
     "The published numbers come from other code and other settings. FRCL+ keeps more than points, so it is compared "
     "twice: with FRCL at equal points, and with the smallest measured FRCL that keeps at least as many bytes: two "
-    "cells of this table are for that.",
+    "cells of this table are for that. Differences, with their standard error, and calibration are over the seeds that "
+    "both have.",
     tuple(_cells()),
     view=frontier_view,
 )

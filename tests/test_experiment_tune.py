@@ -6,7 +6,7 @@ from dataclasses import fields
 import pytest
 import torch
 
-from frcl import OptionError
+from frcl import NumericalError, OptionError
 from frcl.benchmarks.tasks import Split, Task, TaskList
 from frcl.experiment import tune as module
 from frcl.experiment.runner import benchmark_of, new_learner
@@ -55,8 +55,9 @@ def test_the_best_comes_first_and_every_trial_is_told():
 
 def test_a_trial_has_the_scores_of_a_run_on_validation_data():
     """By hand: a learner of our own for each seed, every task's validation data, plain means."""
-    config = tuning_config("frcl", "split-digits", {**TINY, "seeds": [0, 1], "stream": {"tasks": 2}}, {"points": 4})
-    accuracies, losses, errors = [], [], []
+    layer = {"learner": {"steps": 60}, "network": {"widths": [16]}, "seeds": [0, 1], "stream": {"tasks": 2}}
+    config = tuning_config("finetune", "permuted-digits", layer, {})
+    accuracies, losses, errors, gaps = [], [], [], []
     for seed in config.seeds:
         benchmark = benchmark_of(config, seed)
         learner = new_learner(config, benchmark, seed)
@@ -72,8 +73,10 @@ def test_a_trial_has_the_scores_of_a_run_on_validation_data():
             confidence, right = prediction.probs.max(1).values, (prediction.labels == y).double()
             accuracies.append(right.mean())
             losses.append(-own.double().log().mean())
-            bins = (confidence * 15).clamp(max=14).long()
-            errors.append(sum(abs((confidence.double() - right)[bins == b].sum()) for b in range(15)) / len(y))
+            bins = (confidence.double() * 10).ceil().clamp(1, 10)  # (0, 0.1], (0.1, 0.2], ...
+            errors.append(sum(abs((confidence.double() - right)[bins == b].sum()) for b in range(1, 11)) / len(y))
+            gaps.append(abs((confidence.double() - right).sum()) / len(y))
+    assert sum(errors) > sum(gaps) + 1e-3, "bins err in both directions, so it matters what they are"
     reached = try_out(config)
     assert reached.accuracy == pytest.approx(float(sum(accuracies) / 4))
     assert reached.nll == pytest.approx(float(sum(losses) / 4), rel=1e-5)
@@ -89,6 +92,18 @@ def test_what_decides_may_be_chosen(monkeypatch, by, best):
     assert found[0].reached == made[best]
     assert "NLL 0." in found[0].reached.show()
     assert set(found[0].to_json()) == {"options", *BY}
+
+
+def test_numbers_have_no_ece_to_decide_by(monkeypatch):
+    tried = []
+    monkeypatch.setattr(module, "try_out", lambda config: tried.append(config) or Reached(0.5, 1.0, None))
+    with pytest.raises(OptionError, match="--by ece: what split-digits predicts are numbers"):
+        tune("finetune", "split-digits", TINY, by="ece")
+    assert len(tried) == 1, "it is noticed at once"
+    assert tune("finetune", "split-digits", TINY, by="nll")
+    monkeypatch.setattr(module, "try_out", lambda config: Reached(0.5, None, 0.1))
+    with pytest.raises(NumericalError, match="no trial has a finite NLL"):
+        tune("finetune", "split-digits", TINY, by="nll")
 
 
 def test_a_score_that_there_is_not_never_decides():
@@ -151,9 +166,11 @@ def test_the_command(monkeypatch, capsys):
 
     from frcl.cli import main
 
-    monkeypatch.setattr(sys, "argv", ["frcl", "tune", "finetune", "split-digits", "--set", "steps=10", "--json"])
+    monkeypatch.setattr(
+        sys, "argv", ["frcl", "tune", "finetune", "split-digits", "--set", "steps=10", "--by", "nll", "--json"]
+    )
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 0
     found = json.loads(capsys.readouterr().out)
-    assert [trial["accuracy"] for trial in found] == sorted((t["accuracy"] for t in found), reverse=True)
+    assert [trial["nll"] for trial in found] == sorted(trial["nll"] for trial in found)

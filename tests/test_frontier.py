@@ -209,6 +209,18 @@ def test_calibration_is_compared_on_the_seeds_that_both_have(tmp_path):
     assert shown(tmp_path)[1]["Omniglot, 3 points per character"] == ["0.500", "0.600", "0.100", "0.100", "no: NLL"]
 
 
+def test_without_a_common_seed_nothing_is_compared(tmp_path):
+    put(tmp_path, "omniglot-frcl-trace-3", [0.8], 900, nll=0.5, ece=0.1)
+    path = next(tmp_path.rglob("omniglot-frcl-trace-3.json"))
+    stored = json.loads(path.read_text())
+    stored["seeds"][0]["seed"] = 4
+    path.write_text(json.dumps(stored))
+    put(tmp_path, "omniglot-frcl-plus-3", [0.8], 900, nll=0.6, ece=0.2)
+    accuracy, calibration, _ = shown(tmp_path)
+    assert accuracy["Omniglot, 3 points per character"][-1] == ""
+    assert calibration["Omniglot, 3 points per character"] == ["0.500", "0.600", "0.100", "0.200", ""]
+
+
 def test_other_options_are_named(tmp_path):
     put(tmp_path, "permuted-mnist-frcl-trace-50", [0.9], 300, steps=7)
     put(tmp_path, "permuted-mnist-frcl-plus-10", [0.9], 500, steps=9)
@@ -224,21 +236,27 @@ def test_other_options_are_named(tmp_path):
 
 
 def test_the_readme_has_the_same_numbers(tmp_path):
-    put(tmp_path, "permuted-mnist-frcl-trace-10", [0.68, 0.7], 400)
-    put(tmp_path, "permuted-mnist-frcl-plus-10", [0.91, 0.92], 500)
+    put(tmp_path, "permuted-mnist-frcl-trace-10", [0.68, 0.7], 400, nll=1.25, ece=0.14)
+    put(tmp_path, "permuted-mnist-frcl-plus-10", [0.91, 0.92], 500, nll=0.2, ece=0.03)
     rows = {line.split(" | ")[0]: line.split(" | ")[1:] for line in short(tmp_path).splitlines() if "MNIST, " in line}
     assert rows["| Permuted-MNIST, 10 points"] == [
         "61.7 ± 1.8",
         "89.59 (S-FSVI, a wider network, 300-300)",
         "69.00 ± 1.41",
-        "91.50 ± 0.71 |",
+        "91.50 ± 0.71",
+        "+22.50 ± 0.50 (2 seeds)",
+        "1.250, 0.200",
+        "0.140, 0.030 |",
     ]
     assert rows["| Split-MNIST, 40 points"] == [
         "97.8 ± 0.7",
         "99.54 (S-FSVI, the same network)",
         "not measured",
-        "not measured |",
+        "not measured",
+        "",
+        "not measured, not measured",
+        "not measured, not measured |",
     ]
     assert [line for line in short(tmp_path).splitlines() if line.startswith("| Omniglot, ")][1].count(
         "not measured"
-    ) == 2
+    ) == 6

@@ -3,7 +3,6 @@
 import itertools
 import json
 import re
-import threading
 from dataclasses import replace
 
 import pytest
@@ -15,11 +14,10 @@ from frcl.display import Silent
 from frcl.experiment import runner
 from frcl.experiment.config import resolve
 from frcl.experiment.metrics import over_seeds
-from frcl.files import alone_in
 from frcl.learners.methods import METHODS
 from frcl.reproduce.cells import BOUNDARIES_3, TABLES
 from frcl.reproduce.figures import detection
-from frcl.reproduce.measure import Place, Wanted, attend, chosen_cells, in_words, measure, state_of
+from frcl.reproduce.measure import Place, Wanted, attend, chosen_cells, in_words, state_of
 from frcl.reproduce.numbers import printed
 from frcl.reproduce.store import differences, learned_options, merged, read_document, seed_entry, to_text
 from reproduce_helpers import FIRST, FRCL, HIDDEN, PLAIN, STREAM, TABLE, Watch, file_of, measured, session
@@ -205,7 +203,7 @@ def test_a_file_holds_what_the_run_found(place, tmp_path):
     assert sum(parts.values()) == batch["memory_bytes"]["total"]
     assert batch["command"] == "frcl reproduce table1 --rows split-digits-frcl-3 --seeds 3"
     assert set(batch) >= {"started", "seconds", "environment", "peak_memory_bytes"}
-    assert not [path for path in place.runs.glob("*/*") if path.is_dir()], "a run that was taken in is not kept"
+    assert not [path for path in place.runs.glob("*/*/*") if path.is_dir()], "a run that was taken in is not kept"
 
 
 def test_no_path_is_kept(place, tmp_path):
@@ -240,7 +238,7 @@ def test_an_interrupted_run_is_taken_up(place, tmp_path, monkeypatch, count):
     with pytest.raises(KeyboardInterrupt):
         measured(place, watch=Watch(stop_at=25))
     assert not place.results.exists()
-    assert (place.runs / "table1" / FIRST.name / "checkpoint.frcl").is_file()
+    assert (place.runs / "table1" / FIRST.name / "seeds-0-1-2" / "checkpoint.frcl").is_file()
     monkeypatch.setattr(runner, "run", None)  # nothing is begun anew
     assert measured(place, count=count) == [[0, 1, 2]]
     assert file_of(place)["seeds"] == file_of(whole)["seeds"]
@@ -248,7 +246,7 @@ def test_an_interrupted_run_is_taken_up(place, tmp_path, monkeypatch, count):
 
 @pytest.mark.parametrize("change", ["options", "damage", "seeds"])
 def test_an_interrupted_run_that_does_not_fit_is_begun_anew(place, change):
-    folder, cell, expected = place.runs / "table1" / FIRST.name, FIRST, [[0, 1, 2]]
+    folder, cell, expected = place.runs / "table1" / FIRST.name / "seeds-0-1-2", FIRST, [[0, 1, 2]]
     with pytest.raises(KeyboardInterrupt):
         measured(place, watch=Watch(stop_at=25))
     if change == "options":
@@ -301,16 +299,6 @@ def test_rows_are_chosen_by_pattern():
     assert (in_words([0, 1, 2, 3]), in_words([0, 1]), in_words([0, 2, 5])) == ("0–3", "0, 1", "0, 2, 5")
 
 
-def test_a_cell_that_another_process_measures_is_left_to_it(place):
-    said = []
-    folder = place.runs / TABLE.name
-    folder.mkdir(parents=True)
-    with alone_in(folder, f".{FIRST.name}.lock"):
-        attend(state_of(TABLE.name, FIRST, place, Wanted(1)), replace(session(place), say=said.append))
-    assert said == [f"{TABLE.name}/{FIRST.name}: left to another process that is at work on it"]
-    assert not list(place.results.rglob("*.json"))
-
-
 def test_some_seeds_may_be_asked_for_by_their_number(place):
     assert measured(place, only=(2, 7)) == [[2]]  # the cell has no seed 7
     assert [one["seed"] for one in file_of(place)["seeds"]] == [2]
@@ -327,68 +315,3 @@ def test_the_command_names_all_seeds_of_a_run_that_was_taken_up(place):
         measured(place, watch=Watch(stop_at=20))
     assert measured(place, only=(2,)) == [[0, 1, 2]]
     assert file_of(place)["batches"][0]["command"].endswith("--rows split-digits-frcl-3 --seeds 3")
-
-
-def test_seeds_that_another_process_added_are_not_run_again(place):
-    before = state_of(TABLE.name, FIRST, place, Wanted(1))
-    measured(place, count=1)
-    assert list(measure(before, session(place))) == []
-
-
-def test_processes_with_other_seeds_may_work_on_a_cell_at_once(place):
-    """While one is at work on seed 0, another one measures seed 1; both are in the file afterwards."""
-    runs = []
-
-    class Meanwhile(Watch):
-        def step(self, seed, task, log):
-            if not runs:
-                runs.extend(measured(place, only=(1,)))
-
-    assert measured(place, only=(0,), watch=Meanwhile()) == [[0]]
-    assert runs == [[1]]
-    assert [one["seed"] for one in file_of(place)["seeds"]] == [0, 1]
-    assert measured(place) == [[2]]
-    assert not [path for path in place.runs.rglob("*") if path.is_dir() and path.name.startswith(FIRST.name)]
-
-
-def test_of_two_that_measure_the_same_seed_the_first_stays(place):
-    said, runs = [], []
-
-    class Meanwhile(Watch):
-        def step(self, seed, task, log):
-            if not runs:
-                runs.extend(measured(place, only=(1,)))
-                runs.append(file_of(place)["batches"][0]["started"])
-
-    state = state_of(TABLE.name, FIRST, place, Wanted(2))
-    (found,) = measure(state, replace(session(place, Meanwhile()), say=said.append))
-    assert said == [f"{TABLE.name}/{FIRST.name}: another process was faster; what it found stays"]
-    assert found["batches"][0]["started"] == runs[-1]
-    assert measured(place, count=2) == [[0]]
-    assert file_of(place)["batches"][1]["started"] == runs[-1]
-
-
-def test_an_interrupted_run_that_is_busy_again_does_not_keep_another_seed_back(place):
-    with pytest.raises(KeyboardInterrupt):
-        measured(place, watch=Watch(stop_at=20))
-    with alone_in(place.runs / TABLE.name, f".{FIRST.name}.lock"):
-        assert measured(place, only=(2,)) == [[2]]
-
-
-def test_a_result_file_is_written_by_one_process_at_a_time(place):
-    """Whoever wants to add to a file waits until the other has written."""
-    order = []
-
-    def add() -> None:
-        measured(place, only=(1,))
-        order.append("added")
-
-    folder = place.results / TABLE.name
-    folder.mkdir(parents=True)
-    with alone_in(folder):
-        other = threading.Thread(target=add)
-        other.start()
-        other.join(1.0)
-        order.append("let go")
-    other.join()
-    assert order == ["let go", "added"]

@@ -26,8 +26,8 @@ def bench(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only this; may be repeated. cpu: past-kl, frcl-step, plus-step, flat, trace-swap, prediction, "
-            "ten-seeds. cuda: split-mnist, permuted-mnist, ten-to-one, omniglot."
+            help="Only this; may be repeated. cpu: past-kl, frcl-step, plus-step, flat, plus-flat, trace-swap, "
+            "prediction, ten-seeds. cuda: split-mnist, permuted-mnist, ten-to-one, omniglot."
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="cpu: fewer repetitions; seconds instead of minutes.")] = False,

@@ -39,6 +39,9 @@ from frcl.trace import Swaps, trace_search
 
 NOISE = 1e-3  # σ²
 FEW, FEW_FISHER = 1000, 8  # examples that a past task is learned from, and its curvature: it only has to be there
+HOLDS = {  # what makes a step of FRCL one of FRCL+
+    name: getattr(PLUS, name) for name in ("functional", "current_inputs", "memory_targets", "curvature", "train_heads")
+}
 
 
 @dataclass(frozen=True)
@@ -127,16 +130,16 @@ def frcl_step(size: Sizes) -> Pair:
 def plus_step(size: Sizes) -> Pair:
     """A step of FRCL+ that looks at one of the past tasks, against the same step of FRCL."""
     x, y = size.data()
-    holds = {name: getattr(PLUS, name) for name in ("functional", "current_inputs", "memory_targets", "curvature")}
     how = f"{size.names()}, 1 of {size.past} past tasks × {size.points} points"
-    return Pair(timed_steps(size, size.past, x, y, **holds), timed_steps(size, size.past, x, y), how)
+    return Pair(timed_steps(size, size.past, x, y, **HOLDS), timed_steps(size, size.past, x, y), how)
 
 
-def flat(size: Sizes) -> Pair:
+def flat(size: Sizes, **options: Any) -> Pair:
     """The same step with many past tasks, against few."""
     x, y = size.data()
     how = f"{size.names()}, 1 past task × {size.points} points a step, of {size.many_past} or of {size.few_past}"
-    return Pair(timed_steps(size, size.many_past, x, y), timed_steps(size, size.few_past, x, y), how)
+    many, few = (timed_steps(size, past, x, y, **options) for past in (size.many_past, size.few_past))
+    return Pair(many, few, how)
 
 
 def timed_steps(size: Sizes, past: int, x: Tensor, y: Tensor, **options: Any) -> Timed:
@@ -235,6 +238,7 @@ CASES = (
     Case(Goal("frcl-step", "a step of FRCL, times a step on the cross-entropy", 5), frcl_step, 15, 3),
     Case(Goal("plus-step", "a step of FRCL+, times a step of FRCL", 1.5), plus_step, 15, 3),
     Case(Goal("flat", "a step with many past tasks, times one with few", 1.15), flat, 15, 3),
+    Case(Goal("plus-flat", "a step of FRCL+ with many past tasks, times few", 1.15), partial(flat, **HOLDS), 15, 3),
     Case(Goal("trace-swap", "a swap proposal, times faster than direct", 50, at_least=True), trace_swap, 9, 3),
     Case(Goal("prediction", "the mean of an old task, times network and linear layer", 1.2), prediction, 31, 5),
     Case(Goal("ten-seeds", "ten seeds together, times one after another", 0.5), ten_seeds, 3, 1, warm_ups=0),

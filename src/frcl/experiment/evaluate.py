@@ -17,10 +17,37 @@ from frcl.learners.records import Prediction
 
 def score(learner: Learner, split: Split, task: int) -> float:
     """Share of right labels, or for regression the share of variance explained (R²)."""
-    prediction = learner.predict(split.x, task=task)
+    return _right(learner.predict(split.x, task=task), split.y)
+
+
+def _right(prediction: Prediction, y: Tensor) -> float:
     if prediction.probs is None:
-        return _r_squared(prediction.mean, split.y)
-    return float((prediction.labels == split.y.to(prediction.labels.device)).double().mean())
+        return _r_squared(prediction.mean, y)
+    return float((prediction.labels == y.to(prediction.labels.device)).double().mean())
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A task's predictions against its labels; numbers of class probabilities are None where there are none."""
+
+    accuracy: float
+    nll: float
+    brier: float | None
+    bins: Calibration | None
+
+    @property
+    def ece(self) -> float | None:
+        return None if self.bins is None else self.bins.error()
+
+
+def judge(prediction: Prediction, y: Tensor) -> Judged:
+    """How right and how sure predictions were."""
+    accuracy = _right(prediction, y)
+    if prediction.probs is None:
+        return Judged(accuracy, _gaussian_nll(prediction, y), None, None)
+    probs, classes = prediction.probs.cpu(), _classes(prediction, y)
+    bins = calibration(probs, classes)
+    return Judged(accuracy, negative_log_likelihood(probs, classes), brier(probs, classes), bins)
 
 
 @dataclass(frozen=True)
@@ -47,14 +74,14 @@ def final_scores(learner: Learner, benchmark: Benchmark, tasks: list[int]) -> Fi
     predictions = [learner.predict(benchmark.test_split(i).x, task=t) for i, t in enumerate(tasks)]
     targets = [benchmark.test_split(i).y for i in range(len(tasks))]
     separation = _separation(learner, benchmark, tasks, predictions)
-    if any(p.probs is None for p in predictions):
-        nlls = [_gaussian_nll(p, y) for p, y in zip(predictions, targets, strict=True)]
-        return FinalScores(_mean(nlls), None, None, separation, None)
-    pairs = [(p.probs.cpu(), _classes(p, y)) for p, y in zip(predictions, targets, strict=True) if p.probs is not None]
-    bins = [calibration(probs, y) for probs, y in pairs]
+    found = [judge(prediction, y) for prediction, y in zip(predictions, targets, strict=True)]
+    nll, bins = _mean([one.nll for one in found]), [one.bins for one in found if one.bins is not None]
+    briers = [one.brier for one in found if one.brier is not None]
+    if len(bins) < len(found):
+        return FinalScores(nll, None, None, separation, None)
     return FinalScores(
-        nll=_mean([negative_log_likelihood(probs, y) for probs, y in pairs]),
-        brier=_mean([brier(probs, y) for probs, y in pairs]),
+        nll=nll,
+        brier=_mean(briers),
         ece=_mean([one.error() for one in bins]),
         auroc=separation,
         calibration=sum(bins[1:], bins[0]),

@@ -11,10 +11,10 @@ from importlib import resources
 from typing import Any
 
 from frcl.benchmarks.tasks import Benchmark, Seen
-from frcl.errors import OptionError
+from frcl.errors import NumericalError, OptionError
 from frcl.experiment.config import Config, parse_setting, resolve
 from frcl.experiment.environment import products, threads
-from frcl.experiment.evaluate import final_scores, score
+from frcl.experiment.evaluate import judge
 from frcl.experiment.runner import benchmark_of, new_learner, seeds_at_once
 from frcl.learners.protocol import Learner
 from frcl.learners.work import finish
@@ -129,10 +129,13 @@ def _together(config: Config, seeds: Sequence[int]) -> list[Reached]:
 
 
 def _reached(learner: Learner, benchmark: Benchmark) -> Reached:
-    tasks = list(range(len(benchmark)))
-    scores = [score(learner, benchmark.test_split(on), on) for on in tasks]
-    final = final_scores(learner, benchmark, tasks)
-    return Reached(sum(scores) / len(scores), final.nll, final.ece)
+    tested = [benchmark.test_split(on) for on in range(len(benchmark))]
+    found = [judge(learner.predict(split.x, task=on), split.y) for on, split in enumerate(tested)]
+    return Reached(
+        sum(one.accuracy for one in found) / len(found),
+        _mean([one.nll for one in found]),
+        _mean([one.ece for one in found]),
+    )
 
 
 def tune(
@@ -155,6 +158,8 @@ def tune(
 
     def attempt(options: dict[str, Any]) -> float:
         trial = Trial(options, try_out(tuning_config(method, benchmark, layer, options)))
+        if by == "ece" and trial.reached.ece is None:
+            raise OptionError(f"--by ece: what {benchmark} predicts are numbers, not classes; choose accuracy or nll")
         done.append(trial)
         if on_trial is not None:
             on_trial(trial)
@@ -165,6 +170,8 @@ def tune(
             attempt(options)
     else:
         _with_optuna(grid, trials, attempt)
+    if all(trial.merit(by) == -math.inf for trial in done):
+        raise NumericalError(f"--by {by}: no trial has a finite {by.upper()}; try other values")
     return sorted(done, key=lambda trial: -trial.merit(by))
 
 

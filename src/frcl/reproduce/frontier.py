@@ -157,10 +157,12 @@ class Measured:
         return "" if gain is None else gain.show()
 
     def on_the_same_seeds(self) -> tuple[Document | None, Document | None]:
-        """FRCL and FRCL+ with the seeds that both have; where one is missing, the other as it is."""
+        """FRCL and FRCL+ with the seeds that both have; as they are where there are none, or one is missing."""
         if self.plus is None or self.frcl is None:
             return self.frcl, self.plus
         both = common_seeds(self.frcl, self.plus)
+        if not both:
+            return self.frcl, self.plus
         frcl, plus = (
             {**one, "seeds": [seed for seed in one["seeds"] if seed["seed"] in both]} for one in (self.frcl, self.plus)
         )
@@ -169,7 +171,7 @@ class Measured:
     def not_worse(self) -> str:
         """Whether FRCL+ is at least as well calibrated as FRCL with as many points, in the digits that are shown."""
         frcl, plus = self.on_the_same_seeds()
-        if plus is None or frcl is None:
+        if plus is None or frcl is None or not common_seeds(plus, frcl):
             return ""
         worse = []
         for metric in ("nll", "ece"):

@@ -8,23 +8,15 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from frcl.errors import BusyError, FrclError, OptionError
+from frcl.errors import BusyError, OptionError
 from frcl.experiment import runner
-from frcl.experiment.config import Config, read_toml, resolve, saved, to_dict
+from frcl.experiment.config import Config, resolve
 from frcl.experiment.keeper import Observer, read_checkpoint
 from frcl.files import alone_in
 from frcl.reproduce.cells import Cell, Table
 from frcl.reproduce.numbers import percent
-from frcl.reproduce.store import (
-    Document,
-    common_seeds,
-    differences,
-    document,
-    merged,
-    path_of,
-    read_document,
-    write_document,
-)
+from frcl.reproduce.runs import Home, Run
+from frcl.reproduce.store import Document, differences, document, merged, path_of, read_document, write_document
 
 
 @dataclass(frozen=True)
@@ -86,11 +78,6 @@ class State:
     @property
     def missing(self) -> tuple[int, ...]:
         return tuple(seed for seed in self.wanted if seed not in self.there)
-
-    @property
-    def unmeasured(self) -> tuple[int, ...]:
-        """All seeds of the cell that are not there, asked for or not."""
-        return tuple(seed for seed in self.cell.seeds if seed not in self.there)
 
     def in_words(self) -> str:
         text = f"{self.table}/{self.cell.name}: {len(self.there)} of {len(self.cell.seeds)} seeds"
@@ -166,84 +153,92 @@ def _report(state: State, session: Session) -> None:
 def measure(state: State, session: Session) -> Iterator[Document]:
     """Run the missing seeds of a cell, as many at a time as are trained together; yields the file after each run.
 
-    A run that was interrupted is taken up first, also if it has more seeds than were asked for. Processes that were
-    asked for some seeds by their number may work on a cell at the same time: each has a folder of its own.
+    A run that was interrupted is taken up first if it has one of these seeds, also if it has more than were asked for.
+    Several processes may work on a cell, each with seeds of its own; to measure it anew is for one alone.
     """
-    whole = session.place.runs / state.table / state.cell.name
-    own = whole.with_name(whole.name + "".join(f"-seed-{seed}" for seed in state.asked.only))
-    begun = _interrupted(whole, session.place.config(state.cell, state.cell.seeds), state.unmeasured)
-    whole.parent.mkdir(parents=True, exist_ok=True)
-    for folder in dict.fromkeys((whole, own) if begun else (own,)):
-        try:
-            with alone_in(folder.parent, f".{folder.name}.lock"):
-                yield from _measure_alone(state, session, folder)
+    left, anew = list(state.missing), session.again
+    with Home(session.place.runs / state.table / state.cell.name) as home:
+        if anew and not home.claim(state.cell.seeds):
+            raise BusyError(f"another process is at work on {state.table}/{state.cell.name}; wait until it has ended")
+        first = True
+        while left:
+            if not session.may_start():
+                session.say(f"{state.table}/{state.cell.name}: seeds {in_words(left)} not started, the time is up")
                 return
-        except BusyError:
-            if folder == own:
-                raise
+            run = _next_run(state, session.place, home, left, anew=anew)
+            if run is None:
+                left = _unmeasured(state, session.place, left, anew=anew)
+                if left and first:
+                    raise BusyError(f"another process is at work on {state.table}/{state.cell.name}")
+                if left:
+                    session.say(f"{state.table}/{state.cell.name}: seeds {in_words(left)} are left to another process")
+                return
+            found = _add(state, session.place, _carried_out(state, session, run), run.config, anew=anew)
+            if found is None:
+                session.say(f"{state.table}/{state.cell.name}: left as it is, other options were measured meanwhile")
+                return
+            shutil.rmtree(run.folder)
+            anew = first = False
+            left = [seed for seed in left if seed not in run.seeds]
+            yield found
 
 
-def _measure_alone(state: State, session: Session, folder: Path) -> Iterator[Document]:
-    place, left, anew = session.place, list(state.missing), session.again
+def _next_run(state: State, place: Place, home: Home, left: Sequence[int], *, anew: bool) -> Run | None:
+    """One that was interrupted, else one with the first seeds that are left and free; None if there are none.
+
+    What is there is looked up after the claim: who had a seed before may have written it.
+    """
+    whole = place.config(state.cell, state.cell.seeds)
+    home.tidy(whole, () if anew else _there(state, place))
+    for run in home.interrupted(whole):
+        if run.seeds & set(left) and home.claim(run.config.seeds):
+            unmeasured = _unmeasured(state, place, run.config.seeds, anew=anew)
+            if run.seeds == set(unmeasured):
+                return run
+    mine: list[int] = []
+    for seed in left:
+        if len(mine) < runner.seeds_at_once(whole) and home.claim([seed]):
+            mine += _unmeasured(state, place, [seed], anew=anew)
+    return home.new(place.config(state.cell, mine)) if mine else None
+
+
+def _there(state: State, place: Place) -> tuple[int, ...]:
+    """The seeds that are in the file by now."""
+    return state_of(state.table, state.cell, place).there
+
+
+def _unmeasured(state: State, place: Place, seeds: Sequence[int], *, anew: bool) -> list[int]:
+    """Those of some seeds that are not in the file; all of them where it is going to be replaced."""
+    there = () if anew else _there(state, place)
+    return [seed for seed in seeds if seed not in there]
+
+
+def _carried_out(state: State, session: Session, run: Run) -> Document:
+    """Begin a run or take it up; what it found."""
+    observer = session.observer()
+    try:
+        if run.begun:
+            result = runner.resume(run.folder, observer)
+        else:
+            result = runner.run(run.config, run.folder, observer, overwrite=True)
+    finally:
+        observer.close()
+    records = read_checkpoint(run.folder)[0].records
+    command = _command(state, session.place, run.config.seeds)
+    return document(state.table, state.cell.name, run.config, result, records, command, quick=session.place.quick)
+
+
+def _add(state: State, place: Place, done: Document, config: Config, *, anew: bool) -> Document | None:
+    """Put a run into the file of its cell, which others may write to as well; None if that has other options now."""
     path = path_of(place.results, state.table, state.cell.name)
-    if not anew:  # another process may have been here since the list was made
-        there = state_of(state.table, state.cell, place).there
-        left = [seed for seed in left if seed not in there]
-    while left:
-        if not session.may_start():
-            session.say(f"{state.table}/{state.cell.name}: seeds {in_words(left)} not started, the time is up")
-            return
-        done = _one_run(state, left, session, folder)
-        found = _add(path, done, session, anew=anew)
-        shutil.rmtree(folder)
-        anew = False
-        measured = done["batches"][0]["seeds"]
-        left = [seed for seed in left if seed not in measured]
-        yield found
-
-
-def _add(path: Path, done: Document, session: Session, *, anew: bool) -> Document:
-    """Put a run into the file of its cell, which other processes may write to as well."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with alone_in(path.parent, wait=True):
-        stored = None if anew else read_document(path, quick=session.place.quick)
-        if stored is not None and common_seeds(stored, done):
-            session.say(f"{done['table']}/{done['cell']}: another process was faster; what it found stays")
-            return stored
+        stored = None if anew else read_document(path, quick=place.quick)
+        if stored is not None and differences(stored, config):
+            return None
         found = merged(stored, done)
         write_document(path, found)
     return found
-
-
-def _one_run(state: State, left: Sequence[int], session: Session, folder: Path) -> Document:
-    """Take up the run in the folder if it fits, else begin one with the first of the seeds that are left."""
-    place, observer = session.place, session.observer()
-    config = place.config(state.cell, left)
-    begun = _interrupted(folder, config, state.unmeasured)
-    try:
-        if begun is not None:
-            config, result = begun, runner.resume(folder, observer)
-        else:
-            config = place.config(state.cell, left[: runner.seeds_at_once(config)])
-            result = runner.run(config, folder, observer, overwrite=True)
-    finally:
-        observer.close()
-    records = read_checkpoint(folder)[0].records
-    command = _command(state, place, config.seeds)
-    return document(state.table, state.cell.name, config, result, records, command, quick=place.quick)
-
-
-def _interrupted(folder: Path, config: Config, unmeasured: Sequence[int]) -> Config | None:
-    """The configuration of the run in a folder if it is the one that is wanted, for seeds that are not there yet."""
-    if not (folder / "config.toml").is_file():
-        return None
-    try:
-        found = saved(read_toml(folder / "config.toml"))
-        read_checkpoint(folder)
-    except FrclError:
-        return None  # of another version, or damaged: it is begun anew
-    same = {**to_dict(found), "seeds": None} == {**to_dict(config), "seeds": None}
-    return found if same and set(found.seeds) <= set(unmeasured) else None
 
 
 def _command(state: State, place: Place, seeds: Sequence[int]) -> str:

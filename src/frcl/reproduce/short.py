@@ -11,7 +11,7 @@ from frcl.files import write_atomically
 from frcl.reproduce.cells import ROWS, TABLES, Cell
 from frcl.reproduce.frontier import FRONTIER, RUDNER, measured_lines, own_options, paper_frcl
 from frcl.reproduce.store import Document, differences, path_of, read_document
-from frcl.reproduce.words import grid, in_percent
+from frcl.reproduce.words import grid, in_percent, plain_mean
 
 BEGIN, END = "<!-- written by `frcl reproduce page` from results/ -->", "<!-- until here -->"
 POINTS = ("frcl-trace", "frcl-random", "baseline")  # the rows that the paper measured with several numbers of points
@@ -26,6 +26,10 @@ HEADINGS = {
     "table1": ("Permuted-MNIST, 10 points", "200 points", "Split-MNIST, 2 points", "40 points"),
     "table2": ("Omniglot, 1 point per character", "2 points", "3 points"),
 }
+PLUS_HEADINGS = (
+    "", "the paper's FRCL", "best published", "our FRCL", "our FRCL+", "above it on the same seeds by", "NLL of both",
+    "ECE of both",
+)  # fmt: skip
 
 
 def short(results: Path) -> str:
@@ -36,8 +40,9 @@ def short(results: Path) -> str:
         _others("table1", ("Permuted-MNIST", "Split-MNIST"), results),
         _with_points("table2", results),
         _others("table2", ("Omniglot",), results),
-        f"FRCL+ ([what it adds](docs/frcl-plus.md)) with as many points, beside the best published numbers ({RUDNER}); "
-        "it keeps more bytes than FRCL ([how many](REPRODUCTION.md#frcl-against-the-published-numbers)).",
+        f"FRCL+ ([what it adds](docs/frcl-plus.md)) with as many points, beside the best published numbers ({RUDNER}). "
+        "NLL and ECE: those of our FRCL, then of FRCL+. "
+        "It keeps more bytes than FRCL ([how many](REPRODUCTION.md#frcl-against-the-published-numbers)).",
         _frontier(results),
     ]
     text = "\n\n".join(parts)
@@ -85,7 +90,8 @@ def _frontier(results: Path) -> str:
         theirs = [paper_frcl(line.benchmark, line.points), f"{line.published} ({line.who.replace(RUDNER, 'S-FSVI')})"]
         ours = _marked(cells[line.frcl], one.frcl, 2), _marked(plus[line.cell], one.plus, 2)
         own = own_options(line.benchmark, line.points)
-        rows.append([line.title, *theirs, ours[0], ours[1] + DOUBLE * bool(own)])
+        sure = [", ".join(plain_mean(each, metric) for each in one.on_the_same_seeds()) for metric in ("nll", "ece")]
+        rows.append([line.title, *theirs, ours[0], ours[1] + DOUBLE * bool(own), one.above(one.frcl), *sure])
         if own:
             other.append(f"{line.title}: {own}")
     note = (
@@ -93,7 +99,7 @@ def _frontier(results: Path) -> str:
         if other
         else ""
     )
-    return grid(["", "the paper's FRCL", "best published", "our FRCL", "our FRCL+"], rows) + note
+    return grid(PLUS_HEADINGS, rows) + note
 
 
 def _cells(table: str) -> dict[str, Cell]:

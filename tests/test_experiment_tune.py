@@ -121,6 +121,8 @@ def test_training_is_on_training_data_alone():
 
 
 def test_values_to_try_may_be_given():
+    words = own_grid(["prediction=[summary, head]", 'start=["uniform"]', "current_inputs=[0.1,none]"], "frcl-plus")
+    assert words == {"prediction": ["summary", "head"], "start": ["uniform"], "current_inputs": [0.1, "none"]}
     grid = own_grid(["rate=[1e-3,1e-2]", "batch_size=[8]"], "finetune")
     assert grid == {"rate": [1e-3, 1e-2], "batch_size": [8]}
     found = tune("finetune", "split-digits", TINY, grid=grid)

@@ -228,10 +228,14 @@ def parse_setting(text: str, method: str = "frcl", flag: str = "--set") -> dict[
 
 
 def _literal(text: str) -> Any:
+    """A value as TOML has it; else plain text, or a list of such: a shell takes quotes away."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return text.strip()
+        plain = text.strip()
+    if plain.startswith("[") and plain.endswith("]"):
+        return [_literal(item) for item in plain[1:-1].split(",")]
+    return plain
 
 
 def to_dict(config: Config) -> dict[str, Any]:

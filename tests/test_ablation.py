@@ -8,8 +8,9 @@ import pytest
 
 from frcl.experiment import config as configs
 from frcl.experiment.config import resolve
+from frcl.learners.options import HOLDS
 from frcl.report.drawing import style
-from frcl.reproduce.ablation import ABLATION, HOLDS, POINTS, ROWS, name_of, weights_in_words
+from frcl.reproduce.ablation import ABLATION, POINTS, ROWS, name_of, weights_in_words
 from frcl.reproduce.figures import holds
 from frcl.reproduce.figures.base import make_figure, path_of_figure
 from frcl.reproduce.measure import Place
@@ -19,11 +20,6 @@ from frcl.reproduce.store import FORMAT, VERSION, learned_options, path_of, writ
 (FIGURE,) = holds.FIGURES
 CELLS = {cell.name: cell for cell in ABLATION.cells}
 BENCHMARKS = tuple(POINTS)
-
-
-@pytest.fixture
-def place(tmp_path) -> Place:
-    return Place(tmp_path / "results", tmp_path / "runs")
 
 
 def put(place: Place, name: str, accuracies: list[float], forgetting: float = 0.5, **options) -> None:

@@ -18,11 +18,6 @@ TABLE_1 = TABLES[0]
 CELLS = {cell.name: (table.name, cell) for table in (FIGURE_3, TABLE_1) for cell in table.cells}
 
 
-@pytest.fixture
-def place(tmp_path) -> Place:
-    return Place(tmp_path / "results", tmp_path / "runs")
-
-
 def put(place: Place, name: str, accuracies: list[float], table: str | None = None, **options) -> None:
     """A result file of that cell; `options` of the learner are others than it has."""
     own, cell = CELLS[name]

@@ -59,11 +59,6 @@ def work() -> Work:
     return Work()
 
 
-@pytest.fixture
-def place(tmp_path) -> Place:
-    return Place(tmp_path / "results", tmp_path / "runs")
-
-
 # -- sheets -------------------------------------------------------------------------------------------------------
 
 

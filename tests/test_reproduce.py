@@ -17,16 +17,10 @@ from frcl.experiment.metrics import over_seeds
 from frcl.learners.methods import METHODS
 from frcl.reproduce.cells import BOUNDARIES_3, TABLES
 from frcl.reproduce.figures import detection
-from frcl.reproduce.measure import Place, Wanted, attend, chosen_cells, in_words, state_of
+from frcl.reproduce.measure import Wanted, attend, chosen_cells, in_words, state_of
 from frcl.reproduce.numbers import printed
 from frcl.reproduce.store import differences, learned_options, merged, read_document, seed_entry, to_text
 from reproduce_helpers import FIRST, FRCL, HIDDEN, PLAIN, STREAM, TABLE, Watch, file_of, measured, session
-
-
-@pytest.fixture
-def place(tmp_path) -> Place:
-    return Place(tmp_path / "results", tmp_path / "runs")
-
 
 # -- what is typed ------------------------------------------------------------------------------------------------
 

@@ -13,17 +13,10 @@ from frcl.experiment.config import resolve
 from frcl.experiment.metrics import over_seeds
 from frcl.reproduce import targets
 from frcl.reproduce.cells import TABLES, Cell, Paper, Table
-from frcl.reproduce.measure import Place
 from frcl.reproduce.numbers import Ours, Paired, is_near, paired, printed, reaches, reaches_f1
 from frcl.reproduce.page import choices, page
 from frcl.reproduce.quick import lacking, reduced
 from reproduce_helpers import FIRST, FRCL, HIDDEN, SMALL, TABLE, Watch, file_of, measured
-
-
-@pytest.fixture
-def place(tmp_path) -> Place:
-    return Place(tmp_path / "results", tmp_path / "runs")
-
 
 # -- numbers ------------------------------------------------------------------------------------------------------
 

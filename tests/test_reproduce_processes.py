@@ -15,11 +15,6 @@ from frcl.reproduce.runs import Home
 from reproduce_helpers import FIRST, TABLE, Watch, file_of, measured, session
 
 
-@pytest.fixture
-def place(tmp_path) -> Place:
-    return Place(tmp_path / "results", tmp_path / "runs")
-
-
 def home_of(place: Place) -> Path:
     return place.runs / TABLE.name / FIRST.name
 

@@ -111,7 +111,7 @@ def _carry_out(work: Sequence[tuple[Target, Sequence[State]]], session: Session,
                 try:
                     attend(state, session, lacking.get(state.cell.benchmark, ""))
                 except NumericalError as error:
-                    failed.append(f"{state.table}/{state.cell.name}: {error}")
+                    failed.append(f"{state.name}: {error}")
             if target.figure is not None and (states or not some):
                 try:
                     session.say(_make(target.figure, session))

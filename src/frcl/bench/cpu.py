@@ -29,7 +29,7 @@ from frcl.experiment import environment, runner
 from frcl.experiment.config import resolve
 from frcl.features import MLP
 from frcl.learners.frcl import FRCL
-from frcl.learners.options import PLUS
+from frcl.learners.options import HOLDS, PLUS
 from frcl.posterior import Posterior
 from frcl.regularisers.functional import functional_kl, make_bank
 from frcl.seeding import fork
@@ -39,9 +39,7 @@ from frcl.trace import Swaps, trace_search
 
 NOISE = 1e-3  # σ²
 FEW, FEW_FISHER = 1000, 8  # examples that a past task is learned from, and its curvature: it only has to be there
-HOLDS = {  # what makes a step of FRCL one of FRCL+
-    name: getattr(PLUS, name) for name in ("functional", "current_inputs", "memory_targets", "curvature", "train_heads")
-}
+PLUS_STEP = {name: getattr(PLUS, name) for name in (*HOLDS, "train_heads")}  # makes a step of FRCL one of FRCL+
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,7 @@ def plus_step(size: Sizes) -> Pair:
     """A step of FRCL+ that looks at one of the past tasks, against the same step of FRCL."""
     x, y = size.data()
     how = f"{size.names()}, 1 of {size.past} past tasks × {size.points} points"
-    return Pair(timed_steps(size, size.past, x, y, **HOLDS), timed_steps(size, size.past, x, y), how)
+    return Pair(timed_steps(size, size.past, x, y, **PLUS_STEP), timed_steps(size, size.past, x, y), how)
 
 
 def flat(size: Sizes, **options: Any) -> Pair:
@@ -238,7 +236,7 @@ CASES = (
     Case(Goal("frcl-step", "a step of FRCL, times a step on the cross-entropy", 5), frcl_step, 15, 3),
     Case(Goal("plus-step", "a step of FRCL+, times a step of FRCL", 1.5), plus_step, 15, 3),
     Case(Goal("flat", "a step with many past tasks, times one with few", 1.15), flat, 15, 3),
-    Case(Goal("plus-flat", "a step of FRCL+ with many past tasks, times few", 1.15), partial(flat, **HOLDS), 15, 3),
+    Case(Goal("plus-flat", "a step of FRCL+ with many past tasks, times few", 1.15), partial(flat, **PLUS_STEP), 15, 3),
     Case(Goal("trace-swap", "a swap proposal, times faster than direct", 50, at_least=True), trace_swap, 9, 3),
     Case(Goal("prediction", "the mean of an old task, times network and linear layer", 1.2), prediction, 31, 5),
     Case(Goal("ten-seeds", "ten seeds together, times one after another", 0.5), ten_seeds, 3, 1, warm_ups=0),

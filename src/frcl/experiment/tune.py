@@ -14,9 +14,8 @@ from frcl.benchmarks.tasks import Benchmark, Seen
 from frcl.errors import NumericalError, OptionError
 from frcl.experiment.config import Config, parse_setting, resolve
 from frcl.experiment.environment import products, threads
-from frcl.experiment.evaluate import judge
+from frcl.experiment.evaluate import Judged, judge
 from frcl.experiment.runner import benchmark_of, new_learner, seeds_at_once
-from frcl.learners.protocol import Learner
 from frcl.learners.work import finish
 
 BY = ("accuracy", "nll", "ece")  # what may decide
@@ -103,13 +102,13 @@ def tuning_config(method: str, benchmark: str, layer: Mapping[str, Any], options
 
 def try_out(config: Config) -> Reached:
     """Learn the tasks with every seed, then look at the validation data of all."""
-    results: list[Reached] = []
+    found: list[Judged] = []
     at_once = seeds_at_once(config)
     with threads(config.run.threads), products(tf32=config.run.tf32):
         for first in range(0, len(config.seeds), at_once):
-            results += _together(config, config.seeds[first : first + at_once])
-    nll, ece = (_mean([getattr(one, name) for one in results]) for name in ("nll", "ece"))
-    return Reached(sum(one.accuracy for one in results) / len(results), nll, ece)
+            found += _together(config, config.seeds[first : first + at_once])
+    nll, ece = (_mean([getattr(one, name) for one in found]) for name in ("nll", "ece"))
+    return Reached(sum(one.accuracy for one in found) / len(found), nll, ece)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -117,25 +116,16 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if len(known) == len(values) else None
 
 
-def _together(config: Config, seeds: Sequence[int]) -> list[Reached]:
-    """What some seeds reach, learned together."""
+def _together(config: Config, seeds: Sequence[int]) -> list[Judged]:
+    """Every task of some seeds, learned together."""
     benchmarks = [validation_only(benchmark_of(config, seed)) for seed in seeds]
     learners = [new_learner(config, benchmark, seed) for benchmark, seed in zip(benchmarks, seeds, strict=True)]
     pairs = list(zip(learners, benchmarks, strict=True))
     for number in range(len(benchmarks[0])):
         tasks = [(learner, benchmark.task(number)) for learner, benchmark in pairs]
         finish([learner.learn(task.train.x, task.train.y, size=task.size) for learner, task in tasks])
-    return [_reached(learner, benchmark) for learner, benchmark in pairs]
-
-
-def _reached(learner: Learner, benchmark: Benchmark) -> Reached:
-    tested = [benchmark.test_split(on) for on in range(len(benchmark))]
-    found = [judge(learner.predict(split.x, task=on), split.y) for on, split in enumerate(tested)]
-    return Reached(
-        sum(one.accuracy for one in found) / len(found),
-        _mean([one.nll for one in found]),
-        _mean([one.ece for one in found]),
-    )
+    tested = [(learner, on, one.test_split(on)) for learner, one in pairs for on in range(len(one))]
+    return [judge(learner.predict(split.x, task=on), split.y) for learner, on, split in tested]
 
 
 def tune(

@@ -143,9 +143,8 @@ _WHOLE = (
     "points", "points_per_class", "samples", "predict_samples", "steps", "batch_size", "past_tasks_per_step",
     "search_steps", "search_examples", "task_size", "window", "fisher_examples",
 )  # fmt: skip
-_NOT_NEGATIVE = (
-    "functional", "current_inputs", "memory_targets", "curvature", "curvature_decay", "rate_decay", "held_out",
-)  # fmt: skip
+HOLDS = ("functional", "current_inputs", "memory_targets", "curvature")  # what holds the past, each with a weight
+_NOT_NEGATIVE = (*HOLDS, "curvature_decay", "rate_decay", "held_out")
 _POSITIVE = (
     "prior_variance", "feature_scale", "noise", "initial_target_noise", "initial_scale", "rate", "prior_weight",
     "head_variance",

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from frcl.experiment.config import resolve
+from frcl.learners.options import HOLDS
 from frcl.reproduce.cells import OMNIGLOT, ONE, THREE, Cell, Layer, Table
 from frcl.reproduce.frontier import METHOD, budget_options
 from frcl.reproduce.words import NOT, TITLES, Found, documents_of, grid, how_measured, in_percent, seeds_of
 
-HOLDS = ("functional", "current_inputs", "memory_targets", "curvature")
 NONE, ALL = "none", "all"
 POINTS = {"split-mnist": 2, "permuted-mnist": 10, OMNIGLOT: 1}  # a task; on Omniglot a character
 SHORT = {OMNIGLOT: {"stream": {"tasks": 10}, "learner": {"steps": 1000}}}  # the first alphabets, not trained to the end

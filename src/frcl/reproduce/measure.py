@@ -72,6 +72,10 @@ class State:
     differs: tuple[str, ...]  # options with which the file was made and that are others now
 
     @property
+    def name(self) -> str:
+        return f"{self.table}/{self.cell.name}"
+
+    @property
     def wanted(self) -> tuple[int, ...]:
         return self.asked.of(self.cell)
 
@@ -80,7 +84,7 @@ class State:
         return tuple(seed for seed in self.wanted if seed not in self.there)
 
     def in_words(self) -> str:
-        text = f"{self.table}/{self.cell.name}: {len(self.there)} of {len(self.cell.seeds)} seeds"
+        text = f"{self.name}: {len(self.there)} of {len(self.cell.seeds)} seeds"
         text += f", missing {in_words(self.missing)}" if self.missing else ""
         return text + (f"; measured with other options: {'; '.join(self.differs)}" if self.differs else "")
 
@@ -107,7 +111,7 @@ def state_of(table: str, cell: Cell, place: Place, asked: Wanted = ALL_SEEDS, *,
 
 def check_options(states: Sequence[State]) -> None:
     """Refuse cells whose results were made with other options than they would be now."""
-    other = [f"{one.table}/{one.cell.name} ({'; '.join(one.differs)})" for one in states if one.differs]
+    other = [f"{one.name} ({'; '.join(one.differs)})" for one in states if one.differs]
     if other:
         raise OptionError(
             f"results with other options are left as they are: {', '.join(other)}. Say --again to measure them anew, "
@@ -128,16 +132,15 @@ class Session:
 
 def attend(state: State, session: Session, lacking: str = "") -> None:
     """Measure what is missing of a cell, or say why not; `lacking` says why its data is not at hand."""
-    name = f"{state.table}/{state.cell.name}"
     if state.differs:
-        session.say(f"{name}: left as it is, since it was measured with other options")
+        session.say(f"{state.name}: left as it is, since it was measured with other options")
     elif lacking and state.missing:
-        session.say(f"{name}: skipped, since {lacking}")
+        session.say(f"{state.name}: skipped, since {lacking}")
     else:
         try:
             _report(state, session)
         except BusyError:
-            session.say(f"{name}: left to another process that is at work on it")
+            session.say(f"{state.name}: left to another process that is at work on it")
 
 
 def _report(state: State, session: Session) -> None:
@@ -147,7 +150,7 @@ def _report(state: State, session: Session) -> None:
         shown = "not available" if accuracy is None else f"{accuracy.show()} %"
         paper = "" if state.cell.paper is None else f", the paper {state.cell.paper.value}"
         seeds = f"{len(found['seeds'])} of {len(state.cell.seeds)} seeds"
-        session.say(f"{state.table}/{state.cell.name}: {shown} with {seeds}{paper}")
+        session.say(f"{state.name}: {shown} with {seeds}{paper}")
 
 
 def measure(state: State, session: Session) -> Iterator[Document]:
@@ -159,23 +162,23 @@ def measure(state: State, session: Session) -> Iterator[Document]:
     left, anew = list(state.missing), session.again
     with Home(session.place.runs / state.table / state.cell.name) as home:
         if anew and not home.claim(state.cell.seeds):
-            raise BusyError(f"another process is at work on {state.table}/{state.cell.name}; wait until it has ended")
+            raise BusyError(f"another process is at work on {state.name}; wait until it has ended")
         first = True
         while left:
             if not session.may_start():
-                session.say(f"{state.table}/{state.cell.name}: seeds {in_words(left)} not started, the time is up")
+                session.say(f"{state.name}: seeds {in_words(left)} not started, the time is up")
                 return
             run = _next_run(state, session.place, home, left, anew=anew)
             if run is None:
                 left = _unmeasured(state, session.place, left, anew=anew)
                 if left and first:
-                    raise BusyError(f"another process is at work on {state.table}/{state.cell.name}")
+                    raise BusyError(f"another process is at work on {state.name}")
                 if left:
-                    session.say(f"{state.table}/{state.cell.name}: seeds {in_words(left)} are left to another process")
+                    session.say(f"{state.name}: seeds {in_words(left)} are left to another process")
                 return
             found = _add(state, session.place, _carried_out(state, session, run), run.config, anew=anew)
             if found is None:
-                session.say(f"{state.table}/{state.cell.name}: left as it is, other options were measured meanwhile")
+                session.say(f"{state.name}: left as it is, other options were measured meanwhile")
                 return
             shutil.rmtree(run.folder)
             anew = first = False
@@ -189,11 +192,13 @@ def _next_run(state: State, place: Place, home: Home, left: Sequence[int], *, an
     What is there is looked up after the claim: who had a seed before may have written it.
     """
     whole = place.config(state.cell, state.cell.seeds)
-    home.tidy(whole, () if anew else _there(state, place))
     for run in home.interrupted(whole):
-        if run.seeds & set(left) and home.claim(run.config.seeds):
+        written = not _unmeasured(state, place, run.config.seeds, anew=anew)
+        if (written or run.seeds & set(left)) and home.claim(run.config.seeds):
             unmeasured = _unmeasured(state, place, run.config.seeds, anew=anew)
-            if run.seeds == set(unmeasured):
+            if not unmeasured:
+                shutil.rmtree(run.folder)  # it was killed after its seeds had been written
+            elif run.seeds == set(unmeasured):
                 return run
     mine: list[int] = []
     for seed in left:
@@ -202,14 +207,9 @@ def _next_run(state: State, place: Place, home: Home, left: Sequence[int], *, an
     return home.new(place.config(state.cell, mine)) if mine else None
 
 
-def _there(state: State, place: Place) -> tuple[int, ...]:
-    """The seeds that are in the file by now."""
-    return state_of(state.table, state.cell, place).there
-
-
 def _unmeasured(state: State, place: Place, seeds: Sequence[int], *, anew: bool) -> list[int]:
-    """Those of some seeds that are not in the file; all of them where it is going to be replaced."""
-    there = () if anew else _there(state, place)
+    """Those of some seeds that are not in the file by now; all of them where it is going to be replaced."""
+    there = state_of(state.table, state.cell, place, again=anew).there
     return [seed for seed in seeds if seed not in there]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -64,21 +63,17 @@ class Home:
     def interrupted(self, config: Config) -> Iterator[Run]:
         """Runs with the same options, whatever their seeds."""
         for folder in sorted(self._folder.glob("seeds-*")):
-            found = _readable(folder)
-            if found is not None and {**to_dict(found), "seeds": None} == {**to_dict(config), "seeds": None}:
+            found = _readable(folder, config)
+            if found is not None:
                 yield Run(folder, found, begun=True)
 
-    def tidy(self, config: Config, there: Sequence[int]) -> None:
-        """Remove runs that were killed after their seeds had been written."""
-        for run in self.interrupted(config):
-            if run.seeds <= set(there) and self.claim(run.config.seeds):
-                shutil.rmtree(run.folder)
 
-
-def _readable(folder: Path) -> Config | None:
-    """The configuration of a run that can be taken up; None if it is of another version, or damaged."""
+def _readable(folder: Path, config: Config) -> Config | None:
+    """The configuration of a run that can be taken up; None if it has other options or is damaged."""
     try:
         found = saved(read_toml(folder / "config.toml"))
+        if {**to_dict(found), "seeds": None} != {**to_dict(config), "seeds": None}:
+            return None
         read_checkpoint(folder)
     except FrclError:
         return None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from frcl.learners.options import HOLDS
 from frcl.report.drawing import Drawing
 from frcl.report.palette import LIGHT, series
-from frcl.reproduce.ablation import ABLATION, ALL, HOLDS, NONE, POINTS, ROWS, name_of
+from frcl.reproduce.ablation import ABLATION, ALL, NONE, POINTS, ROWS, name_of
 from frcl.reproduce.cells import OMNIGLOT, per_character
 from frcl.reproduce.figures.base import FigureOf, Sheet, canvas, left_out, seeds_in_words, sheet
 from frcl.reproduce.measure import Place, state_of

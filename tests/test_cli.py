@@ -244,7 +244,8 @@ def test_live_display_in_a_terminal(done):
 
 def test_shell_completion(done):
     folder, _ = done
-    result = frcl("--show-completion", "bash", folder=folder)
+    named = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # not the shell that the tests were started from
+    result = frcl("--show-completion", "bash", folder=folder, **named)
     assert result.returncode == 0
     assert "complete" in result.stdout
 

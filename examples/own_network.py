@@ -6,7 +6,7 @@ from torch import nn
 import frcl
 
 net = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 32))  # no classification layer
-learner = frcl.FRCL(net, points=12, steps=400, rate=3e-3)
+learner = frcl.FRCL(net, points=12, steps=400, lr=3e-3)
 
 generator = torch.Generator().manual_seed(0)
 tasks = []

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-
-from frcl.reproduce.measure import Place
+from paper.measure import Place
 
 torch.set_num_threads(1)
 

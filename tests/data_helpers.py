@@ -17,8 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 
-from frcl.benchmarks.drawings import Drawings, from_images
-from frcl.benchmarks.sources import DataFile, MnistFiles, OmniglotFiles
+from frcl.data.drawings import Drawings, from_images
+from frcl.data.sources import DataFile, MnistFiles, OmniglotFiles
 
 NOWHERE = "http://127.0.0.1:9/"  # the discard port: nothing listens there
 
@@ -126,7 +126,7 @@ def small_mnist(mirror: str = NOWHERE) -> tuple[MnistFiles, dict[str, bytes]]:
 
 def small_omniglot(mirror: str = NOWHERE) -> tuple[OmniglotFiles, dict[str, bytes]]:
     """Two archives, with alphabets Aa (2 characters) and Cc (3), and Bb (2)."""
-    from frcl.benchmarks.archives import read_archives
+    from frcl.data.archives import read_archives
 
     contents = {"one.zip": archive({"Aa": 2, "Cc": 3}), "two.zip": archive({"Bb": 2})}
     archives = tuple(

@@ -2,9 +2,10 @@
 
 import json
 
+from paper.cells import Cell, Paper, Table
+from paper.measure import Place, Session, Wanted, measure, state_of
+
 from frcl.display import Silent
-from frcl.reproduce.cells import Cell, Paper, Table
-from frcl.reproduce.measure import Place, Session, Wanted, measure, state_of
 
 SMALL = {"stream": {"tasks": 2}, "network": {"widths": [6]}, "run": {"checkpoint_seconds": 0.0}}
 FRCL = {"method": "frcl", "learner": {"steps": 6, "points": 3, "search_steps": 4, "batch_size": 10}}

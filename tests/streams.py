@@ -16,7 +16,7 @@ def blobs(labels: tuple, n: int, seed: int, dim: int = 4) -> tuple[Tensor, Tenso
 
 
 def small_learner(**options) -> FRCL:
-    given = {"points": 6, "steps": 60, "batch_size": 32, "rate": 5e-3, "search_steps": 50, **options}
+    given = {"points": 6, "steps": 60, "batch_size": 32, "lr": 5e-3, "search_steps": 50, **options}
     return FRCL(MLP(4, (16, 8), seed=1), **given)
 
 

@@ -5,17 +5,17 @@ import json
 import statistics
 
 import pytest
+from paper.ablation import ABLATION, POINTS, ROWS, name_of, weights_in_words
+from paper.figures import holds
+from paper.figures.base import make_figure, path_of_figure
+from paper.measure import Place
+from paper.quick import reduced_figure
+from paper.store import FORMAT, VERSION, learned_options, path_of, write_document
 
 from frcl.experiment import config as configs
 from frcl.experiment.config import resolve
 from frcl.learners.options import HOLDS
 from frcl.report.drawing import style
-from frcl.reproduce.ablation import ABLATION, POINTS, ROWS, name_of, weights_in_words
-from frcl.reproduce.figures import holds
-from frcl.reproduce.figures.base import make_figure, path_of_figure
-from frcl.reproduce.measure import Place
-from frcl.reproduce.quick import reduced_figure
-from frcl.reproduce.store import FORMAT, VERSION, learned_options, path_of, write_document
 
 (FIGURE,) = holds.FIGURES
 CELLS = {cell.name: cell for cell in ABLATION.cells}
@@ -136,7 +136,7 @@ def test_the_page_has_the_numbers_of_the_files(place):
 def test_the_sheet_has_the_cells_that_are_measured_as_they_are_now(place):
     assert make_figure(FIGURE, place) == []
     put(place, "split-mnist-none", [0.5, 0.75, 0.25])
-    put(place, "split-mnist-all", [0.5], rate=0.5)
+    put(place, "split-mnist-all", [0.5], lr=0.5)
     put(place, "omniglot-all-but-memory-targets", [0.875])
     found = holds.measure_holds(place)
     assert found.rows == (

@@ -57,8 +57,8 @@ def test_nominal_false_alarm_rate_on_stationary_data(generator, window):
     statistics = torch.tensor(
         [detector.update(torch.randn(B, generator=generator, dtype=D)).statistic for _ in range(12_000)]
     )[window:]
-    rate = float((statistics > level).double().mean())
-    assert rate == pytest.approx(0.05, abs=0.008)
+    lr = float((statistics > level).double().mean())
+    assert lr == pytest.approx(0.05, abs=0.008)
 
 
 @pytest.mark.parametrize("aggregate", ["max", "median", "mean"])

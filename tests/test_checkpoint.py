@@ -71,10 +71,10 @@ def test_resume_is_bit_for_bit(options, stop, tmp_path):
 def test_resume_in_the_middle_of_fit(share):
     x, y = blobs((0, 1, 2), 90, 1)
     states = []
-    whole = small_learner(steps=25, rate_decay=share)
+    whole = small_learner(steps=25, lr_decay=share)
     whole.fit(*blobs((0, 1), 60, 2))
     whole.fit(x, y, on_step=lambda log: states.append(whole.state_dict()) if log.step == 10 else None)
-    resumed = small_learner(steps=25, rate_decay=share)
+    resumed = small_learner(steps=25, lr_decay=share)
     resumed.load_state_dict(states[0])
     resumed.fit(x, y)
     assert same_tensors(whole.state_dict()["tensors"], resumed.state_dict()["tensors"])

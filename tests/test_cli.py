@@ -78,10 +78,10 @@ def test_json_is_for_machines(done, inside):
 
 
 def test_dry_run_prints_the_resolved_options(done, inside):
-    result = inside("run", "permuted-mnist", "--points", "7", "--set", "noise=0.5", "--dry-run")
+    result = inside("run", "permuted-mnist", "--points", "7", "--set", "u_noise=0.5", "--dry-run")
     assert result.returncode == 0
     config = tomllib.loads(result.stdout)
-    assert (config["learner"]["points"], config["learner"]["noise"], config["learner"]["steps"]) == (7, 0.5, 2000)
+    assert (config["learner"]["points"], config["learner"]["u_noise"], config["learner"]["steps"]) == (7, 0.5, 2000)
     again = done[0] / "options.toml"
     again.write_text(result.stdout)
     assert inside("run", "--config", str(again), "--dry-run").stdout == result.stdout
@@ -135,7 +135,7 @@ def test_your_own_data(done, inside):
         (("run", "--method", "frlc"), 2, "unknown method 'frlc'; did you mean 'frcl'"),
         (("run", "--set", "nois=1"), 2, "option 'nois' is unknown; did you mean 'noise'"),
         (("run", "--set", "noise"), 2, "--set wants key=value"),
-        (("run", "--set", "noise=-1"), 2, "noise must be a positive number"),
+        (("run", "--set", "u_noise=-1"), 2, "u_noise must be a positive number"),
         (("run", "--points", "0"), 2, "points must be a whole number"),
         (("run", "--points", "9999", "--tasks", "2"), 1, "fewer than the 9999 inducing points"),
         (("run", "--set", "seeds=3"), 2, "seeds in the run must be of type"),

@@ -174,7 +174,7 @@ def test_a_run_on_the_gpu(tmp_path):
 def test_convolutions_repeat_and_resume_bit_for_bit(count):
     """Also where several seeds are branches of one graph; the state is saved within the second task."""
     from frcl import ConvNet
-    from frcl.learners.work import together
+    from frcl.learners.lockstep import together
 
     generator = torch.Generator().manual_seed(0)
     tasks = [(torch.rand(120, 12, 12, generator=generator), torch.arange(120) % 3) for _ in range(2)]

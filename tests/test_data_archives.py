@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from data_helpers import archive, chunk, drawing, idx, png, small_drawings, zipped
-from frcl.benchmarks import archives as archives_module
-from frcl.benchmarks import drawings as drawings_module
-from frcl.benchmarks.archives import read_archive, read_archives
-from frcl.benchmarks.drawings import Drawings, checked, read_compact, to_compact
-from frcl.benchmarks.mnist import parse_idx
-from frcl.benchmarks.png import decode_bits, shrink
+from frcl.data import archives as archives_module
+from frcl.data import drawings as drawings_module
+from frcl.data.archives import read_archive, read_archives
+from frcl.data.drawings import Drawings, checked, read_compact, to_compact
+from frcl.data.mnist import parse_idx
+from frcl.data.png import decode_bits, shrink
 from frcl.errors import DataError
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from data_helpers import NOWHERE, Mirror, mirror
-from frcl.benchmarks import download as module
-from frcl.benchmarks.download import download
-from frcl.benchmarks.sources import MIRRORS, DataFile, unpacked, verified
+from frcl.data import download as module
+from frcl.data.download import download
+from frcl.data.sources import MIRRORS, DataFile, unpacked, verified
 from frcl.errors import DataError
 
 CONTENT = np.random.default_rng(0).bytes(200_000)
@@ -126,7 +126,7 @@ def test_a_server_that_sends_too_much_is_cut_off(tmp_path: Path, monkeypatch: py
 
 
 def test_a_gzip_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("frcl.benchmarks.sources.LARGEST", 1000)
+    monkeypatch.setattr("frcl.data.sources.LARGEST", 1000)
     assert unpacked(gzip.compress(bytes(1000)), "f") == bytes(1000)
     with pytest.raises(DataError, match="f is refused: it would unpack to more"):
         unpacked(gzip.compress(bytes(1001)), "f")
@@ -159,8 +159,8 @@ def test_without_pooch_the_problem_is_said(tmp_path: Path, monkeypatch: pytest.M
 PROCESS = """
 import sys
 from pathlib import Path
-from frcl.benchmarks.download import download
-from frcl.benchmarks.sources import DataFile
+from frcl.data.download import download
+from frcl.data.sources import DataFile
 address, digest, folder = sys.argv[1:]
 print("ready", flush=True)
 sys.stdin.readline()

@@ -12,10 +12,10 @@ import torch
 from scipy import ndimage
 
 from data_helpers import small_drawings
-from frcl.benchmarks.augment import draw_moves, move_images
-from frcl.benchmarks.omniglot import Alphabets, omniglot_tasks, parts_of
-from frcl.benchmarks.options import BenchmarkOptions
-from frcl.benchmarks.tasks import Split, Task
+from frcl.data.augment import draw_moves, move_images
+from frcl.data.omniglot import Alphabets, omniglot_tasks, parts_of
+from frcl.data.options import BenchmarkOptions
+from frcl.data.tasks import Split, Task
 from frcl.errors import OptionError, TaskError
 
 DRAWINGS = small_drawings(3, 5, 2, 4)

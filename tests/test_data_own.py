@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from frcl.benchmarks import BenchmarkOptions, open_benchmark, own_tasks
+from frcl.data import BenchmarkOptions, open_benchmark, own_tasks
 from frcl.errors import DataError, FrclError, OptionError
 
 RNG = np.random.default_rng(0)

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from data_helpers import NOWHERE, mirror, small_mnist, small_omniglot
-from frcl.benchmarks import BenchmarkOptions, open_benchmark
-from frcl.benchmarks.lookup import data_folders, find, obtain, user_cache
-from frcl.benchmarks.mnist import load_mnist
-from frcl.benchmarks.omniglot import load_omniglot, omniglot_tasks
-from frcl.benchmarks.places import data_status, fetch
-from frcl.benchmarks.sources import MIRRORS, MNIST, OMNIGLOT
+from frcl.data import BenchmarkOptions, open_benchmark
+from frcl.data.lookup import data_folders, find, obtain, user_cache
+from frcl.data.mnist import load_mnist
+from frcl.data.omniglot import load_omniglot, omniglot_tasks
+from frcl.data.places import data_status, fetch
+from frcl.data.sources import MIRRORS, MNIST, OMNIGLOT
 from frcl.errors import DataError, OptionError
 
 

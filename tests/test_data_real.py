@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from frcl.benchmarks import Benchmark, BenchmarkOptions, Split, open_benchmark
-from frcl.benchmarks.archives import read_archives
-from frcl.benchmarks.drawings import Drawings, read_compact, to_compact
-from frcl.benchmarks.lookup import find
-from frcl.benchmarks.mnist import load_mnist
-from frcl.benchmarks.omniglot import load_omniglot, omniglot_tasks
-from frcl.benchmarks.places import data_status, fetch
-from frcl.benchmarks.sources import MNIST, OMNIGLOT
+from frcl.data import Benchmark, BenchmarkOptions, Split, open_benchmark
+from frcl.data.archives import read_archives
+from frcl.data.drawings import Drawings, read_compact, to_compact
+from frcl.data.lookup import find
+from frcl.data.mnist import load_mnist
+from frcl.data.omniglot import load_omniglot, omniglot_tasks
+from frcl.data.places import data_status, fetch
+from frcl.data.sources import MNIST, OMNIGLOT
 
 SMALL = ("images_background_small1.zip", "images_background_small2.zip")
 

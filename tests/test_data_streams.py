@@ -11,10 +11,10 @@ import torch
 from sklearn import datasets
 
 from data_helpers import small_drawings
-from frcl.benchmarks import BENCHMARKS, BenchmarkOptions, Split, Task, open_benchmark
-from frcl.benchmarks.omniglot import omniglot_tasks
-from frcl.benchmarks.options import COMMON, OMNIGLOT, PERMUTED, nearest
-from frcl.benchmarks.streams import permuted, split_by_label, task_with_validation
+from frcl.data import BENCHMARKS, BenchmarkOptions, Split, Task, open_benchmark
+from frcl.data.omniglot import omniglot_tasks
+from frcl.data.options import COMMON, OMNIGLOT, PERMUTED, nearest
+from frcl.data.streams import permuted, split_by_label, task_with_validation
 from frcl.errors import DataError, OptionError, TaskError
 
 BOTH = ("split-digits", "permuted-digits")

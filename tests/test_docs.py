@@ -20,14 +20,14 @@ import typer
 
 import frcl
 from frcl import cli
-from frcl.benchmarks.open import BENCHMARKS
-from frcl.benchmarks.options import BenchmarkOptions
+from frcl.baselines.options import FinetuneOptions
+from frcl.baselines.penalised import Penalised
+from frcl.data.open import BENCHMARKS
+from frcl.data.options import BenchmarkOptions
 from frcl.experiment.config import DetectorOptions, RunOptions
 from frcl.experiment.keeper import COLUMNS
 from frcl.experiment.networks import NetworkOptions
-from frcl.learners.penalised import Penalised
-from frcl.learners.plain_options import FinetuneOptions
-from frcl.learners.work import together
+from frcl.learners.lockstep import together
 from frcl.regularisers.protocol import Heads, Moment, Place
 from streams import blobs
 from test_house import ORDER

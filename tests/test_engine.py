@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from frcl.engine.adam import Optimiser, stacked
+from frcl.engine.batching import Alone, Block, can_stack
 from frcl.engine.program import ROWS, Program, Terms
 from frcl.engine.tensors import leaf
 from frcl.engine.train import train
-from frcl.engine.units import Alone, Block, can_stack
 from frcl.errors import NumericalError, TaskError
 from frcl.seeding import Streams
 

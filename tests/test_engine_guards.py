@@ -13,8 +13,8 @@ from frcl.experiment import runner
 from frcl.experiment.config import resolve
 from frcl.experiment.keeper import Interrupted
 from frcl.learners.inputs import data_mark
-from frcl.learners.methods import METHODS, make_learner
-from frcl.learners.work import together
+from frcl.learners.lockstep import together
+from frcl.methods import METHODS, make_learner
 from streams import blobs
 
 SMALL = {"points": 6, "steps": 30, "batch_size": 16, "search_steps": 5}
@@ -58,7 +58,7 @@ def double(labels, seed):
 
 def test_networks_that_only_look_alike_are_not_computed_as_one():
     nets, task = [Powered(1), Powered(3)], double((0, 1, 2), 1)
-    ensemble = FRCL(nets, replicas=2, **SMALL)
+    ensemble = FRCL(nets, members=2, **SMALL)
     with pytest.warns(UserWarning, match="cannot be batched"):
         ensemble.fit(*task)
     with pytest.warns(UserWarning, match="cannot be batched"):
@@ -150,7 +150,7 @@ def test_members_of_an_interrupted_block_go_on_by_themselves():
 
 
 def test_an_ensemble_interrupted_while_it_closes_a_task_can_go_on(monkeypatch):
-    ensemble, task = FRCL(MLP(4, (8, 6), seed=1), replicas=3, **SMALL), blobs((0, 1, 2), 60, 1)
+    ensemble, task = FRCL(MLP(4, (8, 6), seed=1), members=3, **SMALL), blobs((0, 1, 2), 60, 1)
     original = type(ensemble.members[0])._close
 
     def closing(self, *args):

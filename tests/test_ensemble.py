@@ -11,7 +11,7 @@ from frcl.errors import CheckpointError, LabelError, NetworkError, NumericalErro
 from frcl.files import save_state
 from streams import blobs, same_tensors
 
-SMALL = {"points": 6, "steps": 30, "batch_size": 16, "rate": 5e-3, "search_steps": 20}
+SMALL = {"points": 6, "steps": 30, "batch_size": 16, "lr": 5e-3, "search_steps": 20}
 TASKS = [blobs((0, 1), 60, 1), blobs((0, 1, 2), 60, 2)]
 
 
@@ -19,8 +19,8 @@ def net(seed: int = 1) -> nn.Module:
     return MLP(4, (16, 8), seed=seed).double()
 
 
-def ensemble(replicas: int = 3, **options) -> Ensemble:
-    made = FRCL(net(), replicas=replicas, **{**SMALL, **options})
+def ensemble(members: int = 3, **options) -> Ensemble:
+    made = FRCL(net(), members=members, **{**SMALL, **options})
     assert isinstance(made, Ensemble)
     return made
 
@@ -89,7 +89,7 @@ def test_each_replica_is_the_learner_of_its_seed(tasks, options):
 @pytest.mark.parametrize("widths", [((16, 8), (16, 8)), ((16, 8), (5,))], ids=["equal", "different"])
 def test_a_network_for_each_replica(widths):
     nets = [MLP(4, wide, seed=i).double() for i, wide in enumerate(widths)]
-    learner = FRCL(nets, replicas=2, **SMALL)
+    learner = FRCL(nets, members=2, **SMALL)
     lone = [FRCL(one, seed=i, **SMALL) for i, one in enumerate(nets)]
     for x, y in TASKS:
         learner.fit(x, y)
@@ -100,11 +100,11 @@ def test_a_network_for_each_replica(widths):
 
 
 def test_labels_device_and_seeds_are_passed_on():
-    learner = FRCL(net(), 5, replicas=np.int64(2), labels=["a", "b"], device="cpu", seed=np.int64(3))
+    learner = FRCL(net(), 5, members=np.int64(2), labels=["a", "b"], device="cpu", seed=np.int64(3))
     assert [member.options.seed for member in learner.members] == [3, 4]
     assert all(member.labels == ("a", "b") and member.options.points == 5 for member in learner.members)
     assert isinstance(FRCL(net()), FRCL)
-    assert isinstance(FRCL(net(), replicas=None), FRCL)
+    assert isinstance(FRCL(net(), members=None), FRCL)
 
 
 def test_logs_are_the_means_of_the_replicas_logs():
@@ -165,7 +165,7 @@ def test_regression_averages_the_noise_too():
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"prior_variance": 3.0}, {"feature_scale": 0.5, "points": 20}, {"inference": "function"}],
+    [{}, {"prior_std": 3.0**0.5}, {"feature_scale": 0.5, "points": 20}, {"inference": "function"}],
     ids=str,
 )
 def test_the_mean_alone_is_that_of_a_prediction(options):
@@ -209,7 +209,7 @@ def test_a_saved_ensemble_is_the_same(tmp_path):
 
 def test_networks_of_different_shape_are_loaded_one_by_one(tmp_path):
     nets = [MLP(4, (8,)).double(), MLP(4, (5,)).double()]
-    learner = FRCL(nets, replicas=2, **SMALL)
+    learner = FRCL(nets, members=2, **SMALL)
     learner.fit(*TASKS[0])
     learner.save(tmp_path / "model.frcl")
     again = frcl.load(tmp_path / "model.frcl", nets)
@@ -244,9 +244,9 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(tmp_path):
         (ensemble(2).state_dict(), "the state is of 2 replicas; this ensemble has 3"),
         (ensemble(seed=1).state_dict(), "other options: seed"),
         (broken, "incomplete"),
-        ({"meta": {"replicas": 3}, "tensors": {}}, "not the state of an ensemble"),
-        ({"meta": {"replicas": [1, 2, 3]}, "tensors": {}}, "incomplete"),
-        ({"meta": {"replicas": []}}, "not the state of an ensemble"),
+        ({"meta": {"members": 3}, "tensors": {}}, "not the state of an ensemble"),
+        ({"meta": {"members": [1, 2, 3]}, "tensors": {}}, "incomplete"),
+        ({"meta": {"members": []}}, "not the state of an ensemble"),
         (None, "not the state of an ensemble"),
     ]:
         with pytest.raises(CheckpointError, match=complaint):
@@ -256,7 +256,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(tmp_path):
         plain.load_state_dict(learner.state_dict())
 
 
-@pytest.mark.parametrize("meta", [{"replicas": []}, {"replicas": 3}, {"replicas": [1]}, {"replicas": [{}]}], ids=str)
+@pytest.mark.parametrize("meta", [{"members": []}, {"members": 3}, {"members": [1]}, {"members": [{}]}], ids=str)
 def test_a_file_without_an_ensemble_is_refused(meta, tmp_path):
     save_state(tmp_path / "odd.frcl", meta, {"a": torch.zeros(1)})
     with pytest.raises(CheckpointError, match=r"not the state of an ensemble|options cannot be read"):
@@ -269,12 +269,12 @@ def test_a_file_without_an_ensemble_is_refused(meta, tmp_path):
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ({"replicas": 0}, "replicas must be a whole number of at least 1, not 0"),
-        ({"replicas": True}, "not True"),
-        ({"replicas": 2.0}, "not 2.0"),
-        ({"replicas": 2, "detector": frcl.BoundaryDetector()}, "cannot look for task boundaries"),
-        ({"replicas": 2, "seed": "a"}, "seed must be a whole number"),
-        ({"replicas": 2, "raet": 1.0}, "did you mean 'rate'"),
+        ({"members": 0}, "replicas must be a whole number of at least 1, not 0"),
+        ({"members": True}, "not True"),
+        ({"members": 2.0}, "not 2.0"),
+        ({"members": 2, "detector": frcl.BoundaryDetector()}, "cannot look for task boundaries"),
+        ({"members": 2, "seed": "a"}, "seed must be a whole number"),
+        ({"members": 2, "raet": 1.0}, "did you mean 'rate'"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
@@ -286,7 +286,7 @@ def test_options_that_make_no_sense_are_refused(given, complaint):
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_number_of_networks_must_be_that_of_replicas(count):
     with pytest.raises(OptionError, match=f"there are {count} networks for 2 replicas"):
-        FRCL([net() for _ in range(count)], replicas=2)
+        FRCL([net() for _ in range(count)], members=2)
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_a_replica_that_cannot_begin_keeps_the_others_from_beginning():
     nets = [net(), net()]
     with torch.no_grad():
         next(nets[1].parameters()).fill_(torch.nan)
-    learner = FRCL(nets, replicas=2, **SMALL)
+    learner = FRCL(nets, members=2, **SMALL)
     before = learner.state_dict()
     with pytest.raises(NetworkError):
         learner.fit(*TASKS[0])

@@ -11,24 +11,24 @@ from frcl.experiment.networks import NetworkOptions, build_network
 
 
 def test_layers_go_over_each_other():
-    config = resolve("split-mnist", {"learner": {"steps": 7, "rate": 1e-2}}, {"learner": {"steps": 9}, "seeds": [4]})
-    assert (config.learner.steps, config.learner.rate, config.learner.batch_size) == (9, 1e-2, 100)
+    config = resolve("split-mnist", {"learner": {"steps": 7, "lr": 1e-2}}, {"learner": {"steps": 9}, "seeds": [4]})
+    assert (config.learner.steps, config.learner.lr, config.learner.batch_size) == (9, 1e-2, 100)
     assert config.network.widths == (256, 256)
     assert config.seeds == (4,)
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "widths", "rate", "batch", "steps"),
+    ("benchmark", "widths", "lr", "batch", "steps"),
     [
         ("split-mnist", (256, 256), 5e-4, 100, 3000),
         ("permuted-mnist", (100, 100), 1e-3, 128, 2000),
         ("omniglot", (64, 64, 64, 64), 1e-3, 32, 2500),
     ],
 )
-def test_defaults_are_those_of_the_papers_appendix(benchmark, widths, rate, batch, steps):
+def test_defaults_are_those_of_the_papers_appendix(benchmark, widths, lr, batch, steps):
     config = resolve(benchmark)
     assert config.network.widths == widths
-    assert (config.learner.rate, config.learner.batch_size, config.learner.steps) == (rate, batch, steps)
+    assert (config.learner.lr, config.learner.batch_size, config.learner.steps) == (lr, batch, steps)
     assert config.learner.search_steps == 1000
 
 
@@ -81,7 +81,7 @@ def test_mistakes_are_named(layer, message):
 
 
 def test_settings_from_the_command_line():
-    assert parse_setting("noise=1e-2") == {"learner": {"noise": 0.01}}
+    assert parse_setting("u_noise=1e-2") == {"learner": {"u_noise": 0.01}}
     assert parse_setting("network.widths=[3, 4]") == {"network": {"widths": [3, 4]}}
     assert parse_setting("selection=trace") == {"learner": {"selection": "trace"}}
     assert parse_setting("first_identity=true") == {"stream": {"first_identity": True}}

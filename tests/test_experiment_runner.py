@@ -306,7 +306,7 @@ def test_regression_tasks_of_your_own(tmp_path):
         x = g.normal(size=(120, 2))
         np.savez(tmp_path / "tasks" / f"{name}.npz", x=x, y=x @ np.array(weight) + 0.05 * g.normal(size=120))
     (tmp_path / "data.toml").write_text('name = "lines"\nfolder = "tasks"\n')
-    layer = {"seeds": [0], "network": {"widths": [20]}, "learner": {"steps": 400, "points": 20, "rate": 5e-3}}
+    layer = {"seeds": [0], "network": {"widths": [20]}, "learner": {"steps": 400, "points": 20, "lr": 5e-3}}
     result = runner.run(resolve(str(tmp_path / "data.toml"), layer), tmp_path / "run", Silent())
     assert result["score"] == "r2"
     assert result["average_accuracy"]["mean"] > 0.9
@@ -370,12 +370,12 @@ def test_a_run_of_frcl_plus_that_was_stopped_resumes_exactly(tmp_path):
 def test_an_option_that_a_run_did_not_know_is_off_when_it_is_resumed(tmp_path):
     """A run from before there was a rate that falls, stopped between two seeds: the second learns as the first did."""
     layer = {**TINY, "method": "frcl-plus", "run": {"seeds_together": 1}}
-    config = tiny(layer, learner={**TINY["learner"], "fisher_examples": 5, "rate_decay": 0.0})
+    config = tiny(layer, learner={**TINY["learner"], "fisher_examples": 5, "lr_decay": 0.0})
     whole = runner.run(config, tmp_path / "whole", Silent())
     with pytest.raises(Interrupted):
         runner.run(config, tmp_path / "stopped", Silent(), stop=stopping(after=40))
     path = tmp_path / "stopped" / "config.toml"
     text = path.read_text()
-    assert "rate_decay = 0.0\n" in text
-    path.write_text(text.replace("rate_decay = 0.0\n", ""))
+    assert "lr_decay = 0.0\n" in text
+    path.write_text(text.replace("lr_decay = 0.0\n", ""))
     assert comparable(runner.resume(tmp_path / "stopped", Silent())) == comparable(whole)

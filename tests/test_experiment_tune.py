@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from frcl import NumericalError, OptionError
-from frcl.benchmarks.tasks import Split, Task, TaskList
+from frcl.data.tasks import Split, Task, TaskList
 from frcl.experiment import tune as module
 from frcl.experiment.runner import benchmark_of, new_learner
 from frcl.experiment.tune import BY, Reached, Trial, combinations, grid_of, own_grid, try_out, tune, tuning_config
-from frcl.learners.methods import METHODS
+from frcl.methods import METHODS
 
 TINY = {"learner": {"steps": 20}, "network": {"widths": [8]}}
 
@@ -48,9 +48,9 @@ def test_test_data_is_never_touched(monkeypatch):
 def test_the_best_comes_first_and_every_trial_is_told():
     told = []
     found = tune("finetune", "split-digits", TINY, on_trial=told.append)
-    assert len(found) == len(told) == len(grid_of("finetune")["rate"])
+    assert len(found) == len(told) == len(grid_of("finetune")["lr"])
     assert found[0].reached.accuracy == max(trial.reached.accuracy for trial in told)
-    assert found[0].options["rate"] in grid_of("finetune")["rate"]
+    assert found[0].options["lr"] in grid_of("finetune")["lr"]
 
 
 def test_a_trial_has_the_scores_of_a_run_on_validation_data():
@@ -123,17 +123,17 @@ def test_training_is_on_training_data_alone():
 def test_values_to_try_may_be_given():
     words = own_grid(["prediction=[summary, head]", 'start=["uniform"]', "current_inputs=[0.1,none]"], "frcl-plus")
     assert words == {"prediction": ["summary", "head"], "start": ["uniform"], "current_inputs": [0.1, "none"]}
-    grid = own_grid(["rate=[1e-3,1e-2]", "batch_size=[8]"], "finetune")
-    assert grid == {"rate": [1e-3, 1e-2], "batch_size": [8]}
+    grid = own_grid(["lr=[1e-3,1e-2]", "batch_size=[8]"], "finetune")
+    assert grid == {"lr": [1e-3, 1e-2], "batch_size": [8]}
     found = tune("finetune", "split-digits", TINY, grid=grid)
-    assert sorted(trial.options["rate"] for trial in found) == grid["rate"]
+    assert sorted(trial.options["lr"] for trial in found) == grid["lr"]
     assert {trial.options["batch_size"] for trial in found} == {8}
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("rate", "--try wants key=value"),
-     ("rate=1e-3", r"--try rate=\[0.1,1.0\]"), ("rate=[]", "a list of values"), ("seeds=[0,1]", "is for --set"),
+    [("lr", "--try wants key=value"),
+     ("lr=1e-3", r"--try lr=\[0.1,1.0\]"), ("lr=[]", "a list of values"), ("seeds=[0,1]", "is for --set"),
      ("network.widths=[3]", "is for --set"), ("rates=[1.0]", "did you mean 'rate'")],
 )  # fmt: skip
 def test_values_that_cannot_be_tried(text, message):
@@ -143,13 +143,13 @@ def test_values_that_cannot_be_tried(text, message):
 
 def test_a_name_to_try_is_given_once():
     with pytest.raises(OptionError, match="rate twice"):
-        own_grid(["rate=[1e-3]", "rate=[1e-2]"], "finetune")
+        own_grid(["lr=[1e-3]", "lr=[1e-2]"], "finetune")
 
 
 def test_a_value_that_cannot_be_is_refused_before_anything_is_learned():
     told = []
-    with pytest.raises(OptionError, match="rate_decay"):
-        tune("frcl", "split-digits", TINY, grid={"rate_decay": [0.5, 1.5]}, on_trial=told.append)
+    with pytest.raises(OptionError, match="lr_decay"):
+        tune("frcl", "split-digits", TINY, grid={"lr_decay": [0.5, 1.5]}, on_trial=told.append)
     assert told == []
 
 

@@ -3,15 +3,15 @@
 import json
 
 import pytest
+from paper.cells import CRITERIA_3, FIGURE_3, POINTS_3, TABLES
+from paper.figures import criteria
+from paper.figures.base import make_figure, path_of_figure
+from paper.measure import Place
+from paper.quick import reduced, reduced_figure
+from paper.store import FORMAT, VERSION, learned_options, path_of, write_document
 
 from frcl.experiment.config import resolve
 from frcl.report.drawing import style
-from frcl.reproduce.cells import CRITERIA_3, FIGURE_3, POINTS_3, TABLES
-from frcl.reproduce.figures import criteria
-from frcl.reproduce.figures.base import make_figure, path_of_figure
-from frcl.reproduce.measure import Place
-from frcl.reproduce.quick import reduced, reduced_figure
-from frcl.reproduce.store import FORMAT, VERSION, learned_options, path_of, write_document
 
 (FIGURE,) = criteria.FIGURES
 TABLE_1 = TABLES[0]
@@ -78,7 +78,7 @@ def test_the_numbers_are_those_of_the_result_files(place):
 
 def test_cells_with_other_options_are_left_out(place):
     put(place, "split-mnist-frcl-elbo-10", [0.5])
-    put(place, "split-mnist-frcl-error-10", [0.5], rate=0.5)
+    put(place, "split-mnist-frcl-error-10", [0.5], lr=0.5)
     put(place, "split-mnist-frcl-trace-2", [0.5], steps=7)
     assert criteria.measure_criteria(place).column("criterion") == ["ELBO"]
 

@@ -6,22 +6,22 @@ import os
 import numpy as np
 import pytest
 import torch
+from paper.cells import Cell
+from paper.figures import detection
+from paper.figures.base import make_figure, read_sheet
+from paper.figures.detection import FIGURES, THRESHOLDS, VARIANTS, Variant, add_scores, told_stream
+from paper.figures.draw_detection import draw_figure_5, draw_figure_7, good_thresholds, mean_scores
+from paper.figures.parts import Rows
+from paper.measure import Place
 from torch.distributions import Normal, kl_divergence
 
 from frcl import FRCL, MLP, BoundaryDetector, TaskError
-from frcl.benchmarks.lookup import find
-from frcl.benchmarks.sources import MNIST, OMNIGLOT
+from frcl.data.lookup import find
+from frcl.data.sources import MNIST, OMNIGLOT
 from frcl.display import Silent
 from frcl.experiment import runner
 from frcl.features import features
 from frcl.report.drawing import style
-from frcl.reproduce.cells import Cell
-from frcl.reproduce.figures import detection
-from frcl.reproduce.figures.base import make_figure, read_sheet
-from frcl.reproduce.figures.detection import FIGURES, THRESHOLDS, VARIANTS, Variant, add_scores, told_stream
-from frcl.reproduce.figures.draw_detection import draw_figure_5, draw_figure_7, good_thresholds, mean_scores
-from frcl.reproduce.figures.parts import Rows
-from frcl.reproduce.measure import Place
 
 FIGURE_5, FIGURE_7 = FIGURES
 SMALL = {"stream": {"tasks": 3}, "learner": {"steps": 30, "points": 10, "search_steps": 20}}
@@ -55,13 +55,13 @@ def digits_config(place: Place, **layer):
 
 def test_surprise_is_the_symmetrised_divergence_from_the_prior(generator):
     x, y = torch.randn(64, 5, generator=generator), torch.arange(64) % 3
-    learner = FRCL(MLP(5, (8, 6), seed=2), 4, prior_variance=2.0, feature_scale=0.5, initial_scale=0.7)
+    learner = FRCL(MLP(5, (8, 6), seed=2), 4, prior_std=2.0**0.5, feature_scale=0.5, initial_scale=0.7)
     with pytest.raises(TaskError, match="no task is open"):
-        learner.surprise(x)
+        learner.familiarity(x)
     for _ in range(5):
         learner.observe(x, y)
     before = learner.state_dict()
-    found = learner.surprise(x)
+    found = learner.familiarity(x)
     after = learner.state_dict()
     assert before["meta"] == after["meta"]
     assert all(torch.equal(before["tensors"][name], after["tensors"][name]) for name in before["tensors"])
@@ -98,10 +98,10 @@ def test_figure_5_is_the_stream_of_a_run(on_digits, tmp_path, monkeypatch):
 def test_figure_5_scores_before_the_step(on_digits, monkeypatch):
     """What is written is the mean over inputs and functions, under the task that is open before the minibatch."""
     calls = []
-    surprise, observe = FRCL.surprise, FRCL.observe
+    familiarity, observe = FRCL.familiarity, FRCL.observe
 
     def scored(self, x):
-        found = surprise(self, x)
+        found = familiarity(self, x)
         calls.append(("score", len(self.tasks), self.step, float(found.double().sum()) / found.numel()))
         return found
 
@@ -109,7 +109,7 @@ def test_figure_5_scores_before_the_step(on_digits, monkeypatch):
         calls.append(("step", len(self.tasks), self.step, math.nan))
         return observe(self, x, y)
 
-    monkeypatch.setattr(FRCL, "surprise", scored)
+    monkeypatch.setattr(FRCL, "familiarity", scored)
     monkeypatch.setattr(FRCL, "observe", observed)
     numbers = detection.measure_figure_5(on_digits)
     assert [kind for kind, *_ in calls] == ["step", *["score", "step"] * 89]
@@ -137,14 +137,14 @@ def test_the_words_of_figure_5(on_digits):
 def test_statistics_of_all_variants_are_those_of_scipy(on_digits, monkeypatch):
     from scipy.stats import ttest_ind
 
-    kept, surprise = [np.empty(0)], FRCL.surprise
+    kept, familiarity = [np.empty(0)], FRCL.familiarity
 
     def scored(self, x):
-        found = surprise(self, x)
+        found = familiarity(self, x)
         kept.append(found.double().numpy())
         return found
 
-    monkeypatch.setattr(FRCL, "surprise", scored)
+    monkeypatch.setattr(FRCL, "familiarity", scored)
     config = digits_config(on_digits)
     found = told_stream(runner.benchmark_of(config, 0), config, 0)
     combine = {"max": np.max, "median": np.median, "mean": np.mean}
@@ -159,13 +159,13 @@ def test_statistics_of_all_variants_are_those_of_scipy(on_digits, monkeypatch):
 
 
 def test_a_told_switch_is_scored_by_the_task_before_it(on_digits, monkeypatch):
-    seen, surprise = [], FRCL.surprise
+    seen, familiarity = [], FRCL.familiarity
 
     def scored(self, x):
         seen.append((len(self.tasks), self.step))
-        return surprise(self, x)
+        return familiarity(self, x)
 
-    monkeypatch.setattr(FRCL, "surprise", scored)
+    monkeypatch.setattr(FRCL, "familiarity", scored)
     config = digits_config(on_digits)
     told_stream(runner.benchmark_of(config, 0), config, 0)
     assert seen == [*((0, s) for s in range(1, 31)), *((1, s) for s in range(1, 31)), *((2, s) for s in range(1, 30))]

@@ -6,12 +6,9 @@ import sys
 from dataclasses import replace
 
 import pytest
-
-from frcl import DataError, NumericalError, cli
-from frcl.report.drawing import Drawing
-from frcl.reproduce import targets
-from frcl.reproduce.cells import Cell, Table
-from frcl.reproduce.figures.base import (
+from paper import targets
+from paper.cells import Cell, Table
+from paper.figures.base import (
     FigureOf,
     Sheet,
     canvas,
@@ -23,8 +20,11 @@ from frcl.reproduce.figures.base import (
     sheet,
     write_sheet,
 )
-from frcl.reproduce.measure import Place
-from frcl.reproduce.page import page
+from paper.measure import Place
+from paper.page import page
+
+from frcl import DataError, NumericalError, cli
+from frcl.report.drawing import Drawing
 
 SMALL = {
     "method": "finetune",

@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from paper.figures import gp
+from paper.figures.base import make_figure, read_sheet
+from paper.measure import Place
 from scipy import integrate, stats
 
 from frcl import FRCL
 from frcl.learners.objective import posterior_of
 from frcl.report.drawing import style
-from frcl.reproduce.figures import gp
-from frcl.reproduce.figures.base import make_figure, read_sheet
-from frcl.reproduce.measure import Place
 from frcl.summary import belief_from_weights
 from oracles import covariances, direct_prediction, rand_posterior
 
@@ -53,7 +53,7 @@ def test_the_bands_of_figure_1_are_those_of_the_formulas(tmp_path):
         curve = numbers.where(panel=panel, what="curve", task=task)
         assert curve.floats("x") == pytest.approx(gp.grid()[:, 0].tolist(), rel=1e-5)
         assert curve.floats("mean") == pytest.approx(means.tolist(), rel=1e-3, abs=1e-4)
-        assert curve.floats("deviation") == pytest.approx(variances.sqrt().tolist(), rel=1e-3)
+        assert curve.floats("std") == pytest.approx(variances.sqrt().tolist(), rel=1e-3)
 
     Phi = phi(learner.net, gp.grid())
     check("A", "1", Phi @ mean, torch.einsum("bi,ij,bj->b", Phi, covariance, Phi))
@@ -76,7 +76,7 @@ def test_the_points_of_figure_1_have_the_marginals_of_q_u(tmp_path):
     wanted = sorted(zip(Z[:, 0].tolist(), (Phi @ mean).tolist(), marginal.sqrt().tolist(), strict=True))
     for panel in "BCD":
         points = numbers.where(panel=panel, what="point")
-        found = zip(*(points.floats(name) for name in ("x", "mean", "deviation")), strict=True)
+        found = zip(*(points.floats(name) for name in ("x", "mean", "std")), strict=True)
         for one, other in zip(found, wanted, strict=True):
             assert one == pytest.approx(other, rel=1e-3)
     assert set(Z[:, 0].tolist()) <= set(gp.first_task()[0][:, 0].tolist())
@@ -85,7 +85,7 @@ def test_the_points_of_figure_1_have_the_marginals_of_q_u(tmp_path):
 def test_the_deviations_of_q_u(generator):
     q, Phi = rand_posterior(2, 6, generator, scale=0.01), torch.randn(4, 6, generator=generator, dtype=torch.float64)
     belief = belief_from_weights(q, Phi, noise=0.04)
-    for found, covariance in zip(gp.deviations(belief), covariances(belief), strict=True):
+    for found, covariance in zip(gp.stds(belief), covariances(belief), strict=True):
         assert found.tolist() == pytest.approx(covariance.diagonal().sqrt().tolist(), rel=1e-9)
 
 
@@ -110,9 +110,9 @@ def judged(tmp_path_factory):
     return gp.measure_detection(Place(folder, folder, quick=True))
 
 
-def numeric_score(mean: float, deviation: float, prior: float) -> float:
+def numeric_score(mean: float, std: float, prior: float) -> float:
     """½ [KL(q‖p) + KL(p‖q)] by quadrature."""
-    q, p = stats.norm(mean, deviation), stats.norm(0, prior)
+    q, p = stats.norm(mean, std), stats.norm(0, prior)
 
     def divergence(one, other):
         span = (one.mean() - 9 * one.std(), one.mean() + 9 * one.std())
@@ -125,9 +125,9 @@ def test_the_scores_of_figure_2_are_the_symmetrised_kl(judged):
     for what in (gp.SAME, gp.NEW):
         rows = judged.where(what=what)
         assert len(rows.rows) == gp.BATCH
-        columns = [rows.floats(name) for name in ("mean", "deviation", "prior_deviation", "score")]
-        for mean, deviation, prior, score in zip(*columns, strict=True):
-            assert score == pytest.approx(numeric_score(mean, deviation, prior), rel=2e-3, abs=1e-5)
+        columns = [rows.floats(name) for name in ("mean", "std", "prior_std", "score")]
+        for mean, std, prior, score in zip(*columns, strict=True):
+            assert score == pytest.approx(numeric_score(mean, std, prior), rel=2e-3, abs=1e-5)
 
 
 def test_the_test_of_figure_2_is_welchs(judged):
@@ -141,10 +141,10 @@ def test_prior_and_posterior_of_figure_2(judged):
     q = posterior_of(learner._state.current.params)
     Phi, L = phi(learner.net, gp.grid(), scale=2.0), q.factor[0].detach().double().tril()
     curve = judged.where(what="curve")
-    assert curve.floats("prior_deviation") == pytest.approx(Phi.square().sum(1).sqrt().tolist(), rel=1e-4)
+    assert curve.floats("prior_std") == pytest.approx(Phi.square().sum(1).sqrt().tolist(), rel=1e-4)
     assert curve.floats("mean") == pytest.approx((Phi @ q.mean[0].detach().double()).tolist(), rel=1e-3, abs=1e-4)
     variance = torch.einsum("bi,ij,bj->b", Phi, L @ L.mT, Phi)
-    assert curve.floats("deviation") == pytest.approx(variance.sqrt().tolist(), rel=1e-3)
+    assert curve.floats("std") == pytest.approx(variance.sqrt().tolist(), rel=1e-3)
 
 
 def test_what_the_figures_of_the_results_show():
@@ -153,7 +153,7 @@ def test_what_the_figures_of_the_results_show():
     assert gp._moved(method, gp.HELD) < 0.1 < 0.3 < gp._moved(method, gp.FREE)
     watched = read_sheet(RESULTS / "figures" / "figure2.csv")
     same, new = watched.where(what=gp.SAME), watched.where(what=gp.NEW)
-    ratios = [np.array(one.floats("deviation")) / np.array(one.floats("prior_deviation")) for one in (same, new)]
+    ratios = [np.array(one.floats("std")) / np.array(one.floats("prior_std")) for one in (same, new)]
     assert ratios[0].max() < 0.2 < 0.7 < ratios[1].min()
     assert min(same.floats("score")) > 50 * max(new.floats("score"))
     assert gp._statistic(watched) > 8  # the highest threshold of Table 3

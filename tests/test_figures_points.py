@@ -6,21 +6,21 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from paper.figures import points
+from paper.figures.base import Sheet, make_figure, read_sheet
+from paper.figures.draw_points import GAP, draw_figure_4, draw_figure_6, from_hex, mosaic
+from paper.figures.parts import Rows, settings
+from paper.figures.points import FIGURES, Learned, Sizes, classes_covered, projected, searched, to_hex
+from paper.measure import Place
 
-from frcl.benchmarks import BenchmarkOptions, open_benchmark
-from frcl.benchmarks.digits import load_digits
-from frcl.benchmarks.lookup import find
-from frcl.benchmarks.mnist import read_mnist
-from frcl.benchmarks.sources import MNIST, OMNIGLOT
-from frcl.benchmarks.tasks import Split
+from frcl.data import BenchmarkOptions, open_benchmark
+from frcl.data.digits import load_digits
+from frcl.data.lookup import find
+from frcl.data.mnist import read_mnist
+from frcl.data.sources import MNIST, OMNIGLOT
+from frcl.data.tasks import Split
 from frcl.learners.options import FRCLOptions
 from frcl.report.drawing import style
-from frcl.reproduce.figures import points
-from frcl.reproduce.figures.base import Sheet, make_figure, read_sheet
-from frcl.reproduce.figures.draw_points import GAP, draw_figure_4, draw_figure_6, from_hex, mosaic
-from frcl.reproduce.figures.parts import Rows, settings
-from frcl.reproduce.figures.points import FIGURES, Learned, Sizes, classes_covered, projected, searched, to_hex
-from frcl.reproduce.measure import Place
 
 FIGURE_4, FIGURE_6 = FIGURES
 SMALL = Sizes(shown=2, counted=6, cloud=60, learner={"points": 5, "steps": 20, "search_steps": 60})
@@ -73,7 +73,7 @@ def test_classes_are_counted_as_by_hand():
 
 
 def test_searches_end_at_the_trace_term_they_claim():
-    one = task(80, 6, noise=0.01, search_steps=200)
+    one = task(80, 6, u_noise=0.01, search_steps=200)
     K = one.Phi.double() @ one.Phi.double().mT
 
     def direct(index):

@@ -5,14 +5,14 @@ import statistics
 
 from hypothesis import given
 from hypothesis import strategies as st
+from paper.cells import TABLES
+from paper.frontier import FRONTIER, LINES, OWN, equal_budget, frcl_tables, measured_lines, paper_frcl
+from paper.numbers import Ours, attains
+from paper.page import page
+from paper.readme import short
+from paper.store import FORMAT, VERSION, learned_options, path_of, write_document
 
 from frcl.experiment.config import resolve
-from frcl.reproduce.cells import TABLES
-from frcl.reproduce.frontier import FRONTIER, LINES, OWN, equal_budget, frcl_tables, measured_lines, paper_frcl
-from frcl.reproduce.numbers import Ours, attains
-from frcl.reproduce.page import page
-from frcl.reproduce.short import short
-from frcl.reproduce.store import FORMAT, VERSION, learned_options, path_of, write_document
 
 HOLDS = ("current_inputs", "memory_targets", "curvature")  # beside the paper's
 CELLS = {cell.name: (table.name, cell) for table in (*frcl_tables(), FRONTIER) for cell in table.cells}

@@ -119,7 +119,7 @@ def test_regression_and_classification_in_one_learner():
     g = torch.Generator().manual_seed(0)
     x = torch.rand(300, 4, generator=g) * 2 - 1
     targets = torch.stack([x[:, 0] + 0.5, x[:, 1] * x[:, 2]], 1) + 0.05 * torch.randn(300, 2, generator=g)
-    learner = small_learner(steps=1000, points=30, rate=3e-3)
+    learner = small_learner(steps=1000, points=30, lr=3e-3)
     learner.fit(x, targets)
     xb, yb = blobs((0, 1, 2), 200, 2)
     learner.fit(xb, yb)
@@ -154,7 +154,7 @@ def test_function_space_inference(options):
 @pytest.mark.parametrize("start", ["uniform", "balanced"])
 def test_stored_points_are_those_that_the_search_returned(selection, start, monkeypatch):
     import frcl.learners.lifecycle as lifecycle
-    import frcl.learners.work as work
+    import frcl.learners.lockstep as work
     from frcl.selection import Selected
 
     returned = []
@@ -286,7 +286,7 @@ def test_any_module_with_any_input_shape_and_integer_inputs():
         def forward(self, x):
             return self.table(x)[:, 0]
 
-    learner = FRCL(Words(), points=5, steps=200, rate=0.02)
+    learner = FRCL(Words(), points=5, steps=200, lr=0.02)
     learner.fit(tokens, labels)
     assert learner.tasks[0].Z.dtype == torch.int64
     assert accuracy(learner, tokens, labels) > 0.9
@@ -298,7 +298,7 @@ def test_any_module_with_any_input_shape_and_integer_inputs():
 def test_scales_reach_every_part_of_the_learner():
     """σ_w and the feature scale away from one: prediction, score and divergence against the printed formulas."""
     x, y = blobs((0, 1, 2), 90, 1)
-    options = {"prior_variance": 4.0, "feature_scale": 0.5, "noise": 1e-2}
+    options = {"prior_std": 2.0, "feature_scale": 0.5, "u_noise": 1e-2}
     learner = FRCL(MLP(4, (16, 8), seed=1).double(), points=6, steps=30, search_steps=20, **options)
     learner.fit(x, y)
     learner.start_task(labels=(0, 1, 2), size=90)
@@ -317,7 +317,7 @@ def test_scales_reach_every_part_of_the_learner():
     assert learner.past_divergences() == [pytest.approx(expected)]
     current = learner._state.current
     now = learner.predict(x, task=1)
-    score = current.objective.surprise(current.params, current.memory, x.double()).detach()
+    score = current.objective.familiarity(current.params, current.memory, x.double()).detach()
     k = 4.0 * phi(x).square().sum(1, keepdim=True)
     torch.testing.assert_close(
         score, 0.25 * ((now.variance + now.mean**2) / k + (k + now.mean**2) / now.variance - 2), rtol=1e-6, atol=1e-9
@@ -340,7 +340,7 @@ def test_options_of_the_start_are_used():
     assert float(current.params["posterior/factor"][0, 0, 0].detach()) == pytest.approx(0.7, abs=0.01)
     assert current.target.likelihood.noise_shape(4, 3, True) == (5, 4, 3)
     assert current.target.likelihood.noise_shape(1, 3, False) == (9, 1, 3)
-    regression = small_learner(initial_target_noise=0.5, steps=1)
+    regression = small_learner(target_noise=0.5, steps=1)
     regression.fit(x, x[:, 0])
     assert float(regression.predict(x).noise) == pytest.approx(0.5, rel=0.02)
 

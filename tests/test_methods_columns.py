@@ -12,12 +12,12 @@ from torch.distributions import Categorical, kl_divergence
 
 import frcl
 from frcl import MLP, ConvNet
+from frcl.baselines.columns import Columns, layered, moving
+from frcl.baselines.options import PnCOptions, ProgressiveOptions
+from frcl.baselines.progress_and_compress import ProgressAndCompress
+from frcl.baselines.progressive import Progressive
 from frcl.engine.program import Program, Terms
 from frcl.engine.train import train
-from frcl.learners.columns import Columns, layered, moving
-from frcl.learners.plain_options import PnCOptions, ProgressiveOptions
-from frcl.learners.pnc import ProgressAndCompress
-from frcl.learners.progressive import Progressive
 from frcl.regularisers.fisher import diagonal_fisher
 from frcl.seeding import fork
 from streams import accuracy, blobs, same_tensors
@@ -162,7 +162,7 @@ def test_a_network_with_active_dropout_is_refused():
 
 
 def make(kind: str, net: nn.Module | None = None, **options: Any) -> Any:
-    given = {"steps": 60, "batch_size": 32, "rate": 5e-3, **options}
+    given = {"steps": 60, "batch_size": 32, "lr": 5e-3, **options}
     net = MLP(4, (16, 8), seed=1) if net is None else net
     if kind == "progressive":
         return Progressive(net, ProgressiveOptions(**given))
@@ -203,7 +203,7 @@ def test_convolutions_learn_too(kind):
     g = torch.Generator().manual_seed(0)
     y = torch.arange(120) % 3
     options = {"strength": 100.0} if kind == "pnc" else {}
-    learner = make(kind, net=ConvNet(8, filters=(6, 6), seed=2), steps=60, rate=1e-2, **options)
+    learner = make(kind, net=ConvNet(8, filters=(6, 6), seed=2), steps=60, lr=1e-2, **options)
     data = []
     for _ in range(2):
         pattern = torch.randn(3, 8, 8, generator=g)
@@ -345,7 +345,7 @@ def test_how_many_steps_the_finished_columns_are_worked_out_for_changes_nothing(
         return chunks, learner.predict(BLOBS[2][0], 2).mean
 
     whole, one = learned()
-    monkeypatch.setattr("frcl.learners.progressive.LARGEST", 1 << 14)
+    monkeypatch.setattr("frcl.baselines.progressive.LARGEST", 1 << 14)
     parts, other = learned()
     assert whole == [100, 100, 100]
     assert parts == [100, 21, 10]  # a step of 8 examples: 24 activations of 4 bytes in each finished column
@@ -373,7 +373,7 @@ def test_the_first_column_starts_at_the_network_and_the_next_at_weights_of_its_o
         if log.step == 1:
             starts.append(part(learner.state_dict(), f"columns/{log.task}/layers.1.weight"))
 
-    learner = make("progressive", net=net, steps=2, rate=1e-6)
+    learner = make("progressive", net=net, steps=2, lr=1e-6)
     for task in BLOBS:
         learner.fit(*task, on_step=watch)
     weights = [next(iter(start.values())) for start in starts]

@@ -9,8 +9,8 @@ import torch
 
 from frcl import MLP, DataError, FrclError, LabelError, TaskError
 from frcl.errors import CheckpointError
-from frcl.learners.methods import METHODS, make_learner
 from frcl.learners.protocol import Learner
+from frcl.methods import METHODS, make_learner
 from streams import blobs, same_tensors
 
 NAMES = [name for name, _, _ in METHODS]
@@ -53,7 +53,7 @@ def taught(name: str, count: int = 3, **changes) -> Learner:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("device", DEVICES)
 def test_tasks_of_different_sizes_are_learned_and_predicted(name, device):
-    learner = make(name, device=device, steps=250, compress_steps=250, rate=5e-3, adapt_steps=50, points=10)
+    learner = make(name, device=device, steps=250, compress_steps=250, lr=5e-3, adapt_steps=50, points=10)
     for number, (x, y) in enumerate(TASKS):
         learner.fit(x, y)
         p = learner.predict(x, task=number)

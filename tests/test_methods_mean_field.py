@@ -39,15 +39,13 @@ def field(generator: torch.Generator, requires_grad: bool = False) -> MeanField:
 def test_kl_equals_torch_distributions(generator):
     q, p = field(generator), field(generator)
     expected = sum(
-        kl_divergence(
-            Normal(q.mean[name], q.log_deviation[name].exp()), Normal(p.mean[name], p.log_deviation[name].exp())
-        ).sum()
+        kl_divergence(Normal(q.mean[name], q.log_std[name].exp()), Normal(p.mean[name], p.log_std[name].exp())).sum()
         for name in q.mean
     )
     torch.testing.assert_close(mean_field_kl(q, p), expected, rtol=1e-12, atol=0)
     part = mean_field_kl(q.at(["b"]), p) + mean_field_kl(q.at(["a"]), p)
     torch.testing.assert_close(part, expected, rtol=1e-12, atol=0)
-    wide = sum(kl_divergence(Normal(v, q.log_deviation[n].exp()), Normal(0.0, 2.0)).sum() for n, v in q.mean.items())
+    wide = sum(kl_divergence(Normal(v, q.log_std[n].exp()), Normal(0.0, 2.0)).sum() for n, v in q.mean.items())
     torch.testing.assert_close(mean_field_kl(q, isotropic(q.mean, 2.0)), wide, rtol=1e-12, atol=0)
     assert float(mean_field_kl(q, q)) == 0.0
     assert float(mean_field_kl(q.at([]), p)) == 0.0
@@ -72,10 +70,10 @@ def test_draws_are_the_mean_plus_the_deviation_times_the_noise(generator):
     zeros, ones = ({n: torch.full_like(v, f) for n, v in q.mean.items()} for f in (0.0, 1.0))
     for name in q.mean:
         assert torch.equal(drawn(q, zeros)[name], q.mean[name])
-        torch.testing.assert_close(drawn(q, ones)[name], q.mean[name] + q.log_deviation[name].exp())
+        torch.testing.assert_close(drawn(q, ones)[name], q.mean[name] + q.log_std[name].exp())
     draws = drawn(q, standard_noise(q.mean, 200_000, generator))
     for name, value in draws.items():
-        sigma = q.log_deviation[name].exp()
+        sigma = q.log_std[name].exp()
         assert value.shape == (200_000, *q.mean[name].shape)
         assert ((value.mean(0) - q.mean[name]).abs() < 5 * sigma / math.sqrt(200_000)).all()
         torch.testing.assert_close(value.var(0), sigma.square(), rtol=0.02, atol=0)
@@ -101,7 +99,7 @@ def test_sequential_inference_is_exact_where_mean_field_is(generator):
         precision = precision + X.square().sum(0) / variance
         weighted = weighted + X.mT @ y / variance
         torch.testing.assert_close(belief.mean["w"], weighted / precision, rtol=1e-6, atol=1e-8)
-        torch.testing.assert_close(belief.log_deviation["w"].exp(), precision.rsqrt(), rtol=1e-6, atol=0)
+        torch.testing.assert_close(belief.log_std["w"].exp(), precision.rsqrt(), rtol=1e-6, atol=0)
 
 
 def fit_posterior(q: MeanField, prior: MeanField, X: Tensor, y: Tensor, variance: float, noise: dict) -> None:

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from frcl import MLP
+from frcl.baselines.common import initial_head
+from frcl.baselines.options import FinetuneOptions, JointOptions, SIOptions
+from frcl.baselines.penalised import Penalised
 from frcl.engine.tensors import leaf
 from frcl.errors import DataError
-from frcl.learners.methods import default_options, make_learner
-from frcl.learners.penalised import Penalised
-from frcl.learners.plain import initial_head
-from frcl.learners.plain_options import FinetuneOptions, JointOptions, SIOptions
+from frcl.methods import default_options, make_learner
 from frcl.regularisers.distillation import Distillation, distillation
 from frcl.regularisers.fisher import diagonal_fisher
 from frcl.regularisers.path import PathIntegral
@@ -244,7 +244,7 @@ def test_path_integral_sums_to_the_loss_drop_as_the_rate_goes_to_zero():
     g = torch.Generator().manual_seed(0)
     x, y = torch.randn(30, 3, generator=g, dtype=D), torch.arange(30) % 2
     errors = []
-    for rate, steps in ((0.2, 20), (0.02, 200), (0.002, 2000)):
+    for lr, steps in ((0.2, 20), (0.02, 200), (0.002, 2000)):
         net = Tiny()
         with torch.no_grad():
             for p in net.parameters():
@@ -264,7 +264,7 @@ def test_path_integral_sums_to_the_loss_drop_as_the_rate_goes_to_zero():
             before = {n: p.detach().clone() for n, p in shared.items()}
             with torch.no_grad():
                 for n, p in shared.items():
-                    p.sub_(rate * gradient[n])
+                    p.sub_(lr * gradient[n])
             path.follow(path.carry(), path.constants(), gradient, before, {n: p.detach() for n, p in shared.items()})
         total = sum(float(value.sum()) for value in path.path.values())
         errors.append(abs(total - (losses[0] - losses[-1])))
@@ -584,7 +584,7 @@ def test_si_follows_the_gradient_of_the_likelihood_alone(strength):
         start = {name: p.detach().clone() for name, p in shared.items()}
         path = {name: torch.zeros_like(p) for name, p in start.items()}
         head = leaf(initial_head(2, 9, twin._streams, D, torch.device("cpu")))
-        adam = torch.optim.Adam([*shared.values(), head], lr=options.rate)
+        adam = torch.optim.Adam([*shared.values(), head], lr=options.lr)
         for rows in torch.randint(60, (7, 10), generator=twin._streams["batches"]):
             batch = x[rows].double(), y[rows]
             slope = gradients(nll(net, head, *batch), shared)
@@ -612,7 +612,7 @@ def test_joint_equals_training_on_a_minibatch_of_every_task():
     learner.fit(x1, y1)
     net, old = twin.net, leaf(twin.state_dict()["tensors"]["heads/head/0"])
     head = leaf(initial_head(2, 9, twin._streams, torch.float32, torch.device("cpu")))
-    adam = torch.optim.Adam([*net.parameters(), old, head], lr=options.rate)
+    adam = torch.optim.Adam([*net.parameters(), old, head], lr=options.lr)
     current = torch.randint(60, (5, 10), generator=twin._streams["batches"])
     past = torch.randint(90, (5, 10), generator=twin._streams["past"])
     for now, then in zip(current, past, strict=True):

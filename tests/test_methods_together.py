@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from frcl import MLP, ConvNet
-from frcl.engine.units import can_stack
-from frcl.learners.methods import METHODS, make_learner
-from frcl.learners.work import together
+from frcl.engine.batching import can_stack
+from frcl.learners.lockstep import together
+from frcl.methods import METHODS, make_learner
 from streams import same_tensors
 
 NAMES = [name for name, _, _ in METHODS]
 SEEDS = (0, 1, 2)
 SMALL = {
-    "steps": 60, "batch_size": 16, "rate": 5e-3, "points": 6, "search_steps": 10, "fisher_examples": 50,
+    "steps": 60, "batch_size": 16, "lr": 5e-3, "points": 6, "search_steps": 10, "fisher_examples": 50,
     "adapt_steps": 12, "compress_steps": 25, "predict_samples": 8,
 }  # fmt: skip
 DOUBLE = {"lwf": 1e-8, "frcl-plus": 1e-9}  # old heads have the gradient of a penalty, at first rounding: see `task`

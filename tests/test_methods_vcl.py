@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
 from frcl import MLP, ConvNet, DataError, OptionError, TaskError
-from frcl.learners.plain_options import VCLOptions
-from frcl.learners.vcl import VCL
+from frcl.baselines.options import VCLOptions
+from frcl.baselines.vcl import VCL
 from frcl.regularisers.mean_field import standard_noise
 from frcl.seeding import Streams, fork, stream_seed
 from streams import accuracy, blobs, same_tensors
@@ -36,7 +36,7 @@ def taught(coreset: str = "none", count: int = 2, **changes) -> VCL:
 def test_first_loss_is_the_likelihood_and_both_kls_over_the_number_trained_on():
     x, y = TASKS[0]
     logs = []
-    learner = small("random", steps=1, initial_deviation=0.02, prior_deviation=2.0)
+    learner = small("random", steps=1, initial_std=0.02, prior_std=2.0)
     before = {name: value.detach().clone() for name, value in learner.net.named_parameters()}
     learner.fit(x, y, size=900, on_step=logs.append)
     prior, N = Normal(0.0, 2.0), 900 * (90 - 6) / 90
@@ -48,7 +48,7 @@ def test_first_loss_is_the_likelihood_and_both_kls_over_the_number_trained_on():
 
 
 def test_the_prior_of_a_task_is_the_posterior_of_the_one_before():
-    learner = taught(count=1, initial_deviation=0.02, rate=1e-2)
+    learner = taught(count=1, initial_std=0.02, lr=1e-2)
     state, logs = learner.state_dict()["tensors"], []
     learner.fit(*TASKS[1], on_step=logs.append)
     expected = 0.0
@@ -62,7 +62,7 @@ def test_the_prior_of_a_task_is_the_posterior_of_the_one_before():
 def test_without_noise_the_likelihood_is_that_of_the_network():
     x, y = TASKS[0]
     logs = []
-    learner = small(steps=1, batch_size=4096, initial_deviation=1e-9, rate=1e-12, samples=2)
+    learner = small(steps=1, batch_size=4096, initial_std=1e-9, lr=1e-12, samples=2)
     learner.fit(x, y, on_step=logs.append)
     state = learner.state_dict()["tensors"]
     with torch.no_grad():
@@ -79,10 +79,10 @@ def test_heads_of_old_tasks_and_frozen_weights_stay():
     first = learner.state_dict()["tensors"]
     learner.fit(*TASKS[1])
     second = learner.state_dict()["tensors"]
-    for name in ("heads/head/0", "log_deviation/head/0", "net/layers.1.weight"):
+    for name in ("heads/head/0", "log_std/head/0", "net/layers.1.weight"):
         assert torch.equal(first[name], second[name])
     assert torch.equal(second["net/layers.1.weight"], net.layers[1].weight)
-    assert "log_deviation/layers.1.weight" not in second
+    assert "log_std/layers.1.weight" not in second
     assert not torch.equal(first["net/layers.3.weight"], second["net/layers.3.weight"])
 
 
@@ -91,14 +91,14 @@ def test_heads_of_old_tasks_and_frozen_weights_stay():
 
 def test_variance_of_a_linear_model_is_the_closed_form():
     """Without a network the functions are Gaussian: var f_c(x) = Σ_k φ_k(x)² σ_ck²."""
-    learner = small(net=nn.Flatten(), predict_samples=20_000, initial_deviation=0.3, rate=1e-2)
+    learner = small(net=nn.Flatten(), predict_samples=20_000, initial_std=0.3, lr=1e-2)
     x, y = TASKS[1]
     learner.fit(x, y)
     state = learner.state_dict()["tensors"]
     Phi = torch.cat([x, torch.ones(len(x), 1)], 1)[:10]
     p = learner.predict(x[:10])
     torch.testing.assert_close(p.mean, Phi @ state["heads/head/0"].mT, rtol=0, atol=0.05)
-    sigma = state["log_deviation/head/0"].exp()
+    sigma = state["log_std/head/0"].exp()
     torch.testing.assert_close(p.variance, Phi.square() @ sigma.square().mT, rtol=0.06, atol=0)
 
 
@@ -120,7 +120,7 @@ class Branching(nn.Module):
     ids=lambda n: type(n).__name__,
 )
 def test_predictions_are_the_mean_over_networks_drawn_one_after_another(net):
-    learner = small(net=net, steps=20, predict_samples=23, initial_deviation=0.3)
+    learner = small(net=net, steps=20, predict_samples=23, initial_std=0.3)
     x, y = blobs((0, 1), 2100, 1)
     x = x.reshape(-1, 2, 2) if isinstance(net, ConvNet) else x
     learner.fit(x[:50], y[:50])
@@ -166,7 +166,7 @@ def test_adapted_posteriors_are_kept_until_something_is_learned(coreset):
 
 def test_predictions_are_adapted_to_the_coreset_of_their_task():
     """Other labels in the coreset of task 0 pull the predictions of task 0, and of no other task."""
-    changes = {"points": 20, "adapt_steps": 200, "adapt_rate": 5e-3, "initial_deviation": 0.2}
+    changes = {"points": 20, "adapt_steps": 200, "adapt_lr": 5e-3, "initial_std": 0.2}
     learner, misled = taught("random", **changes), small("random", **changes)
     state = learner.state_dict()
     wrong = 1 - state["tensors"]["coreset/0/y"]
@@ -183,7 +183,7 @@ def test_predictions_are_adapted_to_the_coreset_of_their_task():
 @pytest.mark.parametrize("points", [6, 20])
 def test_adaptation_is_gradient_steps_with_the_posterior_as_the_prior(points):
     """The same steps by torch.optim.Adam on a loss put together by hand; batches of 16, the smaller coreset whole."""
-    learner = taught("random", 1, points=points, adapt_steps=13, adapt_rate=1e-2, initial_deviation=0.1)
+    learner = taught("random", 1, points=points, adapt_steps=13, adapt_lr=1e-2, initial_std=0.1)
     tensors = learner.state_dict()["tensors"]
     x, y = tensors["coreset/0/x"], tensors["coreset/0/y"]
     mean = {name: tensors[f"net/{name}"].clone().requires_grad_() for name, _ in learner.net.named_parameters()}
@@ -210,15 +210,15 @@ def test_adaptation_is_gradient_steps_with_the_posterior_as_the_prior(points):
     found = learner._belief(0)
     for name in mean:
         torch.testing.assert_close(found.mean[name], mean[name].detach(), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(found.log_deviation[name], sigma[name].detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found.log_std[name], sigma[name].detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_adaptation_is_held_by_the_posterior():
     """With deviations near zero the KL to q allows no movement, however long the adaptation is."""
-    plain, held = (taught("random", 1, adapt_steps=steps, initial_deviation=1e-6, rate=1e-5) for steps in (1, 200))
+    plain, held = (taught("random", 1, adapt_steps=steps, initial_std=1e-6, lr=1e-5) for steps in (1, 200))
     x = TASKS[0][0]
     torch.testing.assert_close(plain.predict(x).probs, held.predict(x).probs, rtol=0, atol=1e-2)
-    free = taught("random", 1, adapt_steps=200, initial_deviation=0.1, rate=1e-5)
+    free = taught("random", 1, adapt_steps=200, initial_std=0.1, lr=1e-5)
     assert float((free.predict(x).probs - plain.predict(x).probs).abs().max()) > 0.1
 
 
@@ -253,7 +253,7 @@ def test_a_coreset_is_not_trained_on(kind):
     wrong_inside.fit(x, torch.where(stored, 1 - y, y))
     wrong_outside.fit(x, torch.where(stored, y, 1 - y))
     posteriors = [
-        {n: v for n, v in one.state_dict()["tensors"].items() if n.startswith(("net/", "heads/", "log_deviation/"))}
+        {n: v for n, v in one.state_dict()["tensors"].items() if n.startswith(("net/", "heads/", "log_std/"))}
         for one in (learner, wrong_inside, wrong_outside)
     ]
     assert same_tensors(posteriors[0], posteriors[1])
@@ -275,8 +275,8 @@ def test_a_coreset_that_leaves_nothing_is_refused(changes, word):
 def test_options_are_checked():
     with pytest.raises(OptionError, match="coreset"):
         VCLOptions(coreset="kcentre")
-    with pytest.raises(OptionError, match="initial_deviation"):
-        VCLOptions(initial_deviation=0.0)
+    with pytest.raises(OptionError, match="initial_std"):
+        VCLOptions(initial_std=0.0)
 
 
 # -- keeping ------------------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ def test_the_kl_is_what_holds_a_task():
     ]
     lost = {}
     for size in (None, 10**9):
-        learner = small(net=MLP(6, (60, 30), last="relu", seed=1), steps=250, batch_size=64, rate=5e-3)
+        learner = small(net=MLP(6, (60, 30), last="relu", seed=1), steps=250, batch_size=64, lr=5e-3)
         learner.fit(*tasks[0], size=size)
         at_first = accuracy(learner, *tasks[0], task=0)
         assert at_first > 0.9

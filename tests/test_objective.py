@@ -22,7 +22,7 @@ D = torch.float64
 def setting(generator):
     """Two classes, two past tasks of different size, float64."""
     net = MLP(3, (6, 4), seed=5).double()
-    options = FRCLOptions(prior_variance=2.0, feature_scale=0.7, noise=1e-2)
+    options = FRCLOptions(prior_std=2.0**0.5, feature_scale=0.7, u_noise=1e-2)
     q = rand_posterior(1, 5, generator)
     params: Params = {f"theta/{n}": p for n, p in net.named_parameters()}
     params |= {"posterior/mean": q.mean.requires_grad_(), "posterior/factor": q.factor.requires_grad_()}
@@ -131,7 +131,7 @@ def test_it_can_be_mapped_over_seeds(setting):
 
 def test_function_space_objective_has_the_same_shape(setting, generator):
     net, _, params, inputs, _, batch, phi = setting
-    options = FRCLOptions(prior_variance=2.0, feature_scale=0.7, noise=1e-2, inference="function", selection="random")
+    options = FRCLOptions(prior_std=2.0**0.5, feature_scale=0.7, u_noise=1e-2, inference="function", selection="random")
     q = rand_posterior(1, 3, generator)
     params = params | {"posterior/mean": q.mean, "posterior/factor": q.factor}
     objective = Objective(net, Bernoulli(), options)

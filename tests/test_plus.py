@@ -19,10 +19,10 @@ from frcl.experiment.config import resolve
 from frcl.experiment.runner import benchmark_of, new_learner
 from frcl.learners.holds import HEADS
 from frcl.learners.lifecycle import program_of
+from frcl.learners.lockstep import together
 from frcl.learners.objective import THETA, Noise
 from frcl.learners.options import PLUS
 from frcl.learners.stream import Recording
-from frcl.learners.work import together
 from frcl.regularisers.functional import functional_kl
 from frcl.summary import belief_from_weights, make_head, recentred
 from oracles import direct_prior_kl, rand_posterior
@@ -30,7 +30,7 @@ from streams import blobs, same_tensors, small_learner
 
 D = torch.float64
 ALL = {"functional": 0.7, "current_inputs": 1.3, "memory_targets": 0.4, "curvature": 2.5, "prediction": "corrected"}
-MODEL = {"prior_variance": 2.0, "feature_scale": 0.7, "noise": 1e-2}
+MODEL = {"prior_std": 2.0**0.5, "feature_scale": 0.7, "u_noise": 1e-2}
 OFF = {"functional": 0.0, "current_inputs": 0.0, "memory_targets": 0.0, "curvature": 0.0}
 X = torch.randn(60, 4, generator=torch.Generator().manual_seed(5))
 TASKS = [  # two classes, three classes, two real targets; different sizes
@@ -41,7 +41,7 @@ TASKS = [  # two classes, three classes, two real targets; different sizes
 
 
 def plus(**options) -> FRCL:
-    given = {"points": 6, "steps": 25, "batch_size": 16, "rate": 5e-3, "search_steps": 20, "fisher_examples": 10}
+    given = {"points": 6, "steps": 25, "batch_size": 16, "lr": 5e-3, "search_steps": 20, "fisher_examples": 10}
     return FRCL(MLP(4, (8, 5), seed=1).double(), **{**given, **MODEL, **ALL, **options})
 
 
@@ -307,7 +307,7 @@ def test_bytes_by_kind_are_those_counted_by_hand():
     assert learner.memory_parts()["posterior"] == 4 * ((1 + 3 + 2) * (6 + 6 * 6 + 1) + 2), (
         "and the noise of two targets"
     )
-    ensemble = FRCL(MLP(4, (8, 5)), points=6, steps=2, search_steps=2, replicas=2, current_inputs=1.0)
+    ensemble = FRCL(MLP(4, (8, 5)), points=6, steps=2, search_steps=2, members=2, current_inputs=1.0)
     ensemble.fit(*TASKS[0])
     one, two = (member.memory_parts() for member in ensemble.members)
     assert ensemble.memory_parts() == {kind: size + two[kind] for kind, size in one.items()}
@@ -350,7 +350,7 @@ def means_of(learner: FRCL, x: Tensor, task: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("labels", [(0, 1), (0, 1, 2)])
 def test_a_head_is_as_sure_as_the_posterior_was_when_its_task_ended(prediction, labels):
     """On average over the task; through the summary alone, with three points, it is less sure."""
-    learner = plus(points=3, prediction=prediction, prior_variance=2.0)
+    learner = plus(points=3, prediction=prediction, prior_std=2.0**0.5)
     x, y = blobs(labels, 120, 1)
     learner.start_task(labels=labels, size=120)
     for _ in range(12):  # all of it stays in the window
@@ -392,7 +392,7 @@ def test_without_drift_the_correction_is_nothing():
 
 
 def test_with_drift_the_stored_values_win_at_the_points():
-    learner = taught(2, noise=1e-9, points=5)
+    learner = taught(2, u_noise=1e-9, points=5)
     learner._state.current = None
     with torch.no_grad():
         for p in learner.net.parameters():
@@ -472,7 +472,7 @@ def test_without_any_hold_the_past_is_not_looked_at():
     ("option", "value"),
     [
         ("functional", -1.0), ("current_inputs", float("nan")), ("memory_targets", "much"), ("curvature", float("inf")),
-        ("curvature", True), ("curvature_decay", -0.1), ("rate_decay", 1.1), ("rate_decay", -0.1),
+        ("curvature", True), ("curvature_decay", -0.1), ("lr_decay", 1.1), ("lr_decay", -0.1),
         ("prior_weight", 0.0), ("fisher_examples", 0), ("train_heads", 1), ("prediction", "heads"),
     ],
 )  # fmt: skip
@@ -620,7 +620,7 @@ def test_states_without_what_the_holds_need_are_refused(name, message):
 def test_the_method_is_the_learner_with_other_defaults():
     config = resolve("split-mnist", {"method": "frcl-plus", "learner": {"curvature": 3}})
     frcl_config = resolve("split-mnist")
-    names = ("rate_decay", "memory_targets", "train_heads", "prediction", "head_variance")
+    names = ("lr_decay", "memory_targets", "train_heads", "prediction", "head_variance")
     holds = {name: getattr(PLUS, name) for name in names}
     own = {"curvature": 3.0, "feature_scale": 1.0, "current_inputs": 1.0}
     assert config.learner == replace(frcl_config.learner, **holds, **own)

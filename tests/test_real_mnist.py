@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from frcl.benchmarks.lookup import find
-from frcl.benchmarks.sources import MNIST
+from frcl.data.lookup import find
+from frcl.data.sources import MNIST
 from frcl.display import Silent
 from frcl.experiment import runner
 from frcl.experiment.config import resolve

@@ -8,18 +8,18 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from paper.cells import BOUNDARIES_3, TABLES
+from paper.figures import detection
+from paper.measure import Wanted, attend, chosen_cells, in_words, state_of
+from paper.numbers import printed
+from paper.store import differences, learned_options, merged, read_document, seed_entry, to_text
 
 from frcl import DataError, OptionError
 from frcl.display import Silent
 from frcl.experiment import runner
 from frcl.experiment.config import resolve
 from frcl.experiment.metrics import over_seeds
-from frcl.learners.methods import METHODS
-from frcl.reproduce.cells import BOUNDARIES_3, TABLES
-from frcl.reproduce.figures import detection
-from frcl.reproduce.measure import Wanted, attend, chosen_cells, in_words, state_of
-from frcl.reproduce.numbers import printed
-from frcl.reproduce.store import differences, learned_options, merged, read_document, seed_entry, to_text
+from frcl.methods import METHODS
 from reproduce_helpers import FIRST, FRCL, HIDDEN, PLAIN, STREAM, TABLE, Watch, file_of, measured, session
 
 # -- what is typed ------------------------------------------------------------------------------------------------
@@ -78,8 +78,8 @@ def test_table_3_and_table_7_are_set_up_as_the_paper_says():
     assert [config.detector.beside for config in hidden] == [0] * 5 + [1] + [0] * 6
     ours, theirs = by_name["table7", "omniglot-frcl-trace-1"], by_name["table7", "omniglot-vcl-kcenter-3"]
     assert ours.network.widths == theirs.network.widths == (256, 256, 256, 256)
-    assert (ours.learner.steps, ours.learner.rate, ours.learner.search_steps) == (1500, 1e-4, 2000)
-    assert (theirs.learner.rate, theirs.learner.batch_size, theirs.learner.adapt_steps) == (1e-3, 100, 50)
+    assert (ours.learner.steps, ours.learner.lr, ours.learner.search_steps) == (1500, 1e-4, 2000)
+    assert (theirs.learner.lr, theirs.learner.batch_size, theirs.learner.adapt_steps) == (1e-3, 100, 50)
     assert theirs.learner.steps == round(100 * 1623 * 16 / 50 / 100, -1)
 
 
@@ -151,7 +151,7 @@ def test_other_options_are_named_and_newer_ones_count_as_their_default():
     config = resolve("split-digits", FRCL)
     stored = {"config": learned_options(config)}
     assert differences(stored, config) == []
-    del stored["config"]["learner"]["noise"]
+    del stored["config"]["learner"]["u_noise"]
     assert differences(stored, config) == []
     other = resolve("split-digits", FRCL, {"learner": {"points": 4, "noise": 0.5}, "stream": {"tasks": 2}})
     assert set(differences(stored, other)) == {
@@ -161,7 +161,7 @@ def test_other_options_are_named_and_newer_ones_count_as_their_default():
     assert differences(stored, config) == ["learner.gone: 1 there, null here"]
     plus = resolve("split-digits", {"method": "frcl-plus"})
     stored = {"config": learned_options(plus)}
-    del stored["config"]["learner"]["rate_decay"]
+    del stored["config"]["learner"]["lr_decay"]
     assert differences(stored, plus) == ["learner.rate_decay: 0.0 there, 0.5 here"], (
         "it was off, as it is without FRCL+"
     )

@@ -7,15 +7,15 @@ import sys
 from dataclasses import replace
 
 import pytest
+from paper import targets
+from paper.cells import TABLES, Cell, Paper, Table
+from paper.numbers import Ours, Paired, is_near, paired, printed, reaches, reaches_f1
+from paper.page import choices, page
+from paper.quick import lacking, reduced
 
 from frcl import OptionError, cli
 from frcl.experiment.config import resolve
 from frcl.experiment.metrics import over_seeds
-from frcl.reproduce import targets
-from frcl.reproduce.cells import TABLES, Cell, Paper, Table
-from frcl.reproduce.numbers import Ours, Paired, is_near, paired, printed, reaches, reaches_f1
-from frcl.reproduce.page import choices, page
-from frcl.reproduce.quick import lacking, reduced
 from reproduce_helpers import FIRST, FRCL, HIDDEN, SMALL, TABLE, Watch, file_of, measured
 
 # -- numbers ------------------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def test_the_command_refuses_other_options_but_does_the_rest(frcl, monkeypatch):
 
 
 def test_a_cell_that_diverges_does_not_keep_the_others_back(frcl, monkeypatch):
-    wild = replace(FIRST, layers=(*FIRST.layers, {"learner": {"rate": 1e30}}))
+    wild = replace(FIRST, layers=(*FIRST.layers, {"learner": {"lr": 1e30}}))
     monkeypatch.setattr(targets, "TABLES", (replace(TABLE, cells=(wild, TABLE.cells[1])),))
     code, said, error = frcl("table1")
     assert code == 1
@@ -289,7 +289,7 @@ def test_quick_leaves_out_what_has_no_data(frcl, monkeypatch, tmp_path):
 
 
 def test_ctrl_c_can_be_taken_up(frcl, monkeypatch):
-    monkeypatch.setattr("frcl.cli_reproduce._observer", lambda **_: lambda: Watch(stop_at=25))
+    monkeypatch.setattr("paper.cli._observer", lambda **_: lambda: Watch(stop_at=25))
     code, _, error = frcl("table1", "--rows", "*frcl*")
     assert code == 130
     assert "the same command goes on" in error

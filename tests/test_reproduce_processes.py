@@ -7,11 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from paper.measure import Place, Wanted, attend, measure, state_of
+from paper.runs import Home
 
 from frcl.errors import BusyError
 from frcl.files import alone_in
-from frcl.reproduce.measure import Place, Wanted, attend, measure, state_of
-from frcl.reproduce.runs import Home
 from reproduce_helpers import FIRST, TABLE, Watch, file_of, measured, session
 
 
@@ -131,7 +131,7 @@ def test_an_interrupted_run_is_taken_up_by_whoever_wants_a_seed_of_it(place, beg
 
 def test_what_was_killed_after_it_was_written_is_removed(place, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr("frcl.reproduce.measure.shutil", SimpleNamespace(rmtree=lambda folder: None))
+        patched.setattr("paper.measure.shutil", SimpleNamespace(rmtree=lambda folder: None))
         measured(place, only=(1,))
     assert left_behind(place) == ["seeds-1"]
     assert measured(place, only=(0,)) == [[0]]
@@ -152,7 +152,7 @@ def test_a_result_file_is_written_by_one_process_at_a_time(place, monkeypatch):
 
     folder = place.results / TABLE.name
     folder.mkdir(parents=True)
-    monkeypatch.setattr("frcl.reproduce.measure.alone_in", waiting)
+    monkeypatch.setattr("paper.measure.alone_in", waiting)
     with alone_in(folder):
         other = threading.Thread(target=add)
         other.start()

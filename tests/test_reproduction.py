@@ -6,15 +6,15 @@ import statistics
 from pathlib import Path
 
 import pytest
+from paper.figures.base import FOLDER, read_record, read_sheet
+from paper.page import page, reasons
+from paper.readme import BEGIN, END, short, write_short
+from paper.store import read_document, to_text
+from paper.targets import FIGURES, TABLES
 
 from frcl.errors import DataError
 from frcl.experiment.metrics import AccuracyMatrix
 from frcl.report.drawing import style
-from frcl.reproduce.figures.base import FOLDER, read_record, read_sheet
-from frcl.reproduce.page import page, reasons
-from frcl.reproduce.short import BEGIN, END, short, write_short
-from frcl.reproduce.store import read_document, to_text
-from frcl.reproduce.targets import FIGURES, TABLES
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"

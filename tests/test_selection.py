@@ -381,7 +381,7 @@ def task_data(kind: str, generator: torch.Generator, N: int = 40, K: int = 6) ->
     model = {"bernoulli": Bernoulli(), "softmax": Softmax(), "gaussian": Gaussian()}[kind]
     params = {"log_noise": torch.zeros(2, dtype=D)} if kind == "gaussian" else {}
     noise_mc = torch.randn(16, 1, C, generator=generator, dtype=D)
-    return TaskData(Phi, y, q, model, params, prior_deviation=1.5, noise=1e-2, noise_mc=noise_mc, size=2.0 * N)
+    return TaskData(Phi, y, q, model, params, prior_std=1.5, noise=1e-2, noise_mc=noise_mc, size=2.0 * N)
 
 
 def direct_moments(task: TaskData, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

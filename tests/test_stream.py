@@ -101,7 +101,8 @@ def test_the_last_minibatches_are_scored_again_by_the_model_as_it_is():
             learner.observe(x, y)
             continue
         old, new = (
-            learner.surprise(part).double().log() for part in (torch.cat([b for b, _ in data[number - 3 : number]]), x)
+            learner.familiarity(part).double().log()
+            for part in (torch.cat([b for b, _ in data[number - 3 : number]]), x)
         )
         expected = stats.ttest_ind(old.numpy(), new.numpy(), equal_var=False).statistic.max()
         assert learner.observe(x, y).statistic == pytest.approx(expected, rel=1e-6)
@@ -143,8 +144,8 @@ def test_classes_that_a_task_has_not_shown_are_not_tested(rescore, tmp_path):
         learner.observe(*minibatch)
     learner.save(tmp_path / "a.frcl")
     again = frcl.load(tmp_path / "a.frcl", net=small_learner().net)
-    old = learner.surprise(last) if rescore else learner.detector._reference[-1].exp()
-    each = welch(old.double().log(), learner.surprise(x).double().log()).statistic
+    old = learner.familiarity(last) if rescore else learner.detector._reference[-1].exp()
+    each = welch(old.double().log(), learner.familiarity(x).double().log()).statistic
     everything = copy.deepcopy(learner)
     everything.detector.all_functions = True
     assert everything.observe(x, y).statistic == pytest.approx(float(each.mean()), rel=1e-5)

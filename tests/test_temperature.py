@@ -10,7 +10,7 @@ from torch.distributions import Normal
 
 import frcl
 from frcl import FRCL, MLP, OptionError
-from frcl.learners.work import finish
+from frcl.learners.lockstep import finish
 from frcl.likelihoods import PRIOR, Bernoulli, RobustMax, Softmax, best_temperature, tempered
 from streams import blobs, same_tensors
 
@@ -153,7 +153,7 @@ def test_a_network_that_learned_noise_is_less_sure(generator):
     x = torch.randn(1200, 4, generator=generator)
     y = torch.where(torch.rand(1200, generator=generator) < 0.3, torch.randint(3, (1200,), generator=generator), 0)
     y = torch.where(y == 0, x[:, :3].argmax(1), y)
-    one = FRCL(MLP(4, (64, 64)), points=60, steps=1200, rate=5e-3, batch_size=64, held_out=0.25)
+    one = FRCL(MLP(4, (64, 64)), points=60, steps=1200, lr=5e-3, batch_size=64, held_out=0.25)
     one.fit(x[:600], y[:600])
     p = one.predict(x[600:], task=0)
     noise = one._model.predictive_noise(one.target(0))
@@ -256,12 +256,12 @@ def test_functions_that_are_not_finite_are_refused():
 
 @pytest.mark.parametrize("options", [
     {"inference": "function"}, {"inference": "function", "learn_inputs": True}, {"likelihood": "robustmax"},
-    {"replicas": 2},
+    {"members": 2},
 ])  # fmt: skip
 def test_all_kinds_of_learners_may_hold_examples_out(options):
     one = learner(**options)
     one.fit(X, Y)
-    members = one.members if "replicas" in options else [one]
+    members = one.members if "members" in options else [one]
     for member in members:
         temperature = float(member.tasks[0].temperature)
         assert (temperature == pytest.approx(1.0, abs=1e-3)) == ("likelihood" in options)

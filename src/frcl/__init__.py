@@ -16,7 +16,7 @@ from frcl.learners.ensemble import Ensemble
 from frcl.learners.frcl import FRCL
 from frcl.learners.load import load
 from frcl.learners.options import FRCLOptions
-from frcl.learners.records import Prediction, StepLog, Summary
+from frcl.learners.types import Prediction, StepLog, Summary
 
 __version__ = "0.1.0"
 

@@ -1,4 +1,4 @@
-"""The command line: frcl run | resume | report | compare | tune | list | data | bench | reproduce."""
+"""The command line: frcl run | resume | report | compare | tune | list | data | bench."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from frcl.benchmarks.open import BENCHMARKS, known_name
 from frcl.cli_bench import bench
-from frcl.cli_reproduce import reproduce
+from frcl.data.open import BENCHMARKS, known_name
 from frcl.display import Live, Plain, Several, Silent, accuracy_table, in_words
 from frcl.errors import FrclError, OptionError
 from frcl.experiment import runner
 from frcl.experiment.config import Config, parse_setting, read_toml, resolve, to_toml
 from frcl.experiment.keeper import Interrupted, Observer
 from frcl.experiment.tensorboard import TensorBoard
-from frcl.learners.methods import METHODS
+from frcl.methods import METHODS
 from frcl.report import comparison_rows, find_runs, read_run, write_figures, write_report, write_tables
 
 DONE, FAILED, USAGE, STOPPED = 0, 1, 2, 130
@@ -217,7 +216,7 @@ def data_files(
     data: Annotated[Path | None, typer.Option(help="Folder to look in first, and to download to.")] = None,
 ) -> None:
     """Show which data files are at hand and verified; with a name, download what is missing."""
-    from frcl.benchmarks.places import data_status, fetch
+    from frcl.data.places import data_status, fetch
 
     if name is not None:
         with _download_bar() as progress:
@@ -230,7 +229,6 @@ def data_files(
 
 
 app.command()(bench)
-app.command()(reproduce)
 
 
 def main() -> None:

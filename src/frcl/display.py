@@ -11,7 +11,7 @@ from rich.table import Column, Table
 
 from frcl.experiment.config import Config
 from frcl.experiment.keeper import Observer
-from frcl.learners.records import StepLog
+from frcl.learners.types import StepLog
 
 WIDE = 8  # more tasks than this do not fit a matrix in a terminal
 REDRAW = 0.1  # seconds between two updates of the bar

@@ -39,8 +39,8 @@ def gauss_hermite(nodes: int, dtype: torch.dtype, device: torch.device) -> tuple
 def gaussian_expectation_nodes(mean: Tensor, variance: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
     """Values of f at the quadrature nodes, [..., Q], and the weights [Q]."""
     points, weights = gauss_hermite(nodes, mean.dtype, mean.device)
-    deviation = (variance + SMALL).sqrt()
-    return mean[..., None] + deviation[..., None] * points, weights
+    std = (variance + SMALL).sqrt()
+    return mean[..., None] + std[..., None] * points, weights
 
 
 class Likelihood(Protocol):
@@ -149,8 +149,8 @@ class RobustMax:
     def probability_of_largest(self, mean: Tensor, variance: Tensor) -> Tensor:
         """P(f_c > f_j for all j ≠ c) for every c, [B, C]: ∫ N(f_c) Π_{j≠c} Φ((f_c − μ_j)/σ_j) df_c."""
         f, weights = gaussian_expectation_nodes(mean, variance, self.nodes)  # [B, C, Q]
-        deviation = (variance + SMALL).sqrt()
-        z = (f[:, :, None, :] - mean[:, None, :, None]) / deviation[:, None, :, None]  # [B, c, j, Q]
+        std = (variance + SMALL).sqrt()
+        z = (f[:, :, None, :] - mean[:, None, :, None]) / std[:, None, :, None]  # [B, c, j, Q]
         below: Tensor = torch.special.log_ndtr(z.clamp(-FAR, FAR))
         own = torch.eye(mean.shape[1], dtype=torch.bool, device=mean.device)[None, :, :, None]
         return below.masked_fill(own, 0.0).sum(2).exp() @ weights

@@ -84,7 +84,7 @@ class TaskData:
     q: Posterior
     likelihood: Likelihood
     params: Mapping[str, Tensor]
-    prior_deviation: float
+    prior_std: float
     noise: float
     noise_mc: Tensor
     size: float  # N of the task, of which these may be a part
@@ -92,8 +92,8 @@ class TaskData:
     def moments(self, index: Tensor) -> Moments:
         """f at all N inputs, predicted from q(u) at the points in `index`."""
         belief = belief_from_weights(self.q, self.Phi[index], self.noise)
-        head = make_head(self.prior_deviation * self.Phi[index], belief)
-        moments = head_moments(head, belief, self.prior_deviation * self.Phi)
+        head = make_head(self.prior_std * self.Phi[index], belief)
+        moments = head_moments(head, belief, self.prior_std * self.Phi)
         return Moments(*(value.to(self.Phi) for value in moments))
 
     def others(self, index: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ def negative_elbo(task: TaskData, index: Tensor) -> float:
     Where only n of them are at hand their sum stands for it, times N/n.
     """
     belief = belief_from_weights(task.q, task.Phi[index], task.noise)
-    Phi_z = (task.prior_deviation * task.Phi[index])[None]
+    Phi_z = (task.prior_std * task.Phi[index])[None]
     kl = float(prior_kl(Phi_z, prior_kl_terms(belief)))
     expected = task.likelihood.expected_log_prob(*task.moments(index), task.y, task.noise_mc, task.params)
     return kl - task.size * float(expected.double().mean())

@@ -155,7 +155,7 @@ def _learner(size: Sizes, past: int, x: Tensor, y: Tensor, **options: Any) -> FR
     """A learner with so many tasks behind it, each hardly learned."""
     few = max(FEW, size.points)
     learner = FRCL(
-        size.network(), points=size.points, batch_size=size.batch, noise=NOISE, past_tasks_per_step=1,
+        size.network(), points=size.points, batch_size=size.batch, u_noise=NOISE, past_tasks_per_step=1,
         steps=2, search_steps=2, fisher_examples=FEW_FISHER, **options,
     )  # fmt: skip
     for _ in range(past):

@@ -43,10 +43,10 @@ def direct_trace(Phi: Tensor, index: Tensor, noise: float) -> Tensor:
 
 
 def plain_training(
-    model: nn.Module, x: Tensor, y: Tensor, batch: int, rate: float, generator: torch.Generator
+    model: nn.Module, x: Tensor, y: Tensor, batch: int, lr: float, generator: torch.Generator
 ) -> Callable[[], None]:
     """A step of Adam on the cross-entropy of a random minibatch."""
-    optimiser = torch.optim.Adam(model.parameters(), lr=rate, fused=True)
+    optimiser = torch.optim.Adam(model.parameters(), lr=lr, fused=True)
 
     def step() -> None:
         rows = torch.randint(len(x), (batch,), generator=generator)

@@ -17,9 +17,9 @@ EPS = 1e-8
 class Optimiser:
     """Moves named leaf tensors down a gradient; every moment is a tensor by name, the step count is one for all."""
 
-    def __init__(self, params: Params, rate: float) -> None:
+    def __init__(self, params: Params, lr: float) -> None:
         self.params = params
-        self.rate = rate
+        self.lr = lr
         self.fall: tuple[float, float] | None = None  # the last step, and over how many steps before it the rate falls
         for p in params.values():
             p.data = p.data.contiguous()
@@ -38,11 +38,11 @@ class Optimiser:
         """Move the parameters down a gradient that was worked out already."""
         with torch.no_grad():
             self.count += 1
-            rate = self._rate_now()
+            lr = self._rate_now()
             for names in self._kinds():
                 _adam(
                     [self.params[n] for n in names], [gradients[n].contiguous() for n in names],
-                    [self.exp_avg[n] for n in names], [self.exp_avg_sq[n] for n in names], self.count, rate,
+                    [self.exp_avg[n] for n in names], [self.exp_avg_sq[n] for n in names], self.count, lr,
                 )  # fmt: skip
 
     def falls(self, last: int, share: float) -> None:
@@ -52,9 +52,9 @@ class Optimiser:
     def _rate_now(self) -> float | Tensor:
         """The rate of step number `count`; worked out from it where it is not constant, so that it can be recorded."""
         if self.fall is None:
-            return self.rate
+            return self.lr
         last, over = self.fall
-        return self.rate * ((last + 1 - self.count) / over).clamp(0.0, 1.0)
+        return self.lr * ((last + 1 - self.count) / over).clamp(0.0, 1.0)
 
     def _kinds(self) -> list[list[str]]:
         """The names, those of one type together."""
@@ -100,7 +100,7 @@ def stacked(optimisers: Sequence[Optimiser]) -> Optimiser:
     A step of the one is a step of each: the parameters and moments of the others are views of its own.
     """
     first = optimisers[0]
-    block = Optimiser(_one_block([one.params for one in optimisers]), first.rate)
+    block = Optimiser(_one_block([one.params for one in optimisers]), first.lr)
     block.exp_avg = _one_block([one.exp_avg for one in optimisers])
     block.exp_avg_sq = _one_block([one.exp_avg_sq for one in optimisers])
     block.count = first.count.clone()
@@ -128,7 +128,7 @@ def gradient(loss: Tensor, params: Params) -> Params:
 
 def _adam(
     params: list[Tensor], grads: list[Tensor], exp_avg: list[Tensor], exp_avg_sq: list[Tensor],
-    count: Tensor, rate: float | Tensor,
+    count: Tensor, lr: float | Tensor,
 ) -> None:  # fmt: skip
     """The fused kernel that torch.optim.Adam(fused=True) calls; torch.optim itself takes a second to import.
 
@@ -136,5 +136,5 @@ def _adam(
     """
     torch._fused_adam_(
         params, grads, exp_avg, exp_avg_sq, [], [count] * len(params),
-        lr=rate, beta1=BETAS[0], beta2=BETAS[1], weight_decay=0.0, eps=EPS, amsgrad=False, maximize=False,
+        lr=lr, beta1=BETAS[0], beta2=BETAS[1], weight_decay=0.0, eps=EPS, amsgrad=False, maximize=False,
     )  # fmt: skip

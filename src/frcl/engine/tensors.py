@@ -40,7 +40,7 @@ def refuse_non_finite_loss(loss: Tensor) -> None:
     if not bool(loss.isfinite().all()):
         value = float(loss.detach()[~loss.isfinite()].flatten()[0])
         raise NumericalError(
-            f"the loss is {value}; this step was not taken. Lower the learning rate (rate), scale the "
+            f"the loss is {value}; this step was not taken. Lower the learning rate (lr), scale the "
             "inputs, or raise noise, the variance on the inducing values."
         )
 
@@ -51,5 +51,5 @@ def refuse_non_finite(params: Mapping[str, Tensor]) -> None:
         if not bool(value.isfinite().all()):
             raise NumericalError(
                 f"{name!r} is not finite any more: learning has diverged. Go back to an earlier state; then lower the "
-                "learning rate (rate), scale the inputs, or raise noise."
+                "learning rate (lr), scale the inputs, or raise noise."
             )

@@ -10,10 +10,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from frcl.engine.batching import Alone, Block, Unit, can_stack
 from frcl.engine.program import Program, Terms, Values
 from frcl.engine.tensors import refuse_non_finite_loss
-from frcl.engine.trial import why_not
-from frcl.engine.units import Alone, Block, Unit, can_stack
+from frcl.engine.vmap_check import why_not
 from frcl.errors import TaskError
 from frcl.features import network_failures
 from frcl.graphs import TRIALS, Step, captured, put_back, spread

@@ -11,12 +11,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
-from frcl.benchmarks.options import BenchmarkOptions
 from frcl.boundary import BoundaryDetector
+from frcl.data.options import BenchmarkOptions
 from frcl.errors import OptionError
 from frcl.experiment.networks import NetworkOptions
-from frcl.learners.methods import METHODS, MethodOptions, default_options
 from frcl.learners.options import FRCLOptions
+from frcl.methods import METHODS, MethodOptions, default_options
 
 T = TypeVar("T")
 
@@ -209,7 +209,7 @@ def parse_setting(text: str, method: str = "frcl", flag: str = "--set") -> dict[
     """`key=value` or `part.key=value` as a layer; the value as TOML has it, or plain text."""
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise OptionError(f"{flag} wants key=value, as in {flag} rate=1e-3; got {text!r}")
+        raise OptionError(f"{flag} wants key=value, as in {flag} lr=1e-3; got {text!r}")
     part, dot, key = name.strip().partition(".")
     if dot:
         return {part: {key: _literal(value)}}

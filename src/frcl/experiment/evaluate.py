@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frcl.benchmarks.tasks import Benchmark, Split
+from frcl.data.tasks import Benchmark, Split
 from frcl.experiment.metrics import Calibration, auroc, brier, calibration, negative_log_likelihood
 from frcl.learners.protocol import Learner
-from frcl.learners.records import Prediction
+from frcl.learners.types import Prediction
 
 
 def score(learner: Learner, split: Split, task: int) -> float:

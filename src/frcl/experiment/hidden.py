@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frcl.benchmarks.tasks import Benchmark, Seen, Split, Task
+from frcl.data.tasks import Benchmark, Seen, Split, Task
 from frcl.errors import DataError
 from frcl.experiment.evaluate import score
 from frcl.experiment.keeper import Keeper

@@ -15,7 +15,7 @@ from frcl.experiment.config import Config
 from frcl.experiment.logs import CsvLog
 from frcl.files import apart, load_state, save_state, side_by_side
 from frcl.learners.protocol import Learner
-from frcl.learners.records import StepLog
+from frcl.learners.types import StepLog
 
 CHECKPOINT = "checkpoint.frcl"
 PATIENCE = 20.0  # a checkpoint waits so many times what the last one took

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from frcl.benchmarks.open import benchmark_source
-from frcl.benchmarks.tasks import Benchmark
+from frcl.data.open import benchmark_source
+from frcl.data.tasks import Benchmark
 from frcl.errors import CheckpointError, OptionError
 from frcl.experiment import environment, results
 from frcl.experiment.config import Config, read_toml, saved, to_toml
@@ -21,9 +21,9 @@ from frcl.experiment.keeper import CHECKPOINT, LOG, PAST_LOG, Keeper, Observer, 
 from frcl.experiment.networks import build_network
 from frcl.files import alone_in, write_atomically
 from frcl.learners.frcl import FRCL
-from frcl.learners.methods import make_learner
+from frcl.learners.lockstep import Work, finish, together
 from frcl.learners.protocol import Learner
-from frcl.learners.work import Work, finish, together
+from frcl.methods import make_learner
 
 
 def never() -> bool:

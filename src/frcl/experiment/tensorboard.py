@@ -7,7 +7,7 @@ from typing import Any
 
 from frcl.errors import OptionError
 from frcl.experiment.config import Config
-from frcl.learners.records import StepLog
+from frcl.learners.types import StepLog
 
 
 class TensorBoard:

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from typing import Any
 
-from frcl.benchmarks.tasks import Benchmark, Seen
+from frcl.data.tasks import Benchmark, Seen
 from frcl.errors import NumericalError, OptionError
 from frcl.experiment.config import Config, parse_setting, resolve
 from frcl.experiment.environment import products, threads
 from frcl.experiment.evaluate import Judged, judge
 from frcl.experiment.runner import benchmark_of, new_learner, seeds_at_once
-from frcl.learners.work import finish
+from frcl.learners.lockstep import finish
 
 BY = ("accuracy", "nll", "ece")  # what may decide
 TASKS = 3  # the first so many tasks of the benchmark

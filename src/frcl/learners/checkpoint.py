@@ -13,12 +13,12 @@ from frcl.boundary import BoundaryDetector
 from frcl.engine.adam import Optimiser
 from frcl.engine.tensors import Params, leaf
 from frcl.errors import CheckpointError, FrclError, OptionError
-from frcl.learners.current import CurrentTask, Declared, LearnerState
 from frcl.learners.holds import Holds, make_holds, trained_heads
 from frcl.learners.objective import THETA, Memory, Objective, posterior_of
 from frcl.learners.options import FRCLOptions, changed
-from frcl.learners.records import Summary
+from frcl.learners.state import CurrentTask, Declared, LearnerState
 from frcl.learners.targets import Label, TargetSpec
+from frcl.learners.types import Summary
 from frcl.learners.window import Window
 from frcl.regularisers.curvature import Anchor
 from frcl.regularisers.functional import make_bank
@@ -265,7 +265,7 @@ def _current_from(
     q = posterior_of(params)
     if q.mean.shape[:1] != (target.functions,) or q.factor.shape != (*q.mean.shape, q.mean.shape[-1]):
         raise CheckpointError("the posterior of the current task does not have the shape that its targets need")
-    optimiser = Optimiser(params, options.rate)
+    optimiser = Optimiser(params, options.lr)
     optimiser.restore(under(pieces, "adam/"))
     window = None if data["window_seen"] is None else Window(options.window)
     if window is not None and data["window_seen"]:

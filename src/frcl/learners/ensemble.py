@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from frcl.engine.program import Values
 from frcl.errors import CheckpointError, FrclError, OptionError
 from frcl.files import apart, save_state, side_by_side
-from frcl.learners.memory import Parts, added
+from frcl.learners.accounting import Parts, added
+from frcl.learners.lockstep import OnStep, Work, finish, steps_of
 from frcl.learners.options import FRCLOptions, changed
-from frcl.learners.records import Prediction, StepLog, Summary
 from frcl.learners.targets import TargetSpec
-from frcl.learners.work import OnStep, Work, finish, steps_of
+from frcl.learners.types import Prediction, StepLog, Summary
 
 
 class Member(Protocol):
@@ -38,14 +38,14 @@ class Member(Protocol):
 
 
 def replicated(
-    make: Callable[..., Member], net: nn.Module | Sequence[nn.Module], *args: Any, replicas: int, **options: Any
+    make: Callable[..., Member], net: nn.Module | Sequence[nn.Module], *args: Any, members: int, **options: Any
 ) -> Ensemble:
     """The ensemble whose replica i is make(net, ..., seed=seed + i)."""
-    if not isinstance(replicas, int | np.integer) or isinstance(replicas, bool) or replicas < 1:
-        raise OptionError(f"replicas must be a whole number of at least 1, not {replicas!r}")
-    nets = [net] * int(replicas) if isinstance(net, nn.Module) else list(net)
-    if len(nets) != replicas:
-        raise OptionError(f"there are {len(nets)} networks for {replicas} replicas; give one, or one for each")
+    if not isinstance(members, int | np.integer) or isinstance(members, bool) or members < 1:
+        raise OptionError(f"replicas must be a whole number of at least 1, not {members!r}")
+    nets = [net] * int(members) if isinstance(net, nn.Module) else list(net)
+    if len(nets) != members:
+        raise OptionError(f"there are {len(nets)} networks for {members} replicas; give one, or one for each")
     if options.pop("detector", None) is not None:
         raise OptionError("replicas cannot look for task boundaries: they would not agree. Leave out detector.")
     seed = changed(FRCLOptions(), {"seed": options.pop("seed", 0)}).seed
@@ -53,7 +53,7 @@ def replicated(
 
 
 class Ensemble:
-    """What `FRCL(net, replicas=n)` gives: replica i is FRCL(net, seed=seed + i), and learns exactly as that would.
+    """What `FRCL(net, members=n)` gives: replica i is FRCL(net, seed=seed + i), and learns exactly as that would.
 
     `net` is one network, whose weights every replica starts from, or one for each: then they differ more. Replicas
     cannot look for task boundaries, on which they would not agree.
@@ -129,12 +129,12 @@ class Ensemble:
     def state_dict(self) -> dict[str, Any]:
         """The states of all replicas side by side."""
         states = [member.state_dict() for member in self.members]
-        return {"meta": {"replicas": [state["meta"] for state in states]}, "tensors": side_by_side(states)}
+        return {"meta": {"members": [state["meta"] for state in states]}, "tensors": side_by_side(states)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly where the ensemble that gave `state` was; refused as a whole if it does not fit."""
         try:
-            states = apart(state["meta"]["replicas"], state["tensors"])
+            states = apart(state["meta"]["members"], state["tensors"])
         except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
             raise CheckpointError("this is not the state of an ensemble") from error
         if len(states) != len(self.members):

@@ -19,7 +19,7 @@ from frcl.errors import DataError, FrclError, OptionError, TaskError
 from frcl.features import check_network, network_failures
 from frcl.files import save_state
 from frcl.learners import checkpoint
-from frcl.learners.current import Before, CurrentTask, Declared, LearnerState
+from frcl.learners.accounting import Parts
 from frcl.learners.ensemble import replicated
 from frcl.learners.inputs import check_lengths, checked_inputs, checked_size, data_mark
 from frcl.learners.lifecycle import (
@@ -33,14 +33,14 @@ from frcl.learners.lifecycle import (
     split,
     summarise,
 )
-from frcl.learners.memory import Parts
+from frcl.learners.lockstep import OnStep, Work, finish, run_alone
 from frcl.learners.options import FRCLOptions, changed
 from frcl.learners.predict import Predictor
-from frcl.learners.records import Prediction, StepLog, Summary
+from frcl.learners.state import Before, CurrentTask, Declared, LearnerState
 from frcl.learners.stream import remember, take_step, watch
 from frcl.learners.targets import Label, TargetSpec, check_likelihood, infer_spec, plain_labels
+from frcl.learners.types import Prediction, StepLog, Summary
 from frcl.learners.window import Window
-from frcl.learners.work import OnStep, Work, finish, run_alone
 from frcl.seeding import Streams
 from frcl.summary import prior_kl
 
@@ -57,15 +57,15 @@ class FRCL:
     options   any field of `FRCLOptions`
     """
 
-    def __new__(cls, *args: Any, replicas: int | None = None, **options: Any) -> Any:
-        return super().__new__(cls) if replicas is None else replicated(cls, *args, replicas=replicas, **options)
+    def __new__(cls, *args: Any, members: int | None = None, **options: Any) -> Any:
+        return super().__new__(cls) if members is None else replicated(cls, *args, members=members, **options)
 
     def __init__(
         self,
         net: nn.Module,
         points: int = 40,
         *,
-        replicas: int | None = None,
+        members: int | None = None,
         detector: BoundaryDetector | None = None,
         labels: Sequence[Label] | None = None,
         device: str | torch.device | None = None,
@@ -178,13 +178,13 @@ class FRCL:
         log = self._log(current, terms)
         return replace(log, boundary=decision.boundary, statistic=decision.statistic, beside=decision.beside)
 
-    def surprise(self, x: Any) -> Tensor:
+    def familiarity(self, x: Any) -> Tensor:
         """The boundary score ℓ of each input and function, [n, C]: small where x is unlike the open task."""
         if self._state.current is None:
             raise TaskError("no task is open; observe() opens one")
         current, inputs = self._state.current, self._inputs(x)
         with torch.no_grad(), network_failures():
-            return current.objective.surprise(current.params, current.memory, inputs)
+            return current.objective.familiarity(current.params, current.memory, inputs)
 
     def end_task(self) -> Summary:
         """End the task that observe() is learning: choose its points from the window, keep its summary."""
@@ -257,7 +257,7 @@ class FRCL:
             return []
         Phi = self._model.features(bank.Z.flatten(0, 1)).unflatten(0, bank.Z.shape[:2])
         with torch.no_grad():
-            return [float(value) for value in prior_kl(self.options.prior_deviation * Phi, bank.terms)]
+            return [float(value) for value in prior_kl(self.options.prior_std * Phi, bank.terms)]
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides what happens next, copied: {"meta": JSON-able, "tensors": by name}.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from frcl.engine.tensors import Params
 from frcl.learners.options import FRCLOptions
-from frcl.learners.records import Summary
+from frcl.learners.types import Summary
 from frcl.regularisers.current_inputs import current_inputs
 from frcl.regularisers.curvature import Anchor, curvature
 from frcl.regularisers.heads import HeadBlock, make_block

@@ -22,8 +22,8 @@ from frcl.features import (
     is_stackable,
     network_failures,
 )
-from frcl.learners.current import CurrentTask, LearnerState
 from frcl.learners.holds import holds_of, make_holds, trained_heads
+from frcl.learners.lockstep import Work
 from frcl.learners.objective import (
     INPUTS,
     LIKELIHOOD,
@@ -36,9 +36,9 @@ from frcl.learners.objective import (
     posterior_of,
 )
 from frcl.learners.options import FRCLOptions
-from frcl.learners.records import Summary
+from frcl.learners.state import CurrentTask, LearnerState
 from frcl.learners.targets import TargetSpec
-from frcl.learners.work import Work
+from frcl.learners.types import Summary
 from frcl.posterior import Posterior, initial_posterior, triangular, weight_moments
 from frcl.regularisers.curvature import Anchor, next_anchor
 from frcl.regularisers.fisher import diagonal_fisher, gaussian_fisher
@@ -178,7 +178,7 @@ def open_task(model: Model, target: TargetSpec, size: int, state: LearnerState, 
         target=target,
         objective=Objective(model.net, target.likelihood, options),
         params=params,
-        optimiser=Optimiser(params, options.rate),
+        optimiser=Optimiser(params, options.lr),
         memory=Memory(float(size), state.bank, Z, holds),
     )
 
@@ -192,7 +192,7 @@ def program_of(
     """The steps that fit() has left of the current task, as the engine takes them."""
     options, target, objective, memory = model.options, current.target, current.objective, current.memory
     tasks, smallest = (memory.past.tasks, memory.past.smallest) if memory.past else (0, 0)
-    current.optimiser.falls(options.steps, options.rate_decay)
+    current.optimiser.falls(options.steps, options.lr_decay)
     constants: Params = {"N": exact_number(float(memory.N), model.dtype, x.device)}
     constants |= {FIXED + name: value.detach() for name, value in fixed_parts(model.net).items()}
     if memory.past is not None:
@@ -237,7 +237,7 @@ def summarise(model: Model, current: CurrentTask, x: Tensor, y: Tensor, generato
     spread: Tensor | None = None
     if model.options.inference == "function":
         Z = current.objective.inducing_inputs(params, current.memory)
-        belief = belief_from_function(q, model.options.noise)
+        belief = belief_from_function(q, model.options.u_noise)
     else:
         check_enough(model, current.target, len(x))
         Phi = model.features(x)
@@ -245,7 +245,7 @@ def summarise(model: Model, current: CurrentTask, x: Tensor, y: Tensor, generato
         found: Selected = plan if isinstance(plan, Selected) else (yield plan)
         rows = found.index.to(model.device)
         Z, before, after = x[rows], found.before, found.after
-        belief = belief_from_weights(q, Phi[rows], model.options.noise)
+        belief = belief_from_weights(q, Phi[rows], model.options.u_noise)
         if model.options.prediction != "summary":
             spread = spread_of(model, q, Phi, Phi[rows], belief)
     return Summary(
@@ -267,7 +267,7 @@ def spread_of(model: Model, q: Posterior, Phi: Tensor, Phi_z: Tensor, belief: Fu
     A few points leave most of a function open, of which q(w) was sure. A kept head has its mean from q(w), and by this
     ratio its variance too: on average over the task that of q(w), elsewhere as much larger as the summary says.
     """
-    scale = model.options.prior_deviation
+    scale = model.options.prior_std
     some = Phi[:: max(1, len(Phi) // SPREAD)]
     own = weight_moments(triangular(q), some).variance.mean(0)
     through = head_moments(make_head(scale * Phi_z, belief), belief, scale * some).variance.mean(0)
@@ -278,7 +278,7 @@ def mean_head(model: Model, q: Posterior, Z: Tensor, belief: FunctionBelief) -> 
     """The mean of w [C, K] at the end of a task: that of q(w); in function space what q(u) says of it, Φ_Zᵀ K̃⁻¹ μ_u."""
     if model.options.inference == "weight":
         return q.mean
-    scale = model.options.prior_deviation
+    scale = model.options.prior_std
     return (scale * make_head(scale * model.features(Z), belief).weights.mT).to(q.mean)
 
 
@@ -323,8 +323,8 @@ def _plan(
     if not options.recipe.is_supervised:
         return _plan_by_inputs(model, target, Phi, y, generator)
     noise_mc = model.predictive_noise(target)
-    scale = options.prior_deviation
-    task = TaskData(Phi, y, q, target.likelihood, params, scale, options.noise, noise_mc, size)
+    scale = options.prior_std
+    task = TaskData(Phi, y, q, target.likelihood, params, scale, options.u_noise, noise_mc, size)
     classes = _start_classes(model, target, y)
     return select_by_targets(task, model.points(target), options.recipe, generator, classes)
 
@@ -334,7 +334,7 @@ def _plan_by_inputs(
 ) -> Selected | TraceSearch:
     options, M = model.options, model.points(target)
     classes = _start_classes(model, target, y)
-    return plan_by_inputs(options.prior_deviation * Phi, M, options.recipe, options.noise, generator, classes)
+    return plan_by_inputs(options.prior_std * Phi, M, options.recipe, options.u_noise, generator, classes)
 
 
 def _start_classes(model: Model, target: TargetSpec, y: Tensor) -> Tensor | None:

@@ -21,12 +21,12 @@ def load(path: str | Path, net: nn.Module | Sequence[nn.Module], *, device: str 
     `net` is a network of the same shape, whose weights do not matter; for an Ensemble one, or one for each replica.
     """
     meta, tensors = load_state(path)
-    each = meta.get("replicas")
+    each = meta.get("members")
     if each is not None and not (isinstance(each, list) and each and all(isinstance(one, dict) for one in each)):
         raise CheckpointError(f"{path} is not the state of an ensemble")
     options, detector, labels = settings(meta if each is None else each[0])
-    replicas = None if each is None else len(each)
+    members = None if each is None else len(each)
     make: Any = FRCL
-    learner = make(net, replicas=replicas, detector=detector, labels=labels, device=device, **options)
+    learner = make(net, members=members, detector=detector, labels=labels, device=device, **options)
     learner.load_state_dict({"meta": meta, "tensors": tensors})
     return learner

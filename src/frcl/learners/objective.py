@@ -97,7 +97,7 @@ class Objective:
         """Σ KL of past tasks over N, or its estimate from those looked at; empty if there are none."""
         if past is None or memory.past is None or Phi_z is None or not self.options.functional:
             return []
-        kl_past = functional_kl(times(self.options.prior_deviation, Phi_z), past, memory.past.tasks)
+        kl_past = functional_kl(times(self.options.prior_std, Phi_z), past, memory.past.tasks)
         return [times(self.options.functional, kl_past / memory.N)]
 
     def _holds(
@@ -122,7 +122,7 @@ class Objective:
         """Mean and variance of f at x under the posterior of the current task."""
         return self._current(params, memory, self.features(params, [x]))[0]
 
-    def surprise(self, params: Params, memory: Memory, x: Tensor) -> Tensor:
+    def familiarity(self, params: Params, memory: Memory, x: Tensor) -> Tensor:
         """The boundary score of each input and function, [B, C]: how far q(f(x)) is from the prior (Section 3)."""
         Phi = self.features(params, [x])
         moments = self._current(params, memory, Phi)[0]
@@ -141,5 +141,5 @@ class Objective:
         if self.options.inference == "weight":
             return weight_space(q, Phi_x, self.options.prior_variance)
         Phi_z = self.features(params, [self.inducing_inputs(params, memory)])
-        scale = self.options.prior_deviation
-        return function_moments(q, times(scale, Phi_x), times(scale, Phi_z), self.options.noise)
+        scale = self.options.prior_std
+        return function_moments(q, times(scale, Phi_x), times(scale, Phi_z), self.options.u_noise)

@@ -25,13 +25,13 @@ class FRCLOptions:
     points_per_class: int | None = None  # instead of `points`: this many for each class of a task
 
     # the model
-    prior_variance: float = 1.0  # σ_w², prior variance of each last-layer weight
+    prior_std: float = 1.0  # σ_w, prior standard deviation of each last-layer weight
     feature_scale: float = 1.0  # features are the network's outputs times this
-    noise: float = 1e-3  # σ², variance of u around f(Z): with M > K it is the strength of the regulariser
+    u_noise: float = 1e-3  # σ², variance of u around f(Z): with M > K it is the strength of the regulariser
     likelihood: LikelihoodName = "auto"  # auto: bernoulli for 2 classes, softmax for more, gaussian for floats
     samples: int = 8  # Monte Carlo samples a step (softmax)
     predict_samples: int = 64  # Monte Carlo samples of a prediction (softmax)
-    initial_target_noise: float = 0.1  # starting value of the learned noise variance (gaussian)
+    target_noise: float = 0.1  # starting value of the learned noise variance (gaussian)
 
     # inference for the current task
     inference: Inference = "weight"  # Section 2.3, or "function" for Sections 2.1 and 2.2
@@ -42,8 +42,8 @@ class FRCLOptions:
     # optimisation
     steps: int = 1000  # gradient steps of fit() a task
     batch_size: int = 128  # minibatch of fit()
-    rate: float = 1e-3  # Adam's learning rate
-    rate_decay: float = 0.0  # fit(): over this share of the steps, the last ones, the rate falls to zero
+    lr: float = 1e-3  # Adam's learning rate
+    lr_decay: float = 0.0  # fit(): over this share of the steps, the last ones, the rate falls to zero
     past_tasks_per_step: int | None = None  # at most this many past KL terms a step; None: all
 
     # what holds the past; each weight in nats per example, 0: off
@@ -92,8 +92,8 @@ class FRCLOptions:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
                 raise OptionError(f"{name} must be a number that is not negative, not {value!r}")
-        if self.rate_decay > 1:
-            raise OptionError(f"rate_decay is a share of the steps, from 0 to 1, not {self.rate_decay!r}")
+        if self.lr_decay > 1:
+            raise OptionError(f"rate_decay is a share of the steps, from 0 to 1, not {self.lr_decay!r}")
         if self.held_out > 0.5:
             raise OptionError(f"held_out is a share of the examples, from 0 to 0.5, not {self.held_out!r}")
         if not isinstance(self.train_heads, bool):
@@ -111,9 +111,9 @@ class FRCLOptions:
             raise OptionError('learn_inputs=True needs inference="function"')
 
     @property
-    def prior_deviation(self) -> float:
-        """σ_w."""
-        return math.sqrt(self.prior_variance)
+    def prior_variance(self) -> float:
+        """σ_w²."""
+        return self.prior_std**2
 
     @property
     def uses_heads(self) -> bool:
@@ -144,14 +144,14 @@ _WHOLE = (
     "search_steps", "search_examples", "task_size", "window", "fisher_examples",
 )  # fmt: skip
 HOLDS = ("functional", "current_inputs", "memory_targets", "curvature")  # what holds the past, each with a weight
-_NOT_NEGATIVE = (*HOLDS, "curvature_decay", "rate_decay", "held_out")
+_NOT_NEGATIVE = (*HOLDS, "curvature_decay", "lr_decay", "held_out")
 _POSITIVE = (
-    "prior_variance", "feature_scale", "noise", "initial_target_noise", "initial_scale", "rate", "prior_weight",
+    "prior_std", "feature_scale", "u_noise", "target_noise", "initial_scale", "lr", "prior_weight",
     "head_variance",
 )  # fmt: skip
 
 PLUS = FRCLOptions(
-    rate_decay=0.5, current_inputs=0.1, memory_targets=1.0, curvature=10.0, train_heads=False, prediction="head",
+    lr_decay=0.5, current_inputs=0.1, memory_targets=1.0, curvature=10.0, train_heads=False, prediction="head",
     head_variance=0.1,
 )  # fmt: skip
 """FRCL+: every hold on; old tasks predicted by their heads, which stay as they were; a rate that falls.

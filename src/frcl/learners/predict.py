@@ -8,10 +8,10 @@ from torch import Tensor
 from frcl.engine.tensors import in_chunks
 from frcl.errors import NumericalError
 from frcl.features import network_failures, times
-from frcl.learners.current import LearnerState
 from frcl.learners.lifecycle import Model
 from frcl.learners.objective import LIKELIHOOD
-from frcl.learners.records import Prediction, Summary
+from frcl.learners.state import LearnerState
+from frcl.learners.types import Prediction, Summary
 from frcl.likelihoods import best_temperature, tempered
 from frcl.posterior import Moments
 from frcl.regularisers.protocol import under
@@ -68,7 +68,7 @@ class Predictor:
             if number == len(state.past):
                 return torch.cat([self._moments(state, number, rows).mean for rows in x.split(self._model.chunk)])
             options, net = self._model.options, self._model.net
-            weights = (options.prior_deviation * self._head(state, number).weights).to(self._model.dtype)
+            weights = (options.prior_std * self._head(state, number).weights).to(self._model.dtype)
             slope, bias = times(options.feature_scale, weights[:-1]), weights[-1]
             return in_chunks(lambda rows: torch.addmm(bias, net(rows), slope), x, self._model.chunk)
 
@@ -77,7 +77,7 @@ class Predictor:
             current = state.current
             assert current is not None
             return current.objective.moments(current.params, current.memory, x)
-        Phi = self._model.options.prior_deviation * self._model.features(x)
+        Phi = self._model.options.prior_std * self._model.features(x)
         summary = state.past[number]
         mean, variance = (v.to(self._model.dtype) for v in head_moments(self._head(state, number), summary.belief, Phi))
         if self._model.options.prediction != "summary":
@@ -90,7 +90,7 @@ class Predictor:
         cached = self._heads.get(number)
         if cached is None or cached[0] != version:
             summary = state.past[number]
-            Phi_z = self._model.options.prior_deviation * self._model.features(summary.Z)
+            Phi_z = self._model.options.prior_std * self._model.features(summary.Z)
             head = make_head(Phi_z, summary.belief)
             cached = (version, self._centred(head, Phi_z, summary, state.head(number)))
             self._heads[number] = cached
@@ -101,7 +101,7 @@ class Predictor:
         options = self._model.options
         if options.prediction == "summary" or kept is None:
             return head
-        centre = kept.double() / options.prior_deviation  # features are times σ_w here
+        centre = kept.double() / options.prior_std  # features are times σ_w here
         if options.prediction == "head":
             return head._replace(weights=centre.mT)
         return recentred(head, Phi_z, summary.belief, centre)

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from frcl.learners.memory import Parts
-from frcl.learners.records import Prediction, StepLog, Summary
-from frcl.learners.work import Work
+from frcl.learners.accounting import Parts
+from frcl.learners.lockstep import Work
+from frcl.learners.types import Prediction, StepLog, Summary
 
 
 class Learner(Protocol):

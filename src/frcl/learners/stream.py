@@ -15,8 +15,8 @@ from frcl.engine.tensors import Params, refuse_non_finite_loss
 from frcl.errors import NumericalError
 from frcl.features import network_failures
 from frcl.graphs import Step, captured
-from frcl.learners.current import CurrentTask, Recorded
 from frcl.learners.objective import Noise, posterior_of
+from frcl.learners.state import CurrentTask, Recorded
 from frcl.regularisers.functional import sample_tasks
 from frcl.seeding import Streams
 
@@ -31,7 +31,7 @@ def scores_of(current: CurrentTask, minibatches: Sequence[Tensor], *, at_once: b
         scores = torch.cat([recording.scores(x).clone() for x in parts])
     else:
         with torch.no_grad(), network_failures():
-            scores = current.objective.surprise(current.params, current.memory, torch.cat(list(minibatches)))
+            scores = current.objective.familiarity(current.params, current.memory, torch.cat(list(minibatches)))
     scores = scores.cpu()  # where the test is made; to look at them on the device would be to wait for it twice
     if not bool(scores.isfinite().all()):
         raise NumericalError("the features of these inputs are too large to be scored; scale the inputs")
@@ -123,7 +123,7 @@ class Recording:
 
         def score() -> None:
             with torch.no_grad():
-                held.copy_(self._objective.surprise(self._params, self._memory, given))
+                held.copy_(self._objective.familiarity(self._params, self._memory, given))
 
         return Scored(given, held, captured(score, [held], x.device))
 

@@ -170,7 +170,7 @@ def _regression_spec(values: Tensor | Labels, options: FRCLOptions, *, sure: boo
     outputs = 1 if values.ndim == 1 else values.shape[-1]
     if outputs == 0:
         raise DataError(f"targets of shape {tuple(values.shape)} have no outputs")
-    return TargetSpec(Gaussian(options.initial_target_noise), outputs, None)
+    return TargetSpec(Gaussian(options.target_noise), outputs, None)
 
 
 def _regression_targets(values: Tensor | Labels, outputs: int, dtype: torch.dtype) -> Tensor:

@@ -23,40 +23,40 @@ class MeanField(NamedTuple):
     """q(w) = Π_j N(w_j; μ_j, σ_j²): μ and log σ by name, with the same names and shapes."""
 
     mean: Params
-    log_deviation: Params
+    log_std: Params
 
     def at(self, names: Iterable[str]) -> MeanField:
         """The same tensors, of these names only."""
         chosen = list(names)
-        return MeanField({n: self.mean[n] for n in chosen}, {n: self.log_deviation[n] for n in chosen})
+        return MeanField({n: self.mean[n] for n in chosen}, {n: self.log_std[n] for n in chosen})
 
     def joined(self, other: MeanField) -> MeanField:
         """Independent weights of both."""
-        return MeanField(self.mean | other.mean, self.log_deviation | other.log_deviation)
+        return MeanField(self.mean | other.mean, self.log_std | other.log_std)
 
     def named(self) -> Params:
         """All tensors in one: "mean/NAME" and "log_deviation/NAME"."""
         return {f"{part}/{name}": value for part, values in self._asdict().items() for name, value in values.items()}
 
 
-def isotropic(like: Mapping[str, Tensor], deviation: float) -> MeanField:
+def isotropic(like: Mapping[str, Tensor], std: float) -> MeanField:
     """N(0, deviation² I) over weights of these names and shapes."""
     zero = {name: torch.zeros_like(value, requires_grad=False) for name, value in like.items()}
-    return MeanField(zero, {name: torch.full_like(value, math.log(deviation)) for name, value in zero.items()})
+    return MeanField(zero, {name: torch.full_like(value, math.log(std)) for name, value in zero.items()})
 
 
 def detached(q: MeanField) -> MeanField:
     """A copy that nothing else changes."""
-    mean, log_deviation = ({name: value.detach().clone() for name, value in part.items()} for part in q)
-    return MeanField(mean, log_deviation)
+    mean, log_std = ({name: value.detach().clone() for name, value in part.items()} for part in q)
+    return MeanField(mean, log_std)
 
 
 def mean_field_kl(q: MeanField, p: MeanField) -> Tensor:
     """KL(q ‖ p) = Σ_j ½ (σ_q²/σ_p² − 1 − log σ_q²/σ_p² + (μ_q − μ_p)²/σ_p²) over the weights of q; zero for q = p."""
     total = torch.zeros(())
     for name, mean in q.mean.items():
-        ratio = 2.0 * (q.log_deviation[name] - p.log_deviation[name])  # log σ_q²/σ_p²
-        moved = (mean - p.mean[name]) * torch.exp(-p.log_deviation[name])
+        ratio = 2.0 * (q.log_std[name] - p.log_std[name])  # log σ_q²/σ_p²
+        moved = (mean - p.mean[name]) * torch.exp(-p.log_std[name])
         total = total + 0.5 * (torch.expm1(ratio) - ratio + moved.square()).sum()
     return total
 
@@ -71,7 +71,7 @@ def standard_noise(like: Mapping[str, Tensor], samples: int, generator: torch.Ge
 
 def drawn(q: MeanField, noise: Params) -> Params:
     """w = μ + σ ε: one draw for noise of the shape of w, S draws [S, ...] for noise [S, ...]."""
-    return {name: mean + q.log_deviation[name].exp() * noise[name] for name, mean in q.mean.items()}
+    return {name: mean + q.log_std[name].exp() * noise[name] for name, mean in q.mean.items()}
 
 
 def expected_loss(loss: Callable[[Params], Tensor], q: MeanField, noise: Params) -> Tensor:

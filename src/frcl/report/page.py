@@ -10,7 +10,7 @@ from typing import Any
 
 from frcl.errors import DataError
 from frcl.files import write_atomically
-from frcl.learners.memory import KINDS
+from frcl.learners.accounting import KINDS
 from frcl.report.comparison import Comparison, comparison_rows, differing_options, flat, run_labels, show
 from frcl.report.drawing import Drawing, inline_svg, style
 from frcl.report.figures import matrix_figure

@@ -1,0 +1,93 @@
+"""What the pages say of a measured cell, and how they set a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from frcl.experiment.config import resolve
+from paper.cells import Cell, Table
+from paper.measure import in_words
+from paper.numbers import ours, percent
+from paper.store import Document, differences, path_of, read_document
+
+TITLES = {"permuted-mnist": "Permuted-MNIST", "split-mnist": "Split-MNIST", "omniglot": "Omniglot"}
+NOT, NOT_AVAILABLE = "not measured", "n/a"
+
+Found = dict[str, Document]  # by the name of the cell
+
+
+def documents_of(table: Table, results: Path, *, quick: bool) -> Found:
+    """The files of a table that are there."""
+    documents = {cell.name: read_document(path_of(results, table.name, cell.name), quick=quick) for cell in table.cells}
+    return {name: one for name, one in documents.items() if one is not None}
+
+
+def grid(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = (f"| {' | '.join(cells)} |" for cells in (headings, *rows))
+    first, *rest = lines
+    return "\n".join([first, "|---" * len(headings) + "|", *rest])
+
+
+# -- a cell -------------------------------------------------------------------------------------------------------
+
+
+def in_percent(one: Document | None, metric: str = "average_accuracy", digits: int = 2) -> str:
+    """Mean ± standard deviation over seeds."""
+    if one is None:
+        return NOT
+    value = percent(one["seeds"], metric)
+    return NOT_AVAILABLE if value is None else value.show(digits)
+
+
+def plain_mean(one: Document | None, metric: str) -> str:
+    """Mean over seeds of a metric that is not a share."""
+    if one is None:
+        return NOT
+    value = ours(one["seeds"], metric)
+    return NOT_AVAILABLE if value is None else f"{value.mean:.3f}"
+
+
+def bytes_of(one: Document) -> int:
+    """What a learner keeps after the last task, of the first seed."""
+    return int(one["batches"][0]["memory_bytes"]["total"])
+
+
+def bytes_by_kind(one: Document) -> dict[str, int]:
+    """The same by kind; nothing in a file that is older than the kinds."""
+    parts: dict[str, int] = one["batches"][0]["memory_bytes"].get("parts", {})
+    return parts
+
+
+def seeds_of(cell: Cell, one: Document) -> str:
+    """How many there are, and of how many if some are missing."""
+    there, wanted = len(one["seeds"]), len(cell.seeds)
+    return str(there) if there >= wanted else f"{there} of {wanted}"
+
+
+def how_measured(cell: Cell, one: Document) -> Iterator[str]:
+    """Commands, devices, commits and seconds; batches that differ in nothing but the seeds are one line."""
+    alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for batch in one["batches"]:
+        alike.setdefault((batch["command"], *where_measured(batch)), []).append(batch)
+    for (command, *where), batches in alike.items():
+        seconds = sum(batch["seconds"]["total"] for batch in batches)
+        seeds = sorted(seed for batch in batches for seed in batch["seeds"])
+        word = "seed" if len(seeds) == 1 else "seeds"
+        yield f"- `{command}`: {word} {in_words(seeds)}, {told(where, seconds)}"
+    for other in differences(one, resolve(cell.benchmark, *cell.layers)):
+        yield f"  - measured with another option than the cell has: `{other}`"
+
+
+def where_measured(measured: dict[str, Any]) -> tuple[str, ...]:
+    """Device, version of torch, commit and day of a measurement."""
+    place = measured["environment"]
+    return place["device"], place["torch"], place["commit"] or "unknown", measured["started"][:10]
+
+
+def told(where: Sequence[str], seconds: float) -> str:
+    """Where something was measured, and how long it took."""
+    device, torch, commit, day = where
+    return f"{device}, torch {torch}, {seconds:.0f} s, commit {commit}, {day}"

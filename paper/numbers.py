@@ -1,0 +1,126 @@
+"""Our numbers beside the paper's: means over seeds, and whether the two agree."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from frcl.experiment.metrics import over_seeds
+from paper.cells import Cell, Paper
+
+NUMBER = re.compile(r"\d+(?:\.(\d+))?")
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A value as a paper prints it."""
+
+    mean: float
+    std: float | None
+    half: float  # half a unit of the last digit: what rounding may have hidden
+
+
+def printed(text: str) -> Printed:
+    """ "61.7 ± 1.8" or "82" as numbers."""
+    mean, _, std = text.partition(" ± ")
+    found = NUMBER.fullmatch(mean)
+    if found is None or (std and NUMBER.fullmatch(std) is None):
+        raise ValueError(f"{text!r} is not a mean, nor a mean ± a deviation")
+    return Printed(float(mean), float(std) if std else None, 0.5 * 10.0 ** -len(found[1] or ""))
+
+
+@dataclass(frozen=True)
+class Ours:
+    """Mean and standard deviation over seeds; no deviation with one seed."""
+
+    mean: float
+    std: float | None
+
+    def times(self, scale: float) -> Ours:
+        return Ours(scale * self.mean, None if self.std is None else scale * self.std)
+
+    def show(self, digits: int = 2) -> str:
+        spread = "" if self.std is None else f" ± {self.std:.{digits}f}"
+        return f"{self.mean:.{digits}f}{spread}"
+
+
+def ours(seeds: Sequence[dict[str, Any]], metric: str) -> Ours | None:
+    """A metric over the seeds of a result file; None if it is not available for all of them."""
+    summary: Any = over_seeds([seed[metric] for seed in seeds])
+    return None if summary is None else Ours(summary["mean"], summary["std"])
+
+
+def percent(seeds: Sequence[dict[str, Any]], metric: str = "average_accuracy") -> Ours | None:
+    found = ours(seeds, metric)
+    return None if found is None else found.times(100)
+
+
+@dataclass(frozen=True)
+class Paired:
+    """By how many points one cell is above another on the seeds that both have, and the standard error of that mean."""
+
+    mean: float
+    error: float | None
+    seeds: int
+
+    def show(self) -> str:
+        spread = "" if self.error is None else f" ± {self.error:.2f}"
+        return f"{self.mean:+.2f}{spread} ({self.seeds} {'seed' if self.seeds == 1 else 'seeds'})"
+
+
+def paired(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> Paired | None:
+    """Average accuracy of `one` minus that of `other`; None if they have no seed in common."""
+    there = {seed["seed"]: seed["average_accuracy"] for seed in other}
+    summary: Any = over_seeds([100 * (s["average_accuracy"] - there[s["seed"]]) for s in one if s["seed"] in there])
+    if summary is None:
+        return None
+    count = len(summary["per_seed"])
+    return Paired(summary["mean"], None if summary["std"] is None else summary["std"] / math.sqrt(count), count)
+
+
+def agreement(cell: Cell, found: Ours | None) -> str:
+    """ "yes", or by how much not, in points; nothing where one of the two is missing."""
+    if cell.paper is None or found is None:
+        return ""
+    return reaches(found, cell.paper) if cell.method == "frcl" else is_near(found, cell.paper)
+
+
+def reaches(found: Ours, paper: Paper) -> str:
+    """Our mean is at least the paper's mean minus its standard deviation."""
+    wanted = printed(paper.value)
+    short = wanted.mean - (wanted.std or 0.0) - found.mean
+    return "yes" if short <= 1e-9 else f"no: {wanted.mean - found.mean:.2f} below"
+
+
+def attains(found: Ours, goal: float) -> str:
+    """Our mean, with the two digits that are shown, is at least the goal."""
+    short = goal - round(found.mean, 2)
+    return "yes" if short <= 1e-9 else f"no: {short:.2f} below"
+
+
+def is_near(found: Ours, paper: Paper) -> str:
+    """Our mean is within two standard deviations: the paper's, ours where it has none; with neither, rounding alone."""
+    wanted = printed(paper.value)
+    std = found.std if wanted.std is None else wanted.std
+    room = wanted.half if std is None else 2 * std
+    gap = found.mean - wanted.mean
+    return "yes" if abs(gap) <= room + 1e-9 else f"differs: {gap:+.2f}"
+
+
+def boundary_scores(seeds: Sequence[dict[str, Any]], threshold: float) -> dict[str, Ours] | None:
+    """Precision, recall and F1 at a threshold, over seeds; None if it was not recorded."""
+    rows = [row for seed in seeds for row in seed["boundaries"] if row["threshold"] == threshold]
+    if not rows or len(rows) != len(seeds):
+        return None
+    found = {name: ours(rows, name) for name in ("precision", "recall", "f1")}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def reaches_f1(found: dict[str, Ours], text: str) -> str:
+    """Our F1, rounded as the paper's, is at least the paper's."""
+    wanted = float(text.split("/")[2])
+    short = wanted - round(found["f1"].mean, 2)
+    return "yes" if short <= 1e-9 else f"no: {short:.2f} below"

@@ -1,0 +1,117 @@
+"""Tables 1 and 2 and FRCL+ in short, for the README: our numbers with the published ones, from the result files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from frcl.errors import DataError
+from frcl.experiment.config import resolve
+from frcl.files import write_atomically
+from paper.cells import ROWS, TABLES, Cell
+from paper.frontier import FRONTIER, RUDNER, measured_lines, own_options, paper_frcl
+from paper.markdown import grid, in_percent, plain_mean
+from paper.store import Document, differences, path_of, read_document
+
+BEGIN, END = "<!-- written by `frcl reproduce page` from results/ -->", "<!-- until here -->"
+POINTS = ("frcl-trace", "frcl-random", "baseline")  # the rows that the paper measured with several numbers of points
+COLUMNS = {  # of those rows: the cells of a line are named BENCHMARK-ROW-POINTS
+    "table1": (("permuted-mnist", 10), ("permuted-mnist", 200), ("split-mnist", 2), ("split-mnist", 40)),
+    "table2": (("omniglot", 1), ("omniglot", 2), ("omniglot", 3)),
+}
+DAGGER, DOUBLE = " †", " ‡"
+CHOSEN = "docs/frcl-plus.md#how-the-weights-were-chosen"
+FOOTNOTE = "\n\n† Measured with other options than the row has now: [which](REPRODUCTION.md)."
+HEADINGS = {
+    "table1": ("Permuted-MNIST, 10 points", "200 points", "Split-MNIST, 2 points", "40 points"),
+    "table2": ("Omniglot, 1 point per character", "2 points", "3 points"),
+}
+PLUS_HEADINGS = (
+    "", "the paper's FRCL", "best published", "our FRCL", "our FRCL+", "above it on the same seeds by", "NLL of both",
+    "ECE of both",
+)  # fmt: skip
+
+
+def short(results: Path) -> str:
+    """The tables, as they stand in the README."""
+    parts = [
+        "Average accuracy after the last task in %, mean ± standard deviation over seeds; in brackets the paper's.",
+        _with_points("table1", results),
+        _others("table1", ("Permuted-MNIST", "Split-MNIST"), results),
+        _with_points("table2", results),
+        _others("table2", ("Omniglot",), results),
+        f"FRCL+ ([what it adds](docs/frcl-plus.md)) with as many points, beside the best published numbers ({RUDNER}). "
+        "NLL and ECE: those of our FRCL, then of FRCL+. "
+        "It keeps more bytes than FRCL ([how many](REPRODUCTION.md#frcl-against-the-published-numbers)).",
+        _frontier(results),
+    ]
+    text = "\n\n".join(parts)
+    return text + FOOTNOTE * (DAGGER in text)
+
+
+def write_short(results: Path) -> Path | None:
+    """Put it into the README beside the folder of results, where that has a place for it."""
+    path = results.parent / "README.md"
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    if BEGIN not in text:
+        return None
+    before, rest = text.split(BEGIN, 1)
+    if END not in rest:
+        raise DataError(f"{path} has the line {BEGIN!r} but not {END!r} after it; put it where the tables end")
+    after = rest.split(END, 1)[1]
+    write_atomically(path, f"{before}{BEGIN}\n\n{short(results)}\n\n{END}{after}".encode())
+    return path
+
+
+def _with_points(table: str, results: Path) -> str:
+    cells = _cells(table)
+    rows = [
+        [ROWS[row][0], *(_shown(table, cells[f"{benchmark}-{row}-{n}"], results) for benchmark, n in COLUMNS[table])]
+        for row in POINTS
+    ]
+    return grid(["", *HEADINGS[table]], rows)
+
+
+def _others(table: str, headings: Sequence[str], results: Path) -> str:
+    """The methods that the paper quotes, with the benchmarks side by side."""
+    lines: dict[str, list[str]] = {}
+    for name, cell in _cells(table).items():
+        if not any(f"-{row}-" in name for row in POINTS):
+            lines.setdefault(cell.row.split(",")[0], []).append(_shown(table, cell, results))
+    return grid(["", *headings], [[row, *values] for row, values in lines.items()])
+
+
+def _frontier(results: Path) -> str:
+    """FRCL+ and FRCL, ours, with what the paper and others have."""
+    rows, other = [], []
+    cells, plus = _cells("table1") | _cells("table2"), {cell.name: cell for cell in FRONTIER.cells}
+    for one in measured_lines(FRONTIER, results):
+        line = one.line
+        theirs = [paper_frcl(line.benchmark, line.points), f"{line.published} ({line.who.replace(RUDNER, 'S-FSVI')})"]
+        ours = _marked(cells[line.frcl], one.frcl, 2), _marked(plus[line.cell], one.plus, 2)
+        own = own_options(line.benchmark, line.points)
+        sure = [", ".join(plain_mean(each, metric) for each in one.on_the_same_seeds()) for metric in ("nll", "ece")]
+        rows.append([line.title, *theirs, ours[0], ours[1] + DOUBLE * bool(own), one.above(one.frcl), *sure])
+        if own:
+            other.append(f"{line.title}: {own}")
+    note = (
+        f"\n\n{DOUBLE.strip()} With options of its own ([what each gives]({CHOSEN})). {'; '.join(other)}."
+        if other
+        else ""
+    )
+    return grid(PLUS_HEADINGS, rows) + note
+
+
+def _cells(table: str) -> dict[str, Cell]:
+    return {cell.name: cell for one in TABLES if one.name == table for cell in one.cells}
+
+
+def _shown(table: str, cell: Cell, results: Path) -> str:
+    ours = _marked(cell, read_document(path_of(results, table, cell.name), quick=False))
+    return ours if cell.paper is None else f"{ours} ({cell.paper.value})"
+
+
+def _marked(cell: Cell, found: Document | None, digits: int = 1) -> str:
+    """The accuracy of a cell, with a dagger if its options were others when it was measured."""
+    others = found is not None and list(differences(found, resolve(cell.benchmark, *cell.layers)))
+    return in_percent(found, digits=digits) + DAGGER * bool(others)

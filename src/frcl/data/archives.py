@@ -1,0 +1,89 @@
+"""Omniglot's original zip archives, read in memory: nothing is unpacked to disk."""
+
+from __future__ import annotations
+
+import io
+import re
+import stat
+import zipfile
+import zlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from frcl.data.drawings import SIDE, Array, Drawings, from_images
+from frcl.data.png import decode_bits, shrink
+from frcl.errors import DataError
+
+# images_background/Greek/character01/0394_01.png
+DRAWING = re.compile(r"[^/]+/(?P<alphabet>[^/]+)/character(?P<character>\d{1,3})/\d+_(?P<drawer>\d{1,3})\.png")
+MEMBERS = 100_000  # the larger archive has 20,000 or so
+LARGEST_MEMBER = 1 << 20  # bytes; a drawing has a few hundred
+LARGEST_TOTAL = 256 << 20
+
+
+def read_archives(contents: Mapping[str, bytes]) -> Drawings:
+    """The drawings in these archives, given as name → bytes. A drawing in two of them must be the same."""
+    images: dict[tuple[str, int, int], Array] = {}
+    for name, content in contents.items():
+        for key, image in read_archive(content, name).items():
+            if key in images and not np.array_equal(images[key], image):
+                raise DataError(f"{name}: {key[0]} character {key[1]} drawer {key[2]} differs between archives")
+            images[key] = image
+    return from_images(images, " and ".join(contents))
+
+
+def read_archive(content: bytes, where: str) -> dict[tuple[str, int, int], Array]:
+    """(alphabet, character from 1, drawer) → pixels [28, 28], 1 = paper, of every drawing in one archive."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            members = archive.infolist()
+            _refuse_bombs(members, where)
+            for member in members:
+                _refuse_unsafe(member, where)
+            drawings = [member for member in members if member.filename.endswith(".png")]
+            images: dict[tuple[str, int, int], Array] = {}
+            for member in drawings:
+                key = _key(member.filename, where)
+                if key in images:
+                    raise DataError(f"{where}: {member.filename} is there twice")
+                images[key] = _drawing(archive, member, where)
+    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError, zlib.error) as error:
+        raise DataError(f"{where} is not a readable zip archive: {error}") from error
+    if not images:
+        raise DataError(f"{where} has no Omniglot drawings (ALPHABET/characterNN/NNNN_NN.png)")
+    return images
+
+
+def _refuse_bombs(members: list[zipfile.ZipInfo], where: str) -> None:
+    if len(members) > MEMBERS:
+        raise DataError(f"{where} is refused: it has {len(members)} members, more than {MEMBERS}")
+    if sum(member.file_size for member in members) > LARGEST_TOTAL:
+        raise DataError(f"{where} is refused: it would unpack to more than {LARGEST_TOTAL >> 20} MiB")
+    for member in members:
+        if member.file_size > LARGEST_MEMBER:
+            raise DataError(f"{where} is refused: {member.filename!r} would unpack to {member.file_size} bytes")
+
+
+def _refuse_unsafe(member: zipfile.ZipInfo, where: str) -> None:
+    """Nothing is unpacked to disk, so nothing could be overwritten; such an archive is not Omniglot's anyway."""
+    name = member.orig_filename
+    parts = re.split(r"[/\\]", name)
+    leaves = name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0] or "\x00" in name
+    link = stat.S_ISLNK(member.external_attr >> 16)
+    if leaves or link:
+        what = "is a link" if link else "leaves the archive's folder"
+        raise DataError(f"{where} is refused: its member {name!r} {what}. Get the original archive.")
+
+
+def _key(name: str, where: str) -> tuple[str, int, int]:
+    match = DRAWING.fullmatch(name)
+    if match is None:
+        raise DataError(f"{where}: {name!r} is not named like Omniglot's drawings, ALPHABET/characterNN/NNNN_NN.png")
+    return match["alphabet"], int(match["character"]), int(match["drawer"])
+
+
+def _drawing(archive: zipfile.ZipFile, member: zipfile.ZipInfo, where: str) -> Array:
+    with archive.open(member) as file:
+        content = file.read(LARGEST_MEMBER)
+    return shrink(decode_bits(content, f"{where}: {member.filename}"), SIDE)

@@ -1,0 +1,64 @@
+"""Things that are chosen by name, and the entry points through which other packages add their own."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+from typing import Generic, TypeVar
+
+from frcl.errors import OptionError
+
+T = TypeVar("T")
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """What to append to the refusal of an unknown word: the nearest known one, or all of them."""
+    names = list(known)
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(names)}"
+
+
+class Registry(Generic[T]):
+    """Named objects of one kind. Installed packages add to it by the entry point group `frcl.<kind>s`."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._known: dict[str, T] = {}
+        self._plugins_loaded = False
+
+    def add(self, name: str, item: T) -> T:
+        """Register `item` under `name`; returns it. A name that is taken is refused."""
+        if name in self._known:
+            raise OptionError(f"there is already a {self.kind} {name!r}; choose another name")
+        self._known[name] = item
+        return item
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._known:
+            self._load_plugins()
+        if name not in self._known:
+            raise OptionError(f"unknown {self.kind} {name!r}{suggestion(name, self._known)}")
+        return self._known[name]
+
+    def __contains__(self, name: object) -> bool:
+        self._load_plugins()
+        return name in self._known
+
+    def __iter__(self) -> Iterator[str]:
+        self._load_plugins()
+        return iter(self._known)
+
+    def items(self) -> list[tuple[str, T]]:
+        """All names with their objects, ours first."""
+        self._load_plugins()
+        return list(self._known.items())
+
+    def _load_plugins(self) -> None:
+        """Import what other packages offer, once. Importing a package runs its code, as any import does."""
+        if self._plugins_loaded:
+            return
+        self._plugins_loaded = True
+        for entry in metadata.entry_points(group=f"frcl.{self.kind}s"):
+            if entry.name not in self._known:
+                self._known[entry.name] = entry.load()

@@ -16,25 +16,45 @@ from frcl.learners.ensemble import Ensemble
 from frcl.learners.frcl import FRCL
 from frcl.learners.load import load
 from frcl.learners.options import FRCLOptions
+from frcl.learners.plus import FRCLPlus
 from frcl.learners.types import Prediction, StepLog, Summary
+from frcl.regularisers import (
+    EWC,
+    CurrentInputs,
+    Curvature,
+    FunctionalKL,
+    MemoryTargets,
+    PathIntegral,
+    Regulariser,
+    Replay,
+)
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "EWC",
     "FRCL",
     "MLP",
     "BoundaryDetector",
     "CheckpointError",
     "ConvNet",
+    "CurrentInputs",
+    "Curvature",
     "DataError",
     "Ensemble",
     "FRCLOptions",
+    "FRCLPlus",
     "FrclError",
+    "FunctionalKL",
     "LabelError",
+    "MemoryTargets",
     "NetworkError",
     "NumericalError",
     "OptionError",
+    "PathIntegral",
     "Prediction",
+    "Regulariser",
+    "Replay",
     "StepLog",
     "Summary",
     "TaskError",

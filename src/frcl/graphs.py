@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-Step = Callable[[], None]
+Replay = Callable[[], None]
 A = TypeVar("A")
 B = TypeVar("B")
 WARM_UPS = 2  # libraries are loaded, workspaces allocated and plans made outside of the recording
@@ -25,7 +25,7 @@ def inside_a_transform() -> bool:
     return active is None or bool(active())
 
 
-def captured(step: Step, changes: Sequence[Tensor], device: torch.device) -> Step:
+def captured(step: Replay, changes: Sequence[Tensor], device: torch.device) -> Replay:
     """The step as a CUDA graph; the step itself on any other device, or where it cannot be recorded.
 
     A step reads and writes the same tensors every time, in place, looks at no value of them, and draws no random
@@ -125,3 +125,35 @@ def put_back(changes: Sequence[Tensor], before: Sequence[Tensor]) -> None:
     with torch.no_grad():
         for tensor, value in zip(changes, before, strict=True):
             tensor.copy_(value)
+
+
+class Captured:
+    """A function of one tensor as CUDA graphs, one for each shape of its input; the function itself elsewhere.
+
+    The function reads and writes no other tensor than those that it always reads, and its result has a fixed shape.
+    """
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        self._function = function
+        self._recorded: dict[tuple[int, ...], tuple[Tensor, Tensor, Replay]] = {}
+
+    def __deepcopy__(self, memo: dict[int, object]) -> None:
+        return None  # a copy of a learner records it again
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """function(x); on CUDA the result is overwritten by the next call."""
+        if not x.is_cuda:
+            return self._function(x)
+        key = tuple(x.shape)
+        if key not in self._recorded:
+            given = x.clone()
+            held = torch.empty_like(self._function(given))
+
+            def compute() -> None:
+                held.copy_(self._function(given))
+
+            self._recorded[key] = given, held, captured(compute, [held], x.device)
+        given, held, replay = self._recorded[key]
+        given.copy_(x)
+        replay()
+        return held

@@ -15,7 +15,7 @@ F = TypeVar("F", bound=type[torch.autograd.Function])
 
 
 def signed(function: F) -> F:
-    """The same, with the signature of `forward` kept: torch asks for it at every call, and works it out anew."""
+    """The same, with the signature of `forward` kept: torch asks for it at every call and would derive it again."""
     function.forward.__signature__ = inspect.signature(function.forward)  # type: ignore[attr-defined]
     return function
 
@@ -54,25 +54,34 @@ def weight_moments(q: Posterior, Phi: Tensor) -> Moments:
 
 
 def _moments(q: Posterior, Phi: Tensor) -> tuple[Moments, Tensor]:
-    """The moments, and A = ΦL [C, B, K] whose rows have the deviations of f as their lengths."""
+    """The moments, and A = ΦL [C, B, K], whose rows have the standard deviations of f as their lengths."""
     A = torch.bmm(Phi.expand(len(q.factor), -1, -1), q.factor)
     return Moments(Phi @ q.mean.mT, torch.linalg.vector_norm(A, dim=-1).square().mT), A
 
 
-def kl_weight(q: Posterior, prior_variance: float) -> Tensor:
+def learned_prior_variance(q: Posterior) -> Tensor:
+    """The σ_w² at which KL(q(w) ‖ N(0, σ_w² I)) is least: (‖μ‖² + ‖L‖²)/(C K); q triangular."""
+    second_moment: Tensor = torch.linalg.vector_norm(q.factor).square() + torch.linalg.vector_norm(q.mean).square()
+    return second_moment / q.mean.numel()
+
+
+def kl_weight(q: Posterior, prior_variance: float | Tensor) -> Tensor:
     """Σ_c KL(q(w_c) ‖ N(0, σ_w² I)), the second term of the weight-space objective (Section 2.3); q triangular."""
     return kl_to_isotropic(q.mean, q.factor, prior_variance)
 
 
-def weight_space(q: Posterior, Phi: Tensor, prior_variance: float) -> tuple[Moments, Tensor]:
+def weight_space(q: Posterior, Phi: Tensor, prior_variance: float | None) -> tuple[Moments, Tensor]:
     """`weight_moments` and `kl_weight` of q, whose factor need not be triangular yet, with a closed-form gradient.
 
-    What a training step does with q(w), in few passes over L, which has more numbers than most networks. With
-    A_c = ΦL_c [B, K], m and v the slopes by mean and variance [B, C], k that by the KL and s the prior variance,
+    The part of a training step that concerns q(w), in few passes over L, which has more entries than most networks.
+    With A_c = ΦL_c [B, K], m and v the gradients by mean and variance [B, C], k that by the KL and s the prior variance,
 
         d/dμ_c = Φᵀm_c + (k/s) μ_c,
         d/dL_c = lower triangle of 2 Φᵀ diag(v_c) A_c + (k/s) L_c − k diag(L_c)⁻¹,
         d/dΦ = Σ_c m_c μ_cᵀ + 2 diag(v_c) A_c L_cᵀ.
+
+    For prior_variance None, s is `learned_prior_variance(q)`. There the KL is stationary in s, so the same gradient is
+    the total derivative of ½ C K log s − Σ log|L_ckk|.
 
     Second derivatives are not available.
     """
@@ -83,33 +92,34 @@ def weight_space(q: Posterior, Phi: Tensor, prior_variance: float) -> tuple[Mome
 
 @signed
 class _WeightSpace(torch.autograd.Function):
-    """Mean and variance of f, the KL; then L and A, which only the way back needs."""
+    """Mean and variance of f, the KL; then L, A and s, which only the backward pass needs."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(mean: Tensor, factor: Tensor, Phi: Tensor, lower: Tensor, prior_variance: float) -> tuple[Tensor, ...]:
+    def forward(mean: Tensor, factor: Tensor, Phi: Tensor, lower: Tensor, prior_variance: float | None) -> Any:
         q = Posterior(mean, factor * lower)
         moments, A = _moments(q, Phi)
-        return *moments, kl_weight(q, prior_variance), q.factor, A
+        s = learned_prior_variance(q) if prior_variance is None else prior_variance
+        return *moments, kl_weight(q, s), q.factor, A, s if isinstance(s, Tensor) else mean.new_tensor(s)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        mean, _, Phi, lower, ctx.prior_variance = inputs
-        L, A = output[3:]
-        ctx.mark_non_differentiable(L, A)
+        mean, _, Phi, lower, _ = inputs
+        L, A, s = output[3:]
+        ctx.mark_non_differentiable(L, A, s)
         ctx.set_materialize_grads(False)  # no zeros as large as L and A
-        ctx.save_for_backward(mean, Phi, lower, L, A)
+        ctx.save_for_backward(mean, Phi, lower, L, A, s)
 
     @staticmethod
     def backward(
         ctx: Any, by_mean: Tensor | None, by_variance: Tensor | None, by_kl: Tensor | None, *_: None
     ) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        mean, Phi, lower, L, A = ctx.saved_tensors
+        mean, Phi, lower, L, A, s = ctx.saved_tensors
         by_mean = Phi.new_zeros(len(Phi), len(mean)) if by_mean is None else by_mean
         by_variance = Phi.new_zeros(len(Phi), len(mean)) if by_variance is None else by_variance
         by_kl = Phi.new_zeros(()) if by_kl is None else by_kl
-        pull = by_kl / ctx.prior_variance
+        pull = by_kl / s
         by_A = A * (2.0 * by_variance.mT)[..., None]
         d_L = torch.baddbmm(pull * L, Phi.mT.expand(len(L), -1, -1), by_A).mul_(lower)
         d_L.diagonal(dim1=-2, dim2=-1).sub_(by_kl / L.diagonal(dim1=-2, dim2=-1))
@@ -124,19 +134,21 @@ def _lower(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.ones(n, n, dtype=dtype, device=device).tril()
 
 
-def function_moments(q: Posterior, Phi_x: Tensor, Phi_z: Tensor, noise: float) -> tuple[Moments, Tensor]:
+def function_moments(
+    q: Posterior, Phi_x: Tensor, Phi_z: Tensor, u_noise: float, prior_std: float = 1.0
+) -> tuple[Moments, Tensor]:
     """q(f(x)) = ∫ p(f | u) q(u) du (Section 2.1), and Σ_c KL(q(u_c) ‖ p(u_c)), from one factorisation.
 
-    Phi_x [B, K] and Phi_z [M, K] are features times σ_w. u is f(Z) seen with variance `noise`:
-    p(u) = N(0, K̃), K̃ = Φ_z Φ_zᵀ + noise·I. With a = K̃⁻¹ k_zx,
+    Phi_x [B, K] and Phi_z [M, K] are features. u is f(Z) observed with variance σ² = `u_noise`:
+    p(u) = N(0, K̃), K̃ = σ_w² Φ_z Φ_zᵀ + σ² I. With a = K̃⁻¹ k_zx,
 
         mean = aᵀ μ_c,   variance = k_xx − k_zxᵀ a + ‖L_cᵀ a‖².
 
-    Worked out in float64, returned in the type of Phi_x.
+    Computed in float64, returned in the type of Phi_x.
     """
-    X, Z = Phi_x.double(), Phi_z.double()
+    X, Z = prior_std * Phi_x.double(), prior_std * Phi_z.double()
     mean, L = q.mean.double(), q.factor.double().tril()
-    chol_K = cholesky(add_diagonal(Z @ Z.mT, noise))
+    chol_K = cholesky(add_diagonal(Z @ Z.mT, u_noise))
     half = solve_lower(chol_K, Z @ X.mT)  # [M, B]
     a = torch.linalg.solve_triangular(chol_K.mT, half, upper=True)  # [M, B]
     residual = (X.square().sum(1) - half.square().sum(0)).clamp_min(0.0)  # below zero by rounding only

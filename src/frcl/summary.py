@@ -1,8 +1,8 @@
 """What is kept of a task: inducing inputs Z and q(u); its KL to the moving prior; prediction through it.
 
-u is f(Z) seen with a small variance σ² (`noise`), which is part of the model: p(u) = N(0, K_Z + σ² I), and
-q(u) made from q(w) has it too (equation 5 plus σ² I). Features Φ in this file are already times σ_w, so
-k(x, x') = φ(x)ᵀφ(x'). Everything with two equal indices is float64.
+u is f(Z) observed with a small variance σ² (`u_noise`), which is part of the model: p(u) = N(0, K_Z + σ² I), and
+q(u) made from q(w) has it too (equation 5 plus σ² I). Functions take features Φ as they are and apply the σ_w of the
+task themselves: K_Z = σ_w² Φ_Z Φ_Zᵀ. In the formulas Φ' = σ_w Φ. Square matrices are float64.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ from frcl.posterior import Moments, Posterior, signed
 class FunctionBelief:
     """q(u_c) = N(μ_c, L_c L_cᵀ + posterior_noise · I), c = 1..C, at M inducing inputs.
 
-    mean [C, M]; factor [C, M, R] with R = min(M, K); noise: the σ² of the prior p(u) = N(0, K_Z + σ² I).
+    mean [C, M]; factor [C, M, R] with R = min(M, K); u_noise and prior_std: σ² and σ_w of the prior
+    p(u) = N(0, σ_w² Φ_Z Φ_Zᵀ + σ² I).
     """
 
     mean: Tensor
     factor: Tensor
-    noise: float
+    u_noise: float
     posterior_noise: float
+    prior_std: float = 1.0
 
     @property
     def C(self) -> int:
@@ -47,12 +49,9 @@ class FunctionBelief:
     def M(self) -> int:
         return self.mean.shape[1]
 
-    def bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in (self.mean, self.factor))
 
-
-def belief_from_weights(q: Posterior, Phi_z: Tensor, noise: float) -> FunctionBelief:
-    """Equation 5: μ_u = Φ_Z μ_w, L_u = Φ_Z L_w. Phi_z [M, K] is *not* times σ_w: q(w) already has its scale.
+def belief_from_weights(q: Posterior, Phi_z: Tensor, u_noise: float, prior_std: float = 1.0) -> FunctionBelief:
+    """Equation 5: μ_u = Φ_Z μ_w, L_u = Φ_Z L_w; Phi_z [M, K].
 
     L_u is M×K; for M < K it is replaced by the M×M triangle with the same L_u L_uᵀ.
     """
@@ -62,12 +61,12 @@ def belief_from_weights(q: Posterior, Phi_z: Tensor, noise: float) -> FunctionBe
     if factor.shape[1] < factor.shape[2]:
         factor = lower_factor(factor)
     dtype = q.mean.dtype
-    return FunctionBelief(mean.to(dtype), factor.to(dtype), noise, posterior_noise=noise)
+    return FunctionBelief(mean.to(dtype), factor.to(dtype), u_noise, posterior_noise=u_noise, prior_std=prior_std)
 
 
-def belief_from_function(q: Posterior, noise: float) -> FunctionBelief:
-    """Function-space inference has q(u) at hand: N(μ_u, L_u L_uᵀ), kept as it is."""
-    return FunctionBelief(q.mean.clone(), q.factor.tril().clone(), noise, posterior_noise=0.0)
+def belief_from_function(q: Posterior, u_noise: float, prior_std: float = 1.0) -> FunctionBelief:
+    """Function-space inference has q(u) = N(μ_u, L_u L_uᵀ) already."""
+    return FunctionBelief(q.mean.clone(), q.factor.tril().clone(), u_noise, posterior_noise=0.0, prior_std=prior_std)
 
 
 class PriorKL(NamedTuple):
@@ -83,9 +82,10 @@ class PriorKL(NamedTuple):
     F: Tensor
     mask: Tensor
     C: Tensor
-    noise: Tensor
+    u_noise: Tensor
     posterior_noise: Tensor
     constant: Tensor
+    prior_std: Tensor
 
     def at(self, index: Tensor | slice) -> PriorKL:
         """The tasks in `index` alone."""
@@ -106,9 +106,10 @@ def prior_kl_terms(belief: FunctionBelief) -> PriorKL:
         F=low_rank_factor(outer, L.shape[2])[None],  # the mean lies in the span of L's columns where R < M
         mask=mean.new_ones(1, belief.M),
         C=one(belief.C),
-        noise=one(belief.noise),
+        u_noise=one(belief.u_noise),
         posterior_noise=one(belief.posterior_noise),
         constant=constant[None],
+        prior_std=one(belief.prior_std),
     )
 
 
@@ -134,29 +135,31 @@ def prior_kl(Phi: Tensor, terms: PriorKL, smallest: int | None = None) -> Tensor
 
     The value is exact and so is its first derivative: the derivative with respect to Φ has a closed form,
     found from the same factorisation, so nothing is differentiated through a Cholesky. Second derivatives
-    are not available. One M×M factorisation a task, or one K×K where every task has more points than features:
-    `smallest` is the fewest real points of a task, by default M (no padding). The K×K form would subtract nearly equal
-    numbers for a task with fewer.
+    are not available. One M×M factorisation per task, or one K×K where every task has more points than features:
+    `smallest` is the fewest real points of a task, counted from the mask for None. The K×K form would subtract nearly
+    equal numbers for a task with fewer.
     """
-    fewest = Phi.shape[1] if smallest is None else smallest
-    fixed = Phi.detach().double()
+    fewest = int(terms.mask.sum(1).min()) if smallest is None else smallest
+    scale = terms.prior_std[:, None, None]
+    fixed = scale * Phi.detach().double()
     if fewest < Phi.shape[1]:
         fixed = torch.where(terms.mask[..., None] > 0, fixed, 0.0)
     with torch.no_grad():
         compute = _kl_through_points if fewest <= Phi.shape[2] else _kl_through_features
-        value, slope = compute(fixed, terms)
-    total: Tensor = _WithSlope.apply(Phi, value, slope.to(Phi.dtype))  # type: ignore[no-untyped-call]
+        value, gradient = compute(fixed, terms)
+        gradient = (scale * gradient).to(Phi.dtype)
+    total: Tensor = _WithGradient.apply(Phi, value, gradient)  # type: ignore[no-untyped-call]
     return total
 
 
 @signed
-class _WithSlope(torch.autograd.Function):
+class _WithGradient(torch.autograd.Function):
     """A value [T] that is known together with its derivative by Φ [T, M, K]."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(Phi: Tensor, value: Tensor, slope: Tensor) -> Tensor:  # noqa: ARG004
+    def forward(Phi: Tensor, value: Tensor, gradient: Tensor) -> Tensor:  # noqa: ARG004
         return value.clone()
 
     @staticmethod
@@ -165,19 +168,19 @@ class _WithSlope(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
-        (slope,) = ctx.saved_tensors
-        return upstream.to(slope.dtype)[:, None, None] * slope, None, None
+        (gradient,) = ctx.saved_tensors
+        return upstream.to(gradient.dtype)[:, None, None] * gradient, None, None
 
 
 def _kl_through_points(Phi: Tensor, terms: PriorKL) -> tuple[Tensor, Tensor]:
-    """Value and d/dΦ with M×M algebra, K̃ = ΦΦᵀ + σ²I:
+    """Value and d/dΦ' with M×M algebra, K̃ = Φ'Φ'ᵀ + σ²I, for Φ' as `Phi`:
 
         d/dK̃ = ½ [ C K̃⁻¹ − K̃⁻¹ A K̃⁻¹ ],   d/dΦ = 2 (d/dK̃) Φ.
 
     Padded points have a zero row in Φ and a one on the diagonal: they add nothing to any term.
     """
-    C, noise, extra = terms.C[:, None, None], terms.noise[:, None], terms.C * terms.posterior_noise
-    chol_K = cholesky(add_diagonal(Phi @ Phi.mT, noise * terms.mask + (1 - terms.mask)))
+    C, u_noise, extra = terms.C[:, None, None], terms.u_noise[:, None], terms.C * terms.posterior_noise
+    chol_K = cholesky(add_diagonal(Phi @ Phi.mT, u_noise * terms.mask + (1 - terms.mask)))
     root = inverse_lower(chol_K)
     inverse = root.mT @ root  # K̃⁻¹ [T, M, M]
     X = inverse @ terms.F  # K̃⁻¹ F
@@ -186,11 +189,11 @@ def _kl_through_points(Phi: Tensor, terms: PriorKL) -> tuple[Tensor, Tensor]:
         trace = (terms.F * X).sum((1, 2)) + extra * (inverse.diagonal(dim1=1, dim2=2) * terms.mask).sum(1)
         return 0.5 * (trace + terms.C * logdet_from_cholesky(chol_K)) + terms.constant
 
-    def slope() -> Tensor:
+    def gradient() -> Tensor:
         inverse_Phi = inverse @ Phi
         return C * inverse_Phi - X @ (X.mT @ Phi) - extra[:, None, None] * (inverse @ inverse_Phi)
 
-    d, v = both(slope, value, Phi.device)
+    d, v = both(gradient, value, Phi.device)
     return v, d
 
 
@@ -203,8 +206,8 @@ def _kl_through_features(Phi: Tensor, terms: PriorKL) -> tuple[Tensor, Tensor]:
         log|K̃| = log|B| + (M − K) log σ²,        its d/dΦ = 2 Φ B⁻¹,
         tr K̃⁻¹ = (M − K)/σ² + tr B⁻¹,            its d/dΦ = −2 Φ B⁻².
     """
-    noise, C, extra = terms.noise, terms.C[:, None, None], terms.C * terms.posterior_noise
-    chol_B = cholesky(add_diagonal(Phi.mT @ Phi, noise[:, None]))
+    u_noise, C, extra = terms.u_noise, terms.C[:, None, None], terms.C * terms.posterior_noise
+    chol_B = cholesky(add_diagonal(Phi.mT @ Phi, u_noise[:, None]))
     root = inverse_lower(chol_B)
     inverse = root.mT @ root  # B⁻¹ [T, K, K]
     X = inverse @ (Phi.mT @ terms.F)
@@ -212,24 +215,24 @@ def _kl_through_features(Phi: Tensor, terms: PriorKL) -> tuple[Tensor, Tensor]:
 
     def value() -> Tensor:
         missing = terms.mask.sum(1) - Phi.shape[2]  # M − K
-        trace = rest.square().sum((1, 2)) / noise + X.square().sum((1, 2))
-        trace = trace + extra * (missing / noise + inverse.diagonal(dim1=1, dim2=2).sum(1))
-        logdet = logdet_from_cholesky(chol_B) + missing * noise.log()
+        trace = rest.square().sum((1, 2)) / u_noise + X.square().sum((1, 2))
+        trace = trace + extra * (missing / u_noise + inverse.diagonal(dim1=1, dim2=2).sum(1))
+        logdet = logdet_from_cholesky(chol_B) + missing * u_noise.log()
         return 0.5 * (trace + terms.C * logdet) + terms.constant
 
-    def slope() -> Tensor:
+    def gradient() -> Tensor:
         weight = C * inverse - extra[:, None, None] * (inverse @ inverse)
-        return Phi @ weight - rest @ (X / noise[:, None, None]).mT
+        return Phi @ weight - rest @ (X / u_noise[:, None, None]).mT
 
-    d, v = both(slope, value, Phi.device)
+    d, v = both(gradient, value, Phi.device)
     return v, d
 
 
 class Head(NamedTuple):
     """An old task's predictor under the current θ (Section 2.5): constant until θ moves.
 
-    weights [K, C] = Φ_Zᵀ K̃⁻¹ μ_u, the mean prediction for w; P [M, K] = K̃⁻¹ Φ_Z; the prior variance left
-    after seeing u is ‖φ‖² − ‖Qφ‖² ("points", M ≤ K) or σ²‖Qφ‖² ("features").
+    weights [K, C] = σ_w Φ'_Zᵀ K̃⁻¹ μ_u, the mean prediction for w; P [M, K] = K̃⁻¹ Φ'_Z; the prior variance left
+    after observing u is ‖φ'‖² − ‖Qφ'‖² ("points", M ≤ K) or σ²‖Qφ'‖² ("features").
     """
 
     weights: Tensor
@@ -240,43 +243,45 @@ class Head(NamedTuple):
 
 def make_head(Phi_z: Tensor, belief: FunctionBelief) -> Head:
     """The head of a task from its features at Z [M, K] under the current θ."""
-    Phi = Phi_z.double()
+    Phi = belief.prior_std * Phi_z.double()
     through_points = Phi.shape[0] <= Phi.shape[1]
     if through_points:
-        chol_K = cholesky(add_diagonal(Phi @ Phi.mT, belief.noise))
+        chol_K = cholesky(add_diagonal(Phi @ Phi.mT, belief.u_noise))
         Q = solve_lower(chol_K, Phi)
         P = torch.linalg.solve_triangular(chol_K.mT, Q, upper=True)
     else:
-        chol_B = cholesky(add_diagonal(Phi.mT @ Phi, belief.noise))
+        chol_B = cholesky(add_diagonal(Phi.mT @ Phi, belief.u_noise))
         Q = inverse_lower(chol_B)
         P = Phi @ (Q.mT @ Q)
-    return Head(P.mT @ belief.mean.double().mT, P, Q, through_points)
+    return Head(belief.prior_std * (P.mT @ belief.mean.double().mT), P, Q, through_points)
 
 
 def recentred(head: Head, Phi_z: Tensor, belief: FunctionBelief, centre: Tensor) -> Head:
-    """The head where the prior of w is N(v, I) instead of N(0, I), with v [C, K] as `centre`: f ~ GP(φᵀv, k), hence
+    """The head where the prior of w is N(v, σ_w² I) instead of N(0, σ_w² I), v [C, K] as `centre`: f ~ GP(φᵀv, k), so
 
-        weights = v + Φ_Zᵀ K̃⁻¹ (μ_u − Φ_Z v).
+        weights = v + σ_w Φ'_Zᵀ K̃⁻¹ (μ_u − Φ_Z v).
 
     Where μ_u = Φ_Z v the head is v itself; elsewhere the values at Z win, and v stands in far from them. The variance
     is that of the same summary: a posterior covariance does not depend on the mean of the prior.
     """
     v = centre.double().mT  # [K, C]
-    return head._replace(weights=v + head.P.mT @ (belief.mean.double().mT - Phi_z.double() @ v))
+    moved = belief.mean.double().mT - Phi_z.double() @ v
+    return head._replace(weights=v + belief.prior_std * (head.P.mT @ moved))
 
 
 def head_moments(head: Head, belief: FunctionBelief, Phi_x: Tensor) -> Moments:
     """Mean and variance of f at x, [B, C] each (Section 2.5); Phi_x [B, K]:
 
-    μ = μ_uᵀ K̃⁻¹ Φ_Z φ,   σ² = k(x,x) + k_Zxᵀ K̃⁻¹ [ cov(u) − K̃ ] K̃⁻¹ k_Zx.
+    μ = μ_uᵀ K̃⁻¹ k_Zx,   σ² = k(x,x) + k_Zxᵀ K̃⁻¹ [ cov(u) − K̃ ] K̃⁻¹ k_Zx.
     """
-    Phi = Phi_x.double()
+    raw = Phi_x.double()
+    Phi = belief.prior_std * raw
     a = Phi @ head.P.mT  # K̃⁻¹ k_Zx, [B, M]
     explained = (Phi @ head.Q.mT).square().sum(1)
     if head.through_points:
         left = (Phi.square().sum(1) - explained).clamp_min(0.0)  # below zero by rounding only
     else:
-        left = belief.noise * explained
+        left = belief.u_noise * explained
     spread = torch.einsum("bm,cmr->bcr", a, belief.factor.double()).square().sum(-1)
     common = left + belief.posterior_noise * a.square().sum(1)
-    return Moments(Phi @ head.weights, common[:, None] + spread)
+    return Moments(raw @ head.weights, common[:, None] + spread)

@@ -1,63 +1,67 @@
-"""Adam (Kingma and Ba, 2015) on named tensors, with a state of plain tensors that can stand in a block with others."""
+"""Adam (Kingma and Ba, 2015) on a tree of tensors, with a state of plain tensors that can be stacked with others'."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from frcl.engine.tensors import Params, refuse_non_finite_loss, stack
+from frcl.trees import Params, Tree, named_tensors, stack, with_tensors
 
 BETAS = (0.9, 0.999)
 EPS = 1e-8
 
 
+class AdamState(NamedTuple):
+    """Moments by name and the number of steps: what has to be saved."""
+
+    steps: int
+    exp_avg: Params
+    exp_avg_sq: Params
+
+
 class Optimiser:
-    """Moves named leaf tensors down a gradient; every moment is a tensor by name, the step count is one for all."""
+    """Moves the leaf tensors of a tree down a gradient. `steps` is the one count of steps taken."""
 
-    def __init__(self, params: Params, lr: float) -> None:
-        self.params = params
+    def __init__(self, params: Tree, lr: float) -> None:
+        self.tree = params
+        self.params: Params = dict(named_tensors(params))
         self.lr = lr
-        self.fall: tuple[float, float] | None = None  # the last step, and over how many steps before it the rate falls
-        for p in params.values():
+        self.decay: tuple[float, float] | None = None  # the last step, and over how many steps before it lr decays
+        for p in self.params.values():
             p.data = p.data.contiguous()
-        self.exp_avg = {name: torch.zeros_like(p, requires_grad=False) for name, p in params.items()}
-        self.exp_avg_sq = {name: torch.zeros_like(p, requires_grad=False) for name, p in params.items()}
-        device = next((p.device for p in params.values()), torch.device("cpu"))
-        self.count = torch.zeros((), device=device)
-
-    def step(self, loss: Tensor, *, check: bool = True) -> None:
-        """Move the parameters down the gradient of `loss`; refuse a loss that is not finite."""
-        if check:
-            refuse_non_finite_loss(loss)
-        self.apply(gradient(loss, self.params))
+        self.exp_avg = {name: torch.zeros_like(p, requires_grad=False) for name, p in self.params.items()}
+        self.exp_avg_sq = {name: torch.zeros_like(p, requires_grad=False) for name, p in self.params.items()}
+        self.steps = 0
+        device = next((p.device for p in self.params.values()), torch.device("cpu"))
+        self._count = torch.zeros((), device=device)  # `steps` as the kernel reads it, on the device
 
     def apply(self, gradients: Mapping[str, Tensor]) -> None:
-        """Move the parameters down a gradient that was worked out already."""
+        """Move the parameters down a gradient; whoever calls this counts the step."""
         with torch.no_grad():
-            self.count += 1
-            lr = self._rate_now()
+            self._count += 1
+            lr = self._lr_now()
             for names in self._kinds():
                 _adam(
                     [self.params[n] for n in names], [gradients[n].contiguous() for n in names],
-                    [self.exp_avg[n] for n in names], [self.exp_avg_sq[n] for n in names], self.count, lr,
+                    [self.exp_avg[n] for n in names], [self.exp_avg_sq[n] for n in names], self._count, lr,
                 )  # fmt: skip
 
-    def falls(self, last: int, share: float) -> None:
-        """From now on the rate falls in a straight line over this share of the steps 1 to `last`, then is zero."""
-        self.fall = (float(last), share * last) if share else None
+    def decays(self, last: int, share: float) -> None:
+        """From now on lr falls linearly over this share of the steps 1 to `last`, then is zero."""
+        self.decay = (float(last), share * last) if share else None
 
-    def _rate_now(self) -> float | Tensor:
-        """The rate of step number `count`; worked out from it where it is not constant, so that it can be recorded."""
-        if self.fall is None:
+    def _lr_now(self) -> float | Tensor:
+        """The learning rate of this step; a tensor where it is not constant, so that it can be recorded."""
+        if self.decay is None:
             return self.lr
-        last, over = self.fall
-        return self.lr * ((last + 1 - self.count) / over).clamp(0.0, 1.0)
+        last, over = self.decay
+        return self.lr * ((last + 1 - self._count) / over).clamp(0.0, 1.0)
 
     def _kinds(self) -> list[list[str]]:
-        """The names, those of one type together."""
+        """The names, grouped by type."""
         kinds: dict[Any, list[str]] = {}
         for name, p in self.params.items():
             kinds.setdefault(p.dtype, []).append(name)
@@ -65,48 +69,43 @@ class Optimiser:
 
     def changes(self) -> list[Tensor]:
         """Every tensor that a step writes."""
-        return [*self.params.values(), *self.exp_avg.values(), *self.exp_avg_sq.values(), self.count]
+        return [*self.params.values(), *self.exp_avg.values(), *self.exp_avg_sq.values(), self._count]
 
     def settle(self) -> None:
-        """Give everything memory of its own, where it lies in a block with others."""
+        """Give everything memory of its own, where it is part of a stack."""
         for part in (self.params, self.exp_avg, self.exp_avg_sq):
             for value in part.values():
                 value.data = value.data.clone()
-        self.count = self.count.clone()
+        self._count = self._count.clone()
 
-    def state(self) -> Params:
-        """The moments and the step count by parameter, copied: "name::exp_avg" and so on; nothing before a step."""
-        if not bool(self.count):
-            return {}
-        state: Params = {}
-        for name in self.params:
-            state[f"{name}::step"] = self.count.clone()
-            state[f"{name}::exp_avg"] = self.exp_avg[name].clone()
-            state[f"{name}::exp_avg_sq"] = self.exp_avg_sq[name].clone()
-        return state
+    def state(self) -> AdamState:
+        return AdamState(self.steps, self.exp_avg, self.exp_avg_sq)
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        for key, value in state.items():
-            name, kind = key.rsplit("::", 1)
-            if kind == "step":
-                self.count.copy_(value)
-            else:
-                {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}[kind][name].copy_(value)
+    def restore(self, state: AdamState) -> None:
+        """Go on from a saved state; its moments must have the names and shapes of the parameters."""
+        self.steps = state.steps
+        self._count.fill_(state.steps)
+        for own, saved in ((self.exp_avg, state.exp_avg), (self.exp_avg_sq, state.exp_avg_sq)):
+            if own.keys() != saved.keys() or any(own[name].shape != saved[name].shape for name in own):
+                raise ValueError("the moments of Adam do not have the names and shapes of the parameters")
+            for name, value in saved.items():
+                own[name].copy_(value)
 
 
 def stacked(optimisers: Sequence[Optimiser]) -> Optimiser:
-    """One optimiser over all of them with a leading axis; what they had then lies in it, slice by slice.
+    """One optimiser over all of them with a leading axis, of which their own tensors become slices.
 
     A step of the one is a step of each: the parameters and moments of the others are views of its own.
     """
     first = optimisers[0]
-    block = Optimiser(_one_block([one.params for one in optimisers]), first.lr)
+    params = with_tensors(first.tree, _one_block([one.params for one in optimisers]))
+    block = Optimiser(params, first.lr)
     block.exp_avg = _one_block([one.exp_avg for one in optimisers])
     block.exp_avg_sq = _one_block([one.exp_avg_sq for one in optimisers])
-    block.count = first.count.clone()
-    block.fall = first.fall
+    block._count = first._count.clone()
+    block.decay = first.decay
     for one in optimisers:
-        one.count = block.count
+        one._count = block._count
     for value in block.params.values():
         value.requires_grad_(True)
     return block
@@ -132,7 +131,7 @@ def _adam(
 ) -> None:  # fmt: skip
     """The fused kernel that torch.optim.Adam(fused=True) calls; torch.optim itself takes a second to import.
 
-    It walks through memory without a look at strides: everything is contiguous.
+    It ignores strides: everything must be contiguous.
     """
     torch._fused_adam_(
         params, grads, exp_avg, exp_avg_sq, [], [count] * len(params),

@@ -1,4 +1,4 @@
-"""What the engine is given: a task that is being learned, as pure functions of named tensors."""
+"""What the engine is given: a task that is being learned, as a pure loss of trees of tensors."""
 
 from __future__ import annotations
 
@@ -10,15 +10,21 @@ import torch
 from torch import Tensor, nn
 
 from frcl.engine.adam import Optimiser
-from frcl.engine.tensors import Params
 from frcl.seeding import Streams
+from frcl.trees import Params, Tree
 
-CHUNK = 100  # steps whose randomness is drawn at once
-ROWS = "rows"  # among what is drawn: which examples a step sees, [n, B]
+CHUNK = 100  # steps whose random numbers are drawn at once
+
+
+class Drawn(NamedTuple):
+    """Everything random of some steps: which examples each of them uses [n, B] (None: all), and a tree [n, ...]."""
+
+    rows: Tensor | None
+    draws: Tree
 
 
 def minibatch_rows(examples: int, size: int, steps: int, streams: Streams, device: torch.device) -> Tensor:
-    """Which examples each step sees, [steps, size], drawn with replacement from the stream "batches"."""
+    """Which examples each step uses, [steps, size], drawn with replacement from the stream "batches"."""
     return torch.randint(examples, (steps, size), generator=streams["batches"], device=device)
 
 
@@ -35,56 +41,64 @@ Values = tuple[float, float, float, float]  # Terms as numbers
 
 
 class Loss(Protocol):
-    """Pure: reads its arguments alone, changes nothing, looks at no value, so that it can be batched and recorded."""
+    """Pure: reads its arguments alone, changes nothing, branches on no value, so it can be batched and recorded."""
 
-    def __call__(self, params: Params, constants: Params, x: Tensor, y: Tensor, noise: Params, /) -> Terms: ...
+    def __call__(self, params: Tree, constants: Tree, x: Tensor, y: Tensor, draws: Tree, /) -> Terms: ...
 
 
 class Follow(Protocol):
-    """Called after a step with the tensors that a regulariser carries along, which it changes in place, elementwise."""
+    """Called after a step with the tensors that a regulariser carries along, which it updates in place, elementwise."""
 
-    def __call__(
-        self, carry: Params, constants: Params, gradient: Params, before: Params, after: Params, /
-    ) -> None: ...
+    def __call__(self, carry: Tree, constants: Tree, gradient: Tree, before: Tree, after: Tree, /) -> None: ...
 
 
 @dataclass
 class Program:
-    """Steps `step` + 1 to `stop` of one learner on the data of one task.
+    """Steps up to `stop` of one learner on the data of one task.
 
     net        the network that the loss calls: by it the engine remembers whether it can be batched
-    loss       of a minibatch, from parameters, constants and the noise of the step
-    optimiser  holds what is trained
-    constants  whatever else the loss reads; stays as it is until `stop`
-    draw       everything random of the next n steps, tensors [n, ...], from `streams`; "rows" are the minibatches
-    advance    tells the learner that a step was taken
+    loss       of a minibatch, from parameters, constants and the draws of the step
+    optimiser  the parameters, and how many steps were taken
+    constants  whatever else the loss reads; unchanged until `stop`
+    draw       everything random of the next n steps, from `streams`
+    first      number of the step before the first one of this program's optimiser
+    look       called with the minibatch of every step after it was taken, and with the number of the step
     signature  two programs may run as one where signatures and shapes are equal: their losses are one function
-    stackable  whether copies of the constants may stand in one block with those of other programs
+    stackable  whether copies of the constants may be stacked with those of other programs
     """
 
     net: nn.Module
     loss: Loss
     optimiser: Optimiser
-    constants: Params
+    constants: Tree
     x: Tensor
     y: Tensor
-    draw: Callable[[int], Params]
+    draw: Callable[[int], Drawn]
     streams: Streams
-    step: int
     stop: int
-    advance: Callable[[], None]
-    first: int = 0  # step before the first of this program; chunks are counted from there
-    carry: Params = field(default_factory=dict)
+    first: int = 0
+    carry: Tree = field(default_factory=dict)
     follow: Follow | None = None
+    look: Callable[[Tensor, Tensor, int], None] | None = None
     signature: Hashable = None
     stackable: bool = True
     chunk: int = CHUNK
 
-    def chunk_start(self) -> int:
-        return self.step - (self.step - self.first) % self.chunk
+    @property
+    def params(self) -> Params:
+        """What is trained, by name."""
+        return self.optimiser.params
 
-    def drawn(self) -> Params:
-        """The randomness of the chunk that the next step lies in; the streams remember where the chunk began."""
+    @property
+    def step(self) -> int:
+        """Steps taken, those before this program included."""
+        return self.first + self.optimiser.steps
+
+    def chunk_start(self) -> int:
+        return self.step - self.optimiser.steps % self.chunk
+
+    def drawn(self) -> Drawn:
+        """The randomness of the chunk with the next step; the streams remember where the chunk began."""
         self.streams.rewind()
         self.streams.hold()
         return self.draw(min(self.chunk, self.stop - self.chunk_start()))

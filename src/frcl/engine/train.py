@@ -1,22 +1,25 @@
-"""The training loop: programs in lockstep, eager on the CPU, a CUDA graph on the GPU."""
+"""The training loop: programs in lockstep, or one minibatch of a stream at a time; eager on the CPU, recorded on CUDA."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from frcl.engine.batching import Alone, Block, Unit, can_stack
+from frcl.engine.guards import refuse_non_finite_loss
 from frcl.engine.program import Program, Terms, Values
-from frcl.engine.tensors import refuse_non_finite_loss
 from frcl.engine.vmap_check import why_not
 from frcl.errors import TaskError
 from frcl.features import network_failures
-from frcl.graphs import TRIALS, Step, captured, put_back, spread
+from frcl.graphs import TRIALS, Replay, captured, put_back, spread
+from frcl.trees import named_tensors
+
+EAGER = 10  # minibatches of a stream before its step is recorded: a short task is not worth it
 
 
 def train(programs: Sequence[Program]) -> Iterator[list[list[Values]]]:
@@ -37,36 +40,84 @@ def train(programs: Sequence[Program]) -> Iterator[list[list[Values]]]:
     units = _units(programs)
     loop = _Recorded(units) if first.x.is_cuda else _Eager(units)
     try:
-        yield from _chunks(programs, units, loop)
+        while first.step < first.stop:
+            yield from _chunk(programs, units, loop)
     finally:
         loop.close()
         _settle(programs)
 
 
-def _chunks(programs: Sequence[Program], units: Sequence[Unit], loop: _Loop) -> Iterator[list[list[Values]]]:
+class StreamSteps:
+    """The same step for one minibatch at a time: a program whose data is replaced before each step.
+
+    On CUDA the step is recorded once per task, for minibatches of one shape. A copy of a learner records it again.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._static: tuple[Tensor, Tensor] | None = None  # the minibatch that the recorded step reads
+        self._recorded: tuple[Sequence[Unit], _Loop] | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        return None
+
+    def step(self, x: Tensor, y: Tensor) -> Values:
+        """One step on a minibatch; one whose loss is not finite is refused before it is taken."""
+        program = self.program
+        program.stop = program.step + 1
+        units, loop = self._recording(x, y) if self._is_recorded(x) else self._eager(x, y)
+        ((values,),) = next(_chunk([program], units, loop))
+        return values
+
+    def _is_recorded(self, x: Tensor) -> bool:
+        """By the number of steps and the shape alone, so that a resumed stream does the same."""
+        if not x.is_cuda or self.program.step < EAGER:
+            return False
+        return self._static is None or (self._static[0].shape == x.shape and self._static[0].dtype == x.dtype)
+
+    def _eager(self, x: Tensor, y: Tensor) -> tuple[Sequence[Unit], _Loop]:
+        self.program.x, self.program.y = x, y
+        units = [Alone(self.program)]
+        return units, _Eager(units)
+
+    def _recording(self, x: Tensor, y: Tensor) -> tuple[Sequence[Unit], _Loop]:
+        if self._static is None:
+            self._static = x.clone(), y.clone()
+        for held, given in zip(self._static, (x, y), strict=True):
+            held.copy_(given)
+        self.program.x, self.program.y = self._static
+        if self._recorded is None:
+            units = [Alone(self.program)]
+            self._recorded = units, _Recorded(units)
+        return self._recorded
+
+
+def _chunk(programs: Sequence[Program], units: Sequence[Unit], loop: _Loop) -> Iterator[list[list[Values]]]:
+    """The steps left of the chunk that the programs stand in."""
     first = programs[0]
-    while first.step < first.stop:
-        start = first.chunk_start()
-        end = min(start + first.chunk, first.stop)
-        drawn = {id(program): program.drawn() for program in programs}
+    start = first.chunk_start()
+    end = min(start + first.chunk, first.stop)
+    drawn = {id(program): program.drawn() for program in programs}
+    for unit in units:
+        unit.load([drawn[id(program)] for program in unit.programs])
+    del drawn
+    for taken in loop.steps(first.step - start, end - start):
+        done = first.step - start
         for unit in units:
-            unit.load([drawn[id(program)] for program in unit.programs])
-        del drawn
-        for taken in loop.steps(first.step - start, end - start):
-            for program in programs:
-                program.step += len(taken)
-                for _ in taken:
-                    program.advance()
+            for i, program in enumerate(unit.programs):
+                for at in range(done, done + len(taken)) if program.look is not None else ():
+                    program.look(*unit.minibatch(i, at), start + at + 1)  # type: ignore[misc]
+                program.optimiser.steps += len(taken)
                 if program.step == end:
                     program.streams.release()
-            yield taken
+        yield taken
 
 
 def _settle(programs: Sequence[Program]) -> None:
-    """Nothing of a program lies in a block with others any more."""
+    """No tensor of a program is part of a stack any more."""
     for program in programs:
         program.optimiser.settle()
-        for value in program.carry.values():
+        for _, value in named_tensors(program.carry):
             value.data = value.data.clone()
 
 
@@ -81,6 +132,8 @@ def _units(programs: Sequence[Program]) -> list[Unit]:
 
 
 class _Loop(Protocol):
+    units: Sequence[Unit]
+
     def steps(self, start: int, end: int) -> Iterator[list[list[Values]]]:
         """The steps at these places of the chunk that was loaded."""
 
@@ -120,15 +173,18 @@ class _Recorded:
             for unit in units
         ]
         self._takes = [partial(self._take, unit, log) for unit, log in zip(units, self.logs, strict=True)]
-        self._replay: Step | None = None
+        self._replay: Replay | None = None
+        self._before: list[Tensor] = []
 
     def steps(self, start: int, end: int) -> Iterator[list[list[Values]]]:
         changes = self._changes()
-        before = [tensor.detach().clone() for tensor in changes]
+        if not self._before:
+            self._before = [torch.empty_like(tensor, requires_grad=False) for tensor in changes]
+        put_back(self._before, [tensor.detach() for tensor in changes])
         try:
             logs = self._chunk(start, end)
         except BaseException:  # all of the chunk or nothing of it, also if it is interrupted
-            put_back(changes, before)
+            put_back(changes, self._before)
             raise
         yield [[_values(terms) for terms in step] for step in logs.tolist()]
 
@@ -145,7 +201,7 @@ class _Recorded:
         return logs
 
     def close(self) -> None:
-        """Free the recording, which lives in memory of its own."""
+        """Free the recording, which has memory of its own."""
         self._replay = None
         self._takes = []
 
@@ -160,7 +216,7 @@ class _Recorded:
     def _changes(self) -> list[Tensor]:
         changes = [self.at, *self.logs]
         for unit in self.units:
-            changes += [*unit.optimiser.changes(), *unit.carry.values()]
+            changes += [*unit.optimiser.changes(), *(value for _, value in named_tensors(unit.carry))]
         return changes
 
 

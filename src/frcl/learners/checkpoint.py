@@ -2,146 +2,234 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+import copy
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from frcl import codec
 from frcl.boundary import BoundaryDetector
-from frcl.engine.adam import Optimiser
-from frcl.engine.tensors import Params, leaf
+from frcl.engine.adam import AdamState, Optimiser
 from frcl.errors import CheckpointError, FrclError, OptionError
-from frcl.learners.holds import Holds, make_holds, trained_heads
-from frcl.learners.objective import THETA, Memory, Objective, posterior_of
-from frcl.learners.options import FRCLOptions, changed
+from frcl.learners.objective import Parameters
+from frcl.learners.options import FRCLOptions
 from frcl.learners.state import CurrentTask, Declared, LearnerState
-from frcl.learners.targets import Label, TargetSpec
 from frcl.learners.types import Summary
 from frcl.learners.window import Window
-from frcl.regularisers.curvature import Anchor
-from frcl.regularisers.functional import make_bank
-from frcl.regularisers.protocol import named, under
+from frcl.likelihoods import Label, Likelihood, likelihood_from_json
+from frcl.options import changed
+from frcl.posterior import Posterior
+from frcl.regularisers.heads import make_block
+from frcl.regularisers.protocol import Regulariser, from_json, to_json
 from frcl.seeding import Streams
-from frcl.summary import FunctionBelief, prior_kl_terms
+from frcl.trees import Params, leaf, tree_map
 
-Tensors = dict[str, Tensor]
-Labels = Sequence[Label] | None
+if TYPE_CHECKING:
+    from frcl.learners.frcl import FRCL
+
+codec.read_with(Likelihood, likelihood_from_json)
 
 
-def pack(
-    state: LearnerState, net: nn.Module, options: FRCLOptions, detector: BoundaryDetector | None, labels: Labels
-) -> dict[str, Any]:
+@dataclass
+class Settings:
+    """What a learner was made with."""
+
+    options: dict[str, Any]
+    labels: list[Label] | None
+    detector: dict[str, Any] | None
+    regularisers: list[dict[str, Any]] | None  # None: those of the options
+
+
+@dataclass
+class SavedWindow:
+    """The sample of a stream's data."""
+
+    seen: int
+    x: Tensor | None
+    y: Tensor | None
+
+
+@dataclass
+class SavedTask:
+    """The task being learned, without the shared weights."""
+
+    likelihood: Likelihood
+    N: float
+    posterior: Posterior
+    learned: dict[str, Tensor]
+    heads: Tensor | None
+    trained_Z: Tensor | None
+    adam: AdamState
+    Z: Tensor | None
+    data_mark: str | None
+    window: SavedWindow | None
+    recent: list[Tensor]
+    shown: list[int]
+
+
+@dataclass
+class Saved:
+    """Everything that is written."""
+
+    settings: Settings
+    device: str
+    net: dict[str, Tensor]
+    trained: list[str]
+    streams: dict[str, Tensor]
+    input_shape: list[int] | None
+    input_floating: bool | None
+    declared: Declared | None
+    past: list[Summary]
+    regularisers: list[Any]  # the state of each
+    current: SavedTask | None
+    detector: dict[str, Any] | None
+
+
+def settings_of(learner: FRCL) -> Settings:
+    """What the learner was made with."""
+    return Settings(
+        options=asdict(learner.options),
+        labels=None if learner.labels is None else list(learner.labels),
+        detector=learner.detector.options() if learner.detector else None,
+        regularisers=[to_json(one) for one in learner.regularisers] if learner.custom_regularisers else None,
+    )
+
+
+def pack(learner: FRCL) -> dict[str, Any]:
     """{"meta": JSON-able, "tensors": by name}; all tensors are copies."""
-    meta: dict[str, Any] = {
-        "options": asdict(options),
-        "labels": None if labels is None else list(labels),
-        "detector": detector.options() if detector else None,
-        "device": _device(net).type,
-        "version": state.version,
-        "input_shape": None if state.input_shape is None else list(state.input_shape),
-        "input_floating": state.input_floating,
-        "trained": [name for name, p in net.named_parameters() if p.requires_grad],
-        "declared": asdict(state.declared) if state.declared else None,
-        "past": [_summary_meta(summary) for summary in state.past],
-        "current": _current_meta(state.current) if state.current else None,
-    }
-    tensors: Tensors = {f"net/{name}": value for name, value in net.state_dict().items()}
-    tensors |= {f"streams/{name}": value for name, value in state.streams.state().items()}
-    if state.anchor is not None:
-        tensors |= named("anchor/theta/", state.anchor.theta) | named("anchor/precision/", state.anchor.precision)
-    for i, summary in enumerate(state.past):
-        tensors |= {f"past/{i}/{name}": value for name, value in _summary_tensors(summary).items()}
-    if state.current is not None:
-        tensors |= {f"current/{name}": value for name, value in _current_tensors(state.current).items()}
-    if detector is not None:
-        watch = detector.state_dict()
-        tensors |= {f"detector/{i}": values for i, values in enumerate(watch.pop("reference"))}
-        meta["detector_counters"] = watch
-    return {"meta": meta, "tensors": {name: value.detach().clone() for name, value in tensors.items()}}
+    state, net = learner._state, learner.net
+    saved = Saved(
+        settings=settings_of(learner),
+        device=learner.device.type,
+        net=dict(net.state_dict()),
+        trained=[name for name, p in net.named_parameters() if p.requires_grad],
+        streams=state.streams.state(),
+        input_shape=None if state.input_shape is None else list(state.input_shape),
+        input_floating=state.input_floating,
+        declared=state.declared,
+        past=state.past,
+        regularisers=[one.state() for one in state.regularisers],
+        current=None if state.current is None else _saved_task(state.current),
+        detector=None if learner.detector is None else learner.detector.state_dict(),
+    )
+    return codec.pack(saved)
 
 
-def settings(meta: dict[str, Any]) -> tuple[dict[str, Any], BoundaryDetector | None, Labels]:
-    """Options, detector and labels of the learner that wrote `meta`."""
-    if "progress" in meta:
+def _saved_task(current: CurrentTask) -> SavedTask:
+    params, window = current.params, current.window
+    content = window.data() if window is not None and len(window) else (None, None)
+    return SavedTask(
+        current.likelihood, current.N, params.posterior, params.likelihood, params.heads, params.Z,
+        current.optimiser.state(), current.Z, current.data_mark,
+        None if window is None else SavedWindow(window.seen, *content), list(current.recent), sorted(current.shown),
+    )  # fmt: skip
+
+
+def settings(meta: Any) -> tuple[FRCLOptions, BoundaryDetector | None, list[Label] | None, list[Regulariser] | None]:
+    """Options, detector, labels and regularisers of the learner that wrote `meta`."""
+    if isinstance(meta, Mapping) and "progress" in meta:
         raise CheckpointError("this is the checkpoint of a run, not a saved learner; go on with it by `frcl resume`")
     try:
-        detector = BoundaryDetector(**meta["detector"]) if meta["detector"] else None
-        changed(FRCLOptions(), meta["options"])
-        return dict(meta["options"]), detector, meta["labels"]
+        own = codec.unpack(Settings, {"meta": meta["settings"], "tensors": {}})
+        options = changed(FRCLOptions(), own.options)
+        detector = BoundaryDetector(**own.detector) if own.detector else None
+        chosen = None if own.regularisers is None else [from_json(one) for one in own.regularisers]
+        return options, detector, own.labels, chosen
     except (KeyError, TypeError, OptionError) as error:
         raise CheckpointError(f"the checkpoint's options cannot be read: {error}") from error
 
 
-def unpack(
-    state: dict[str, Any],
-    net: nn.Module,
-    options: FRCLOptions,
-    detector: BoundaryDetector | None,
-    labels: Labels,
-) -> LearnerState:
-    """The state of a learner with these options; network and detector are set to what they were."""
+def unpack(learner: FRCL, state: dict[str, Any]) -> LearnerState:
+    """The state of a learner with these settings; its network and detector are set to what they were."""
+    saved = codec.unpack(Saved, state, learner.device)
+    _check_settings(saved.settings, settings_of(learner))
+    check_fits(learner.net, saved.net)
     try:
-        meta, tensors = state["meta"], state["tensors"]
-        _check_settings(meta, options, detector, labels)
-        network = under(tensors, "net/")
-        _check_network(net, network)
-        device = _device(net)
-        past = [_summary_from(data, under(tensors, f"past/{i}/"), device) for i, data in enumerate(meta["past"])]
-        if options.keeps_heads and any(summary.head is None for summary in past):
-            raise CheckpointError("the state has no head of a past task, which its options ask for")
-        terms = [prior_kl_terms(summary.belief) for summary in past]
-        restored = LearnerState(
-            streams=_streams(meta, tensors, options, device),
-            past=past,
-            terms=terms,
-            bank=make_bank([s.Z for s in past], terms) if past else None,
-            anchor=_anchor(under(tensors, "anchor/"), device),
-            declared=_declared(meta["declared"]),
-            input_shape=None if meta["input_shape"] is None else tuple(meta["input_shape"]),
-            input_floating=meta["input_floating"],
-            version=meta["version"],
-        )
-        trained = set(meta["trained"])
-        if meta["current"] is not None:
-            pieces = under(tensors, "current/")
-            restored.current = _current_from(meta["current"], pieces, restored, net, options, trained)
-        watch = None
+        restored = _restored(learner, saved)
+        if saved.current is not None:
+            theta = {name: p for name, p in learner.net.named_parameters() if name in saved.trained}
+            restored.current = _current(learner, saved.current, theta, restored)
+        detector = copy.deepcopy(learner.detector)
         if detector is not None:
-            count = sum(name.startswith("detector/") for name in tensors)
-            reference = [tensors[f"detector/{i}"] for i in range(count)]
-            watch = {**meta["detector_counters"], "reference": reference}
+            detector.load_state_dict(saved.detector or {})
     except CheckpointError:
         raise
     except (KeyError, TypeError, IndexError, AttributeError, RuntimeError, ValueError, FrclError) as error:
         raise CheckpointError(f"the state is incomplete, or not one made by state_dict(): {error!r}") from error
-    net.load_state_dict(network)
-    for name, parameter in net.named_parameters():
-        parameter.requires_grad_(name in trained)
-    if detector is not None and watch is not None:
-        detector.load_state_dict(watch)
+    learner.net.load_state_dict(saved.net)
+    for name, parameter in learner.net.named_parameters():
+        parameter.requires_grad_(name in saved.trained)
+    learner.detector = detector
     return restored
 
 
-def _check_settings(
-    meta: dict[str, Any], options: FRCLOptions, detector: BoundaryDetector | None, labels: Labels
-) -> None:
-    mine: dict[str, Any] = {"options": asdict(options), "detector": detector.options() if detector else None}
-    mine["labels"] = None if labels is None else list(labels)
-    stored = {**meta, "options": asdict(FRCLOptions()) | meta["options"]}  # an option that was not there yet was off
-    if meta["detector"] is not None:
-        stored["detector"] = BoundaryDetector(**meta["detector"]).options()
-    for name, value in mine.items():
-        if stored[name] != value:
+def _restored(learner: FRCL, saved: Saved) -> LearnerState:
+    """All but the task being learned."""
+    regularisers = [copy.copy(one) for one in learner._state.regularisers]
+    if len(saved.regularisers) != len(regularisers):
+        raise CheckpointError("the state was made by a learner with other regularisers")
+    for regulariser, own in zip(regularisers, saved.regularisers, strict=True):
+        regulariser.load(own)
+    needs_heads = learner.options.prediction != "summary" or any(one.uses_heads for one in regularisers)
+    if needs_heads and any(summary.head is None for summary in saved.past):
+        raise CheckpointError("the state lacks the head of a past task, which its options need")
+    shape = None if saved.input_shape is None else tuple(saved.input_shape)
+    streams = _streams(saved, learner.options.seed, learner.device)
+    return LearnerState(
+        streams, regularisers, saved.past, None, saved.declared, shape, saved.input_floating
+    )  # fmt: skip
+
+
+def _streams(saved: Saved, seed: int, device: torch.device) -> Streams:
+    """The generators as they were; on another kind of device, which cannot take their state, fresh ones."""
+    if saved.device != device.type:
+        return Streams(seed + 1 + len(saved.past), device)
+    streams = Streams(seed, device)
+    streams.restore(saved.streams)
+    return streams
+
+
+def _current(learner: FRCL, saved: SavedTask, theta: Params, state: LearnerState) -> CurrentTask:
+    q, functions = saved.posterior, saved.likelihood.functions
+    if q.mean.ndim != 2 or q.mean.shape[0] != functions or q.factor.shape != (*q.mean.shape, q.mean.shape[-1]):
+        raise CheckpointError("the posterior of the current task does not have the shape that its targets need")
+    trains_heads = bool(state.past) and any(one.trains_heads for one in state.regularisers)
+    expected = make_block(state.past).heads.shape if trains_heads else None
+    if (None if saved.heads is None else saved.heads.shape) != expected:
+        raise CheckpointError("the heads of past tasks do not have the shape that their targets need")
+    params = Parameters(
+        theta, tree_map(leaf, q), {name: leaf(value) for name, value in saved.learned.items()},
+        None if saved.heads is None else leaf(saved.heads), None if saved.trained_Z is None else leaf(saved.trained_Z),
+    )  # fmt: skip
+    optimiser = Optimiser(params, learner.options.lr)
+    optimiser.restore(saved.adam)
+    window = None
+    if saved.window is not None:
+        window = Window(learner.options.window)
+        if saved.window.x is not None and saved.window.y is not None:
+            window = Window.restored(learner.options.window, saved.window.seen, saved.window.x, saved.window.y)
+    return CurrentTask(
+        likelihood=saved.likelihood, N=saved.N, optimiser=optimiser, Z=saved.Z, data_mark=saved.data_mark,
+        window=window, recent=tuple(saved.recent), shown=set(saved.shown),
+    )  # fmt: skip
+
+
+def _check_settings(stored: Settings, own: Settings) -> None:
+    for name, value in vars(own).items():
+        if getattr(stored, name) != value:
             differing = ""
             if name == "options":
-                differing = ": " + ", ".join(k for k, v in asdict(options).items() if stored[name].get(k) != v)
+                differing = ": " + ", ".join(key for key, mine in value.items() if stored.options.get(key) != mine)
             raise CheckpointError(f"the state was made by a learner with other {name}{differing}")
 
 
-def _check_network(net: nn.Module, stored: Tensors) -> None:
-    def kinds(tensors: dict[str, Any]) -> dict[str, str]:
+def check_fits(net: nn.Module, stored: Params) -> None:
+    """Refuse the weights of a network of another shape or type."""
+
+    def kinds(tensors: Mapping[str, Any]) -> dict[str, str]:
         return {name: f"{list(value.shape)} {value.dtype}" for name, value in tensors.items()}
 
     expected, given = kinds(net.state_dict()), kinds(stored)
@@ -151,153 +239,3 @@ def _check_network(net: nn.Module, stored: Tensors) -> None:
                 f"the checkpoint does not fit this network: {name!r} is {given.get(name, 'absent')} in the "
                 f"checkpoint and {expected.get(name, 'absent')} in the network"
             )
-
-
-def _streams(meta: dict[str, Any], tensors: Tensors, options: FRCLOptions, device: torch.device) -> Streams:
-    """The generators as they were; on another kind of device, which cannot take their state, fresh ones."""
-    if meta["device"] != device.type:
-        return Streams(options.seed + 1 + int(meta["version"]), device)
-    streams = Streams(options.seed, device)
-    streams.restore(under(tensors, "streams/"))
-    return streams
-
-
-def _declared(data: dict[str, Any] | None) -> Declared | None:
-    if data is None:
-        return None
-    return Declared(None if data["labels"] is None else tuple(data["labels"]), data["likelihood"], data["size"])
-
-
-def _device(net: nn.Module) -> torch.device:
-    first = next(net.parameters(), None)
-    return torch.device("cpu") if first is None else first.device
-
-
-# -- a past task ----------------------------------------------------------------------------------------
-
-
-def _summary_meta(summary: Summary) -> dict[str, Any]:
-    return {
-        "target": summary.target.to_json(),
-        "size": summary.size,
-        "before": summary.before,
-        "after": summary.after,
-        "noise": summary.belief.noise,
-        "posterior_noise": summary.belief.posterior_noise,
-    }
-
-
-def _summary_tensors(summary: Summary) -> Tensors:
-    tensors = {"Z": summary.Z, "mean": summary.belief.mean, "factor": summary.belief.factor}
-    if summary.head is not None:
-        tensors["head"] = summary.head
-    if summary.spread is not None:
-        tensors["spread"] = summary.spread
-    if summary.temperature is not None:
-        tensors["temperature"] = summary.temperature
-    return tensors | {f"likelihood/{name}": value for name, value in summary.likelihood_params.items()}
-
-
-def _summary_from(data: dict[str, Any], tensors: Tensors, device: torch.device) -> Summary:
-    local = {name: value.to(device).clone() for name, value in tensors.items()}
-    belief = FunctionBelief(local["mean"], local["factor"], data["noise"], data["posterior_noise"])
-    return Summary(
-        Z=local["Z"],
-        belief=belief,
-        target=TargetSpec.from_json(data["target"]),
-        likelihood_params=under(local, "likelihood/"),
-        size=data["size"],
-        before=data["before"],
-        after=data["after"],
-        head=local.get("head"),
-        spread=local.get("spread"),
-        temperature=local.get("temperature"),
-    )
-
-
-def _anchor(tensors: Tensors, device: torch.device) -> Anchor | None:
-    if not tensors:
-        return None
-    local = {name: value.to(device).clone() for name, value in tensors.items()}
-    return Anchor(under(local, "theta/"), under(local, "precision/"))
-
-
-# -- the task being learned -------------------------------------------------------------------------------
-
-
-def _current_meta(current: CurrentTask) -> dict[str, Any]:
-    return {
-        "target": current.target.to_json(),
-        "N": float(current.memory.N),
-        "step": current.step,
-        "data_mark": current.data_mark,
-        "shown": sorted(current.shown),
-        "window_seen": current.window.seen if current.window else None,
-    }
-
-
-def _current_tensors(current: CurrentTask) -> Tensors:
-    tensors = {f"params/{n}": v for n, v in current.params.items() if not n.startswith(THETA)}
-    tensors |= {f"adam/{name}": value for name, value in current.optimiser.state().items()}
-    if current.memory.Z is not None:
-        tensors["Z"] = current.memory.Z
-    if current.memory.holds is not None:
-        tensors |= named("begin/", current.memory.holds.begin)
-    tensors |= {f"recent/{i}": value for i, value in enumerate(current.recent)}
-    if current.window is not None and len(current.window):
-        tensors["window/x"], tensors["window/y"] = current.window.data()
-    return tensors
-
-
-def _current_from(
-    data: dict[str, Any],
-    pieces: Tensors,
-    state: LearnerState,
-    net: nn.Module,
-    options: FRCLOptions,
-    trained: set[str],
-) -> CurrentTask:
-    device = _device(net)
-    target = TargetSpec.from_json(data["target"])
-    theta: Params = {name: p for name, p in net.named_parameters() if name in trained}
-    params = named(THETA, theta)
-    params |= {name: leaf(value.to(device)) for name, value in under(pieces, "params/").items()}
-    q = posterior_of(params)
-    if q.mean.shape[:1] != (target.functions,) or q.factor.shape != (*q.mean.shape, q.mean.shape[-1]):
-        raise CheckpointError("the posterior of the current task does not have the shape that its targets need")
-    optimiser = Optimiser(params, options.lr)
-    optimiser.restore(under(pieces, "adam/"))
-    window = None if data["window_seen"] is None else Window(options.window)
-    if window is not None and data["window_seen"]:
-        content = pieces["window/x"].to(device), pieces["window/y"].to(device)
-        window = Window.restored(options.window, data["window_seen"], *content)
-    recent = under(pieces, "recent/")
-    begin = {name: value.to(device) for name, value in under(pieces, "begin/").items()}
-    holds = make_holds(options, state.past, theta, begin, state.anchor)
-    _check_holds(holds, params, theta, options)
-    Z = pieces["Z"].to(device).clone() if "Z" in pieces else None
-    return CurrentTask(
-        target=target,
-        objective=Objective(net, target.likelihood, options),
-        params=params,
-        optimiser=optimiser,
-        memory=Memory(data["N"], state.bank, Z, holds),
-        window=window,
-        data_mark=data["data_mark"],
-        shown=set(data.get("shown", ())),  # files from before it was kept
-        step=data["step"],
-        recent=tuple(recent[str(i)].to(device).clone() for i in range(len(recent))),
-    )
-
-
-def _check_holds(holds: Holds | None, params: Params, theta: Params, options: FRCLOptions) -> None:
-    """Refuse a task whose holds are not all there."""
-    if holds is None:
-        return
-    if options.current_inputs and {name: p.shape for name, p in holds.begin.items()} != {
-        name: p.shape for name, p in theta.items()
-    }:
-        raise CheckpointError("the state does not have the network as it was when the current task began")
-    for name, block in trained_heads(options, holds).items():
-        if name not in params or params[name].shape != block.shape:
-            raise CheckpointError("the heads of past tasks do not have the shape that their targets need")

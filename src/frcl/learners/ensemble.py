@@ -1,10 +1,10 @@
-"""Several replicas of FRCL as one learner: trained as one program, their predictions averaged."""
+"""Several members of FRCL as one learner: trained as one program, their predictions averaged."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -14,53 +14,61 @@ from frcl.engine.program import Values
 from frcl.errors import CheckpointError, FrclError, OptionError
 from frcl.files import apart, save_state, side_by_side
 from frcl.learners.accounting import Parts, added
-from frcl.learners.lockstep import OnStep, Work, finish, steps_of
-from frcl.learners.options import FRCLOptions, changed
-from frcl.learners.targets import TargetSpec
+from frcl.learners.frcl import FRCL
+from frcl.learners.lockstep import OnStep, finish, steps_of
+from frcl.learners.options import FRCLKeywords, FRCLOptions
+from frcl.learners.signature import shows_options
 from frcl.learners.types import Prediction, StepLog, Summary
+from frcl.likelihoods import Label
+from frcl.options import changed
+from frcl.regularisers import Regulariser
 
 
-class Member(Protocol):
-    """What an ensemble needs of a replica: FRCL has it."""
-
-    @property
-    def step(self) -> int: ...
-    @property
-    def tasks(self) -> tuple[Summary, ...]: ...
-    def learn(self, x: Any, y: Any, *, likelihood: str | None = None, size: int | None = None) -> Work[Summary]: ...
-    def predict(self, x: Any, task: int | None = None) -> Prediction: ...
-    def mean(self, x: Any, task: int | None = None) -> Tensor: ...
-    def target(self, task: int | None = None) -> TargetSpec: ...
-    def abandon_task(self) -> None: ...
-    def memory_parts(self) -> Parts: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-def replicated(
-    make: Callable[..., Member], net: nn.Module | Sequence[nn.Module], *args: Any, members: int, **options: Any
-) -> Ensemble:
-    """The ensemble whose replica i is make(net, ..., seed=seed + i)."""
-    if not isinstance(members, int | np.integer) or isinstance(members, bool) or members < 1:
-        raise OptionError(f"replicas must be a whole number of at least 1, not {members!r}")
-    nets = [net] * int(members) if isinstance(net, nn.Module) else list(net)
-    if len(nets) != members:
-        raise OptionError(f"there are {len(nets)} networks for {members} replicas; give one, or one for each")
-    if options.pop("detector", None) is not None:
-        raise OptionError("replicas cannot look for task boundaries: they would not agree. Leave out detector.")
-    seed = changed(FRCLOptions(), {"seed": options.pop("seed", 0)}).seed
-    return Ensemble([make(one, *args, seed=seed + i, **options) for i, one in enumerate(nets)])
-
-
+@shows_options(FRCLOptions())
 class Ensemble:
-    """What `FRCL(net, members=n)` gives: replica i is FRCL(net, seed=seed + i), and learns exactly as that would.
+    """Several FRCL learners in one. Member i is FRCL(net, seed=seed + i), and learns exactly as that would.
 
-    `net` is one network, whose weights every replica starts from, or one for each: then they differ more. Replicas
-    cannot look for task boundaries, on which they would not agree.
+    Parameters
+    ----------
+    net : nn.Module or sequence of them
+        One network, whose weights every member starts from, or one for each: then they differ more.
+    members : int
+        How many.
+    points : int
+        Inducing points kept per task, by each member.
+    regularisers, labels, device, options
+        As for `FRCL`. Members cannot look for task boundaries, on which they would not agree.
     """
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        self.members = list(members)
+    def __init__(
+        self,
+        net: nn.Module | Sequence[nn.Module],
+        members: int = 5,
+        points: int | None = None,
+        *,
+        regularisers: Sequence[Regulariser] | None = None,
+        labels: Sequence[Label] | None = None,
+        device: str | torch.device | None = None,
+        options: FRCLOptions | None = None,
+        **keywords: Unpack[FRCLKeywords],
+    ) -> None:
+        if not isinstance(members, int | np.integer) or isinstance(members, bool) or members < 1:
+            raise OptionError(f"members must be a whole number of at least 1, not {members!r}")
+        nets = [net] * int(members) if isinstance(net, nn.Module) else list(net)
+        if len(nets) != members:
+            raise OptionError(f"there are {len(nets)} networks for {members} members; give one, or one for each")
+        given: dict[str, Any] = dict(keywords) if points is None else {"points": points, **keywords}
+        chosen = changed(FRCLOptions() if options is None else options, given)
+        self.members = [
+            FRCL(
+                one, regularisers=regularisers, labels=labels, device=device,
+                options=changed(chosen, {"seed": chosen.seed + i}),
+            )
+            for i, one in enumerate(nets)
+        ]  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"Ensemble of {len(self.members)} members, each {self.members[0]!r}"
 
     def fit(
         self,
@@ -71,7 +79,7 @@ class Ensemble:
         size: int | None = None,
         on_step: OnStep = None,
     ) -> list[Summary]:
-        """Learn one task with every replica; `on_step` is given the mean of their logs.
+        """Learn one task with every member; `on_step` is given the mean of their logs.
 
         After an error they stand where they stood before, unless all of them have taken steps of the task.
         """
@@ -88,38 +96,39 @@ class Ensemble:
         except BaseException as error:
             states = {(len(member.tasks), member.step) for member in self.members}
             if len(states) > 1 or (isinstance(error, FrclError) and states == {(number, 0)}):
-                self.load_state_dict(before)  # replicas that do not agree could not go on
+                self.load_state_dict(before)  # members that do not agree could not go on
             raise
 
     def abandon_task(self) -> None:
-        """Drop the task that is open, in every replica."""
+        """Drop the task that is open, in every member."""
         for member in self.members:
             member.abandon_task()
 
     def predict(self, x: Any, task: int | None = None) -> Prediction:
-        """The mean of the replicas' probabilities; the variance is that within them and between them together."""
+        """The mean of the members' distributions; variances are those within members and between them together."""
         each = [member.predict(x, task) for member in self.members]
-        means = torch.stack([one.mean for one in each])
-        variance = torch.stack([one.variance for one in each]).mean(0) + means.var(0, correction=0)
-        noise = None if each[0].noise is None else torch.stack([one.noise for one in each if one.noise is not None])
-        averaged = None if noise is None else noise.mean(0)
-        if each[0].probs is None:
-            return Prediction(means.mean(0), variance, None, None, None, averaged)
-        probs = torch.stack([one.probs for one in each if one.probs is not None]).mean(0)
-        labels = self.members[0].target(task).decode(probs.argmax(1))
-        return Prediction(means.mean(0), variance, probs, labels, each[0].classes, averaged)
+        mean, variance = _mixture([one.mean for one in each], [one.variance for one in each])
+        probs = labels = target_mean = target_variance = None
+        if each[0].probs is not None:
+            probs = torch.stack([one.probs for one in each if one.probs is not None]).mean(0)
+            labels = self.members[0].likelihood(task).decode(probs.argmax(1))
+        else:
+            means = [one.target_mean for one in each if one.target_mean is not None]
+            variances = [one.target_variance for one in each if one.target_variance is not None]
+            target_mean, target_variance = _mixture(means, variances)
+        return Prediction(mean, variance, probs, labels, each[0].classes, target_mean, target_variance)
 
     def mean(self, x: Any, task: int | None = None) -> Tensor:
-        """The mean of the functions alone, over the replicas."""
+        """The mean of the functions alone, over the members."""
         return torch.stack([member.mean(x, task) for member in self.members]).mean(0)
 
     @property
     def tasks(self) -> tuple[tuple[Summary, ...], ...]:
-        """The summaries of the tasks learned so far, by task: one of each replica."""
+        """The summaries of the tasks learned so far, by task: one of each member."""
         return tuple(zip(*(member.tasks for member in self.members), strict=True))
 
     def memory_bytes(self) -> int:
-        """Bytes that all replicas keep of past tasks."""
+        """Bytes that all members keep of past tasks."""
         return sum(self.memory_parts().values())
 
     def memory_parts(self) -> Parts:
@@ -127,7 +136,7 @@ class Ensemble:
         return added([member.memory_parts() for member in self.members])
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all replicas side by side."""
+        """The states of all members side by side."""
         states = [member.state_dict() for member in self.members]
         return {"meta": {"members": [state["meta"] for state in states]}, "tensors": side_by_side(states)}
 
@@ -138,7 +147,7 @@ class Ensemble:
         except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
             raise CheckpointError("this is not the state of an ensemble") from error
         if len(states) != len(self.members):
-            raise CheckpointError(f"the state is of {len(states)} replicas; this ensemble has {len(self.members)}")
+            raise CheckpointError(f"the state is of {len(states)} members; this ensemble has {len(self.members)}")
         before = [member.state_dict() for member in self.members]
         try:
             for member, own in zip(self.members, states, strict=True):
@@ -152,3 +161,9 @@ class Ensemble:
         """Write the states to one file, atomically; `frcl.load` reads it."""
         state = self.state_dict()
         save_state(path, state["meta"], state["tensors"])
+
+
+def _mixture(means: Sequence[Tensor], variances: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean and variance of an equal mixture."""
+    centres = torch.stack(list(means))
+    return centres.mean(0), torch.stack(list(variances)).mean(0) + centres.var(0, correction=0)

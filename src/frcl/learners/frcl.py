@@ -6,72 +6,90 @@ import contextlib
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from frcl.boundary import BoundaryDetector, Decision
-from frcl.engine.program import Terms
+from frcl.engine.program import Values
+from frcl.engine.train import StreamSteps
 from frcl.errors import DataError, FrclError, OptionError, TaskError
 from frcl.features import check_network, network_failures
 from frcl.files import save_state
+from frcl.graphs import Captured
 from frcl.learners import checkpoint
-from frcl.learners.accounting import Parts
-from frcl.learners.ensemble import replicated
+from frcl.learners.accounting import Parts, added, parts_of
 from frcl.learners.inputs import check_lengths, checked_inputs, checked_size, data_mark
-from frcl.learners.lifecycle import (
+from frcl.learners.lockstep import OnStep, Work, finish, run_alone
+from frcl.learners.options import FRCLKeywords, FRCLOptions
+from frcl.learners.signature import shows_options
+from frcl.learners.predict import Predictor
+from frcl.learners.state import Before, CurrentTask, Declared, LearnerState
+from frcl.learners.stream import decide, remember
+from frcl.learners.task import (
     Examples,
     Model,
-    anchor_after,
     check_held_out,
     check_opening,
+    close_task,
+    objective_of,
     open_task,
     program_of,
     split,
-    summarise,
 )
-from frcl.learners.lockstep import OnStep, Work, finish, run_alone
-from frcl.learners.options import FRCLOptions, changed
-from frcl.learners.predict import Predictor
-from frcl.learners.state import Before, CurrentTask, Declared, LearnerState
-from frcl.learners.stream import remember, take_step, watch
-from frcl.learners.targets import Label, TargetSpec, check_likelihood, infer_spec, plain_labels
 from frcl.learners.types import Prediction, StepLog, Summary
 from frcl.learners.window import Window
+from frcl.likelihoods import Label, Likelihood, check_name, likelihood_for, plain_labels
+from frcl.options import changed
+from frcl.regularisers import Regulariser
 from frcl.seeding import Streams
-from frcl.summary import prior_kl
+from frcl.summary import prior_kl, prior_kl_terms
 
 
+@shows_options(FRCLOptions())
 class FRCL:
     """Functional regularisation for continual learning (Titsias et al., ICLR 2020).
 
-    net       feature network: any nn.Module from inputs to [batch, K]; copied, the original is not changed
-    points    inducing points kept per task
-    detector  a BoundaryDetector, for streams whose task boundaries are not known
-    labels    the labels that every task has, where a single minibatch may not show all of them
-    replicas  so many learners in one that differ by their seeds, their predictions averaged: see `Ensemble`
-    device    where to compute; the network's own device by default
-    options   any field of `FRCLOptions`
-    """
+    A network learns tasks one after another. Of each task a summary is kept, a few inducing inputs and the posterior
+    over the function there; regularisers keep old functions in place through the summaries.
 
-    def __new__(cls, *args: Any, members: int | None = None, **options: Any) -> Any:
-        return super().__new__(cls) if members is None else replicated(cls, *args, members=members, **options)
+    Parameters
+    ----------
+    net : nn.Module
+        Feature network from inputs to [batch, K]; copied, the original is not changed.
+    points : int
+        Inducing points kept per task.
+    regularisers : sequence of Regulariser, optional
+        What keeps past tasks in place; by default those that the weights below ask for. Copied.
+    detector : BoundaryDetector, optional
+        For streams whose task boundaries are not known. Copied.
+    labels : sequence of int or str, optional
+        The labels that every task has, where a single minibatch may not show all of them.
+    device : str or torch.device, optional
+        Where to compute; the network's own device by default.
+    options : FRCLOptions, optional
+        All options at once; keywords change it.
+    """
 
     def __init__(
         self,
         net: nn.Module,
-        points: int = 40,
+        points: int | None = None,
         *,
-        members: int | None = None,
+        regularisers: Sequence[Regulariser] | None = None,
         detector: BoundaryDetector | None = None,
         labels: Sequence[Label] | None = None,
         device: str | torch.device | None = None,
-        **options: Any,
+        options: FRCLOptions | None = None,
+        **keywords: Unpack[FRCLKeywords],
     ) -> None:
-        self.options = changed(FRCLOptions(), {"points": points, **options})
+        given: dict[str, Any] = dict(keywords) if points is None else {"points": points, **keywords}
+        self.options = changed(FRCLOptions() if options is None else options, given)
+        check_name(self.options.likelihood)
         check_network(net)
         first = next((p for p in net.parameters() if p.is_floating_point()), torch.empty(0))
         self.dtype = first.dtype
@@ -79,9 +97,20 @@ class FRCL:
         self.net = copy.deepcopy(net).to(self.device)
         self.detector = copy.deepcopy(detector)
         self.labels = plain_labels(labels)
+        self.custom_regularisers = regularisers is not None
+        chosen = self.options.regularisers() if regularisers is None else [copy.deepcopy(one) for one in regularisers]
         self._model = Model(self.net, self.options, self.dtype, self.device)
-        self._state = LearnerState(Streams(self.options.seed, self.device))
+        self._state = LearnerState(Streams(self.options.seed, self.device), chosen)
         self._predictor = Predictor(self._model)
+
+    def __repr__(self) -> str:
+        state, names = self._state, ", ".join(one.name for one in self.regularisers)
+        learning = f", learning task {len(state.past)} (step {self.step})" if state.current is not None else ""
+        kept = f"{self.memory_bytes():,} bytes kept"
+        return (
+            f"{type(self).__name__}({type(self.net).__name__}, points={self.options.points}, "
+            f"regularisers=[{names}]; {len(state.past)} tasks learned{learning}, {kept})"
+        )
 
     # -- learning ---------------------------------------------------------------------------------------
 
@@ -96,10 +125,11 @@ class FRCL:
     ) -> Summary:
         """Learn one task from all its data, keep its summary, forget the data.
 
-        `size` is N where that is not the number of rows, as with augmented data.
+        `likelihood` names one for this task; `size` is N where that is not the number of rows, as with augmented data.
+        `on_step` is called after every step.
 
         After an interruption, or on a learner restored from a state saved meanwhile, calling it again with
-        the same data goes on where it stopped. `on_step` is called after every step.
+        the same data goes on where it stopped.
         """
         begins, before = self._state.current is None, self._before()
         work = self.learn(x, y, likelihood=likelihood, size=size)
@@ -111,12 +141,12 @@ class FRCL:
             raise
 
     def learn(self, x: Any, y: Any, *, likelihood: str | None = None, size: int | None = None) -> Work[Summary]:
-        """What fit() does, as work that several learners may do together."""
+        """The work of fit(), which several learners may do together."""
         inputs = self._inputs(x, y)
         current = self._state.current
         if current is None:
             declared = self._state.declared or Declared()
-            target = self._declared_spec(y, likelihood)
+            target = self._likelihood(y, likelihood)
             encoded = target.encode(y, self.device, self.dtype)
             check_held_out(self._model, target, len(inputs))
             N = checked_size(declared.size if size is None else size, len(inputs))
@@ -126,25 +156,20 @@ class FRCL:
         else:
             encoded = self._continued(current, inputs, y, likelihood, size)
             learned, held = split(self.options, len(self._state.past), inputs, encoded)
-        yield program_of(self._model, current, *learned, self._state.streams, self._advance)
+        yield program_of(self._model, self._state, current, *learned)
         return (yield from self._close(current, *learned, held))
-
-    def _advance(self) -> None:
-        assert self._state.current is not None
-        self._state.current.step += 1
-        self._state.version += 1
 
     def start_task(
         self, labels: Sequence[Label] | None = None, *, likelihood: str | None = None, size: int | None = None
     ) -> None:
         """Say that the next minibatch given to observe() begins a task, and what is known of the task.
 
-        `size` is N, how many examples it has in all: what the likelihood is weighed by against the KL terms.
+        `size` is N, its number of examples: the KL terms are divided by it.
         """
         if self._state.current is not None:
             raise TaskError(f"task {len(self._state.past)} is still open; call end_task() first")
         if likelihood is not None:
-            check_likelihood(likelihood)
+            check_name(likelihood)
         if size is not None:
             checked_size(size, size)
         self._state.declared = Declared(plain_labels(labels), likelihood, size)
@@ -160,22 +185,21 @@ class FRCL:
         current = self._state.current
         try:
             if current is None:
-                target = self._declared_spec(y)
+                target = self._likelihood(y)
                 encoded = target.encode(y, self.device, self.dtype)
                 current = self._open_stream(target, inputs, encoded)
             elif self.detector is None:
-                encoded = current.target.encode(y, self.device, self.dtype)
+                encoded = current.likelihood.encode(y, self.device, self.dtype)
             else:
                 decision, encoded, current = self._watch(current, inputs, y)
             window = self._window(current)
-            terms = take_step(current, self.options.past_tasks_per_step, self._state.streams, inputs, encoded)
-            self._advance()
+            values = self._steps(current, inputs, encoded).step(inputs, encoded)
         except Exception:
             self._put_back(before)
             raise
         window.add(inputs, encoded, self._state.streams["window"])
         remember(self.detector, current, inputs, encoded)
-        log = self._log(current, terms)
+        log = self._log(current, values)
         return replace(log, boundary=decision.boundary, statistic=decision.statistic, beside=decision.beside)
 
     def familiarity(self, x: Any) -> Tensor:
@@ -184,7 +208,7 @@ class FRCL:
             raise TaskError("no task is open; observe() opens one")
         current, inputs = self._state.current, self._inputs(x)
         with torch.no_grad(), network_failures():
-            return current.objective.familiarity(current.params, current.memory, inputs)
+            return self._score(current)(inputs)
 
     def end_task(self) -> Summary:
         """End the task that observe() is learning: choose its points from the window, keep its summary."""
@@ -197,10 +221,13 @@ class FRCL:
         return summary
 
     def abandon_task(self) -> None:
-        """Drop the task that is open, with what was learned for it alone; the network stays as it is now."""
+        """Drop the task that is open, with what was learned for it alone; the shared weights are not changed."""
         if self._state.current is None:
             raise TaskError("no task is open")
-        self._state.abandon()
+        after = self._state.snapshot()
+        after.past, after.current = self._state.summaries(), None
+        self._state = after
+        self._predictor.forget()
         self._state.streams.rewind()
         if self.detector is not None:
             self.detector.reset()
@@ -225,26 +252,36 @@ class FRCL:
     # -- keeping ----------------------------------------------------------------------------------------
 
     @property
+    def regularisers(self) -> tuple[Regulariser, ...]:
+        """What keeps past tasks in place."""
+        return tuple(self._state.regularisers)
+
+    @property
     def step(self) -> int:
         """Steps taken of the task that is open; 0 if none is."""
         return 0 if self._state.current is None else self._state.current.step
 
-    def target(self, task: int | None = None) -> TargetSpec:
-        """What the targets of a task are."""
+    def likelihood(self, task: int | None = None) -> Likelihood:
+        """The likelihood of a task, which knows its labels."""
         number = self._task_number(task)
         if number < len(self._state.past):
-            return self._state.past[number].target
+            return self._state.past[number].likelihood
         assert self._state.current is not None
-        return self._state.current.target
+        return self._state.current.likelihood
 
     def memory_bytes(self) -> int:
         """Bytes that are kept of past tasks."""
         return sum(self.memory_parts().values())
 
     def memory_parts(self) -> Parts:
-        """The same by kind: points, posterior, heads; where such a hold is on fisher, anchor, a copy of the network."""
-        copied = self._model.theta() if self.options.current_inputs else {}
-        return self._state.memory_parts(copied, heads_twice=self.options.uses_heads and self.options.train_heads)
+        """The same by kind: points, posterior, heads, and what the regularisers keep."""
+        state, theta = self._state, self._model.theta()
+        parts = [summary.parts() for summary in state.past]
+        if state.past:
+            parts += [parts_of(one.kept(theta)) for one in state.regularisers]
+            if any(one.trains_heads for one in state.regularisers):  # a second copy while a task is learned
+                parts.append(parts_of({"heads": [one.head for one in state.past if one.head is not None]}))
+        return added(parts)
 
     def kept_inputs(self) -> list[Tensor]:
         """The inducing inputs Z of each past task."""
@@ -252,12 +289,11 @@ class FRCL:
 
     def past_divergences(self) -> list[float]:
         """KL(q(u_i) ‖ p_θ(u_i)) of each past task under the current θ, in nats."""
-        bank = self._state.bank
-        if bank is None:
-            return []
-        Phi = self._model.features(bank.Z.flatten(0, 1)).unflatten(0, bank.Z.shape[:2])
         with torch.no_grad():
-            return [float(value) for value in prior_kl(self.options.prior_std * Phi, bank.terms)]
+            return [
+                float(prior_kl(self._model.features(one.Z)[None], prior_kl_terms(one.belief)))
+                for one in self._state.past
+            ]
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides what happens next, copied: {"meta": JSON-able, "tensors": by name}.
@@ -265,11 +301,11 @@ class FRCL:
         While observe() is learning a task this includes the window of that task's examples, and its last minibatches
         where the detector has them scored again.
         """
-        return checkpoint.pack(self._state, self.net, self.options, self.detector, self.labels)
+        return checkpoint.pack(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly where the learner that gave `state` was; refused as a whole if it does not fit."""
-        self._state = checkpoint.unpack(state, self.net, self.options, self.detector, self.labels)
+        self._state = checkpoint.unpack(self, state)
         self._predictor.forget()
 
     def save(self, path: str | Path) -> None:
@@ -279,16 +315,30 @@ class FRCL:
 
     # -- one step ---------------------------------------------------------------------------------------
 
-    def _log(self, current: CurrentTask, terms: Terms) -> StepLog:
-        loss, log_likelihood, kl_now, kl_past = (float(term.detach()) for term in terms)
-        return StepLog(len(self._state.past), current.step, loss, log_likelihood, kl_now, kl_past)
+    def _log(self, current: CurrentTask, values: Values) -> StepLog:
+        return StepLog(len(self._state.past), current.step, *values)
+
+    def _steps(self, current: CurrentTask, x: Tensor, y: Tensor) -> StreamSteps:
+        """The step of a stream's task, made once per task."""
+        if current.stream is None:
+            current.stream = StreamSteps(program_of(self._model, self._state, current, x, y, stream=True))
+        return current.stream
+
+    def _score(self, current: CurrentTask) -> Any:
+        """The boundary score under the current posterior, as a function of inputs."""
+        objective = objective_of(self._model, self._state, current.likelihood)
+        theta = dict(self.net.named_parameters())
+        return partial(objective.familiarity, current.params, current.Z, theta)
 
     def _watch(self, current: CurrentTask, x: Tensor, y: Any) -> tuple[Decision, Tensor, CurrentTask]:
         """Ask the detector about a minibatch; at a boundary end the task and open the next one with it."""
         assert self.detector is not None
         window = self._window(current)
-        decision = watch(self.detector, current, x, allow=len(window) >= self._model.points(current.target))
-        target = self._declared_spec(y) if decision.boundary else current.target
+        if current.score is None:
+            current.score = Captured(self._score(current))
+        allow = len(window) >= self._model.points(current.likelihood)
+        decision = decide(self.detector, current, current.score, x, allow=allow)
+        target = self._likelihood(y) if decision.boundary else current.likelihood
         encoded = target.encode(y, self.device, self.dtype)
         if decision.boundary:
             self._check_window(target)
@@ -300,20 +350,25 @@ class FRCL:
     def _before(self) -> Before:
         """What a minibatch may change before its step is taken."""
         watch = None if self.detector is None else self.detector.state_dict()
-        return Before(copy.copy(self._state), self._state.streams.state(), watch)
+        return Before(self._state.snapshot(), self._state.streams.state(), watch)
 
     def _put_back(self, before: Before) -> None:
         self._state = before.state
         self._state.streams.restore(before.streams)
+        self._predictor.forget()
+        if self._state.current is not None:
+            self._state.current.stream = None  # made again with the state that is now in force
         if self.detector is not None and before.detector is not None:
             self.detector.load_state_dict(before.detector)
 
     # -- beginning and end of a task ----------------------------------------------------------------------
 
-    def _declared_spec(self, y: Any, likelihood: str | None = None) -> TargetSpec:
-        declared = self._state.declared or Declared()
+    def _likelihood(self, y: Any, name: str | None = None) -> Likelihood:
+        """The likelihood of a new task, from its targets and what was declared."""
+        declared, options = self._state.declared or Declared(), self.options
         labels = self.labels if declared.labels is None else declared.labels
-        return infer_spec(y, self.options, labels, likelihood or declared.likelihood)
+        settings = {name: getattr(options, name) for name in ("samples", "predict_samples", "target_noise")}
+        return likelihood_for(y, name or declared.likelihood or options.likelihood, labels, settings)
 
     def _continued(self, current: CurrentTask, x: Tensor, y: Any, likelihood: str | None, size: int | None) -> Tensor:
         """The targets of a task that fit() goes on with; any other data is refused."""
@@ -321,31 +376,31 @@ class FRCL:
         if current.data_mark is None:
             raise TaskError(f"task {number} is still open: end_task() ends what observe() began")
         with contextlib.suppress(DataError):
-            encoded = current.target.encode(y, self.device, self.dtype)
+            encoded = current.likelihood.encode(y, self.device, self.dtype)
             if current.data_mark == data_mark(x, encoded, likelihood, size):
                 return encoded
         raise TaskError(
             f"task {number} is still open: call fit() exactly as it began, or drop the task with abandon_task()"
         )
 
-    def _check_window(self, target: TargetSpec) -> None:
-        if self._model.points(target) > self.options.window:
-            raise OptionError(
-                f"{self._model.points(target)} points cannot be chosen from a window of {self.options.window} examples"
-            )
+    def _check_window(self, likelihood: Likelihood) -> None:
+        points = self._model.points(likelihood)
+        if points > self.options.window:
+            raise OptionError(f"{points} points cannot be chosen from a window of {self.options.window} examples")
 
-    def _open_stream(self, target: TargetSpec, x: Tensor, y: Tensor) -> CurrentTask:
-        self._check_window(target)
+    def _open_stream(self, likelihood: Likelihood, x: Tensor, y: Tensor) -> CurrentTask:
+        self._check_window(likelihood)
         declared = self._state.declared or Declared()
-        current = self._open(target, checked_size(declared.size, self.options.task_size), x, y)
+        current = self._open(likelihood, checked_size(declared.size, self.options.task_size), x, y)
         current.window = Window(self.options.window)
         return current
 
-    def _open(self, target: TargetSpec, size: int, x: Tensor, y: Tensor) -> CurrentTask:
+    def _open(self, likelihood: Likelihood, size: int, x: Tensor, y: Tensor) -> CurrentTask:
         state = self._state
-        state.current = open_task(self._model, target, size, state, x, y)
+        state.current = open_task(self._model, likelihood, size, state, x, y)
         state.declared = None
         state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
+        self._predictor.forget()
         return state.current
 
     def _close(self, current: CurrentTask, x: Tensor, y: Tensor, held: Examples | None = None) -> Work[Summary]:
@@ -353,14 +408,19 @@ class FRCL:
 
         All of it or nothing: where something fails or is interrupted the task stays open.
         """
-        after = copy.copy(self._state)
-        summary = yield from summarise(self._model, current, x, y, after.streams["selection"])
-        after.keep(summary, anchor_after(self._model, current, summary, x, y, after))
-        if held is not None:
-            number = len(after.past) - 1
-            summary = replace(summary, temperature=self._predictor.temperature(after, number, *held))
-            after.past[number] = summary
+        streams, after = self._state.streams.state(), self._state.snapshot()
+        try:
+            summary = yield from close_task(self._model, current, after, x, y)
+            if held is not None:
+                self._predictor.forget()
+                temperature = self._predictor.temperature(after, len(after.past) - 1, *held)
+                summary = replace(summary, temperature=temperature)
+                after.past[-1] = summary
+        except BaseException:
+            self._state.streams.restore(streams)
+            raise
         self._state = after
+        self._predictor.forget()
         return summary
 
     # -- the border -----------------------------------------------------------------------------------------

@@ -1,145 +1,130 @@
-"""FRCL's objective as a pure function of parameters, memory, minibatch and noise (equation 4, Section 2.3).
+"""FRCL's objective as a pure function of parameters, constants, minibatch and draws (equation 4, Section 2.3).
 
-    loss = −(1/B) Σ_j E_q[log p(y_j | f_j)] + ( KL_now + Σ_past KL_i ) / N        in nats per example
+    loss = −(1/B) Σ_j E_q[log p(y_j | f_j)] + prior_weight · KL_now / N + Σ_r penalty_r        in nats per example
 
-KL_now is KL(q(w) ‖ p(w)) in weight space and KL(q(u) ‖ p_θ(u)) in function space; `prior_weight` and `functional` weigh
-the two KLs. What else may hold the past is in `holds.py`.
+KL_now is KL(q(w) ‖ p(w)) in weight space and KL(q(u) ‖ p_θ(u)) in function space. The penalties are those of the
+learner's regularisers, the paper's Σ_past KL_i / N among them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from frcl.boundary import symmetrised_kl
 from frcl.engine.program import Terms
-from frcl.engine.tensors import Params
-from frcl.features import features, times
+from frcl.features import times
 from frcl.graphs import both
-from frcl.learners.holds import Holds, Step, held_by
 from frcl.learners.options import FRCLOptions
 from frcl.likelihoods import Likelihood
-from frcl.posterior import Moments, Posterior, function_moments, weight_space
-from frcl.regularisers.functional import Bank, chosen, functional_kl
-from frcl.regularisers.protocol import under
+from frcl.posterior import Moments, Posterior, function_moments, triangular, weight_space
+from frcl.regularisers import Regulariser
+from frcl.regularisers.functional import of_tasks
+from frcl.regularisers.protocol import FeatureMap, Step, penalties
+from frcl.trees import Params, Tree
 
-THETA, LIKELIHOOD, POSTERIOR, INPUTS = "theta/", "likelihood/", "posterior/", "inputs"
+
+class Parameters(NamedTuple):
+    """What is trained: shared weights, q, what the likelihood learns, heads of past tasks [T, C, K], pseudo-inputs."""
+
+    theta: Params
+    posterior: Posterior
+    likelihood: Params
+    heads: Tensor | None = None
+    Z: Tensor | None = None
 
 
-class Memory(NamedTuple):
-    """What the objective knows besides parameters: N, past summaries, fixed inducing inputs (function space), holds."""
+class Constants(NamedTuple):
+    """What the objective reads besides parameters.
 
-    N: float | Tensor
-    past: Bank | None
+    N       number of examples; past_tasks, how many there are before this one
+    fixed   weights and buffers of the network that are not trained
+    points  [T, M, ...] inducing inputs of past tasks, where a regulariser uses them
+    Z       fixed inducing inputs of this task (function space)
+    """
+
+    N: Tensor
+    past_tasks: int
+    fixed: Params
+    points: Tensor | None
     Z: Tensor | None
-    holds: Holds | None = None
+    regularisers: tuple[Tree, ...]
 
 
-class Noise(NamedTuple):
-    """All randomness of a step: Monte Carlo noise of the likelihood, past tasks to look at (None: all)."""
+class Draws(NamedTuple):
+    """All randomness of a step: Monte Carlo draws of the likelihood, past tasks in use (None: all), regularisers'."""
 
     likelihood: Tensor
     tasks: Tensor | None
-
-
-def detached(params: Params) -> Params:
-    """The same values, outside of any gradient."""
-    return {name: value.detach() for name, value in params.items()}
-
-
-def _aliases(params: Params) -> Params:
-    """The same tensors, whose gradients reach them from here: what uses the aliases may run on another CUDA stream."""
-    return {name: value.view_as(value) for name, value in params.items()}
-
-
-def posterior_of(params: Params) -> Posterior:
-    return Posterior(params[POSTERIOR + "mean"], params[POSTERIOR + "factor"])
+    regularisers: tuple[Tree, ...]
 
 
 @dataclass(frozen=True)
 class Objective:
     """The objective of one task; calling it changes nothing."""
 
-    net: nn.Module
+    features: FeatureMap
     likelihood: Likelihood
     options: FRCLOptions
+    regularisers: Sequence[Regulariser]
 
-    def __call__(self, params: Params, memory: Memory, batch: tuple[Tensor, Tensor], noise: Noise) -> Terms:
-        x, y = batch
-        past = None
-        if memory.past is not None and (self.options.functional or self.options.memory_targets):
-            past = chosen(memory.past, noise.tasks)
-        inputs = [x]
-        if past is not None:
-            inputs.append(past.Z.flatten(0, 1))
-        Phi_x, *Phi_past = self.features(params, inputs).split([len(part) for part in inputs])
-        Phi_z = None if past is None else Phi_past[0].unflatten(0, past.Z.shape[:2])
-        theta = _aliases(under(params, THETA)) if memory.holds is not None else {}
-        (log_likelihood, kl_now), parts = both(
-            lambda: self._fit(params, memory, Phi_x, y, noise.likelihood),
-            lambda: [*self._held(memory, past, Phi_z), *self._holds(params, theta, memory, x, Phi_x, Phi_z, noise)],
-            Phi_x.device,
-        )
-        now = times(self.options.prior_weight, kl_now / memory.N)
-        held = sum(parts[1:], parts[0]) if parts else now.new_zeros(())
-        return Terms(-log_likelihood + now + held, log_likelihood, now, held)
+    def __call__(self, params: Parameters, constants: Constants, x: Tensor, y: Tensor, draws: Draws) -> Terms:
+        theta = {**constants.fixed, **params.theta}
+        points = None if constants.points is None else of_tasks(constants.points, draws.tasks)
+        inputs = [x] if points is None else [x, points.flatten(0, 1)]
+        Phi = self.features(theta, inputs[0] if points is None else torch.cat(inputs))
+        Phi_x, *Phi_points = Phi.split([len(part) for part in inputs])
+        Phi_z = None if points is None else Phi_points[0].unflatten(0, points.shape[:2])
 
-    def _fit(self, params: Params, memory: Memory, Phi_x: Tensor, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean expected log-likelihood of the minibatch, and the KL of the current task."""
-        moments, kl_now = self._current(params, memory, Phi_x)
-        log_p = self.likelihood.expected_log_prob(*moments, y, noise, under(params, LIKELIHOOD))
-        return log_p.mean(), kl_now
+        def fit() -> tuple[Tensor, Tensor]:
+            moments, kl_now = self._current(params, constants.Z, theta, Phi_x)
+            log_p = self.likelihood.expected_log_prob(*moments, y, draws.likelihood, params.likelihood)
+            return log_p.mean(), kl_now
 
-    def _held(self, memory: Memory, past: Bank | None, Phi_z: Tensor | None) -> list[Tensor]:
-        """Σ KL of past tasks over N, or its estimate from those looked at; empty if there are none."""
-        if past is None or memory.past is None or Phi_z is None or not self.options.functional:
-            return []
-        kl_past = functional_kl(times(self.options.prior_std, Phi_z), past, memory.past.tasks)
-        return [times(self.options.functional, kl_past / memory.N)]
+        def held() -> list[Tensor]:
+            step = Step(
+                self.features, _aliases(theta), params.posterior.mean, params.heads, x, y, Phi_x, Phi_z, draws.tasks,
+                constants.past_tasks, constants.N,
+            )  # fmt: skip
+            return penalties(self.regularisers, step, constants.regularisers, draws.regularisers)
 
-    def _holds(
-        self, params: Params, theta: Params, memory: Memory, x: Tensor, Phi: Tensor, Phi_z: Tensor | None, noise: Noise
-    ) -> list[Tensor]:
-        """What else holds the past, in nats per example; `theta` are the shared weights."""
-        if memory.holds is None or memory.past is None:
-            return []
-        Phi_old = None
-        if memory.holds.begin:
-            with torch.no_grad():
-                Phi_old = features(self.net, theta | memory.holds.begin, x, self.options.feature_scale)
-        step = Step(params, theta, Phi, Phi_old, Phi_z, noise.tasks, memory.past.tasks, memory.N)
-        return held_by(self.options, memory.holds, step)
+        (log_likelihood, kl_now), parts = both(fit, held, Phi_x.device) if self.regularisers else (fit(), [])
+        now = times(self.options.prior_weight, kl_now / constants.N)
+        penalty = sum(parts[1:], parts[0]) if parts else now.new_zeros(())
+        return Terms(-log_likelihood + now + penalty, log_likelihood, now, penalty)
 
-    def features(self, params: Params, inputs: list[Tensor]) -> Tensor:
-        """Φ of all inputs together, from one pass through the network: [Σ rows, K]."""
-        x = inputs[0] if len(inputs) == 1 else torch.cat(inputs)
-        return features(self.net, under(params, THETA), x, self.options.feature_scale)
+    def moments(self, params: Parameters, Z: Tensor | None, theta: Params, x: Tensor) -> Moments:
+        """Mean and variance of f at x under the posterior of the current task; theta, all weights of the network."""
+        return self._current(params, Z, theta, self.features(theta, x))[0]
 
-    def moments(self, params: Params, memory: Memory, x: Tensor) -> Moments:
-        """Mean and variance of f at x under the posterior of the current task."""
-        return self._current(params, memory, self.features(params, [x]))[0]
-
-    def familiarity(self, params: Params, memory: Memory, x: Tensor) -> Tensor:
+    def familiarity(self, params: Parameters, Z: Tensor | None, theta: Params, x: Tensor) -> Tensor:
         """The boundary score of each input and function, [B, C]: how far q(f(x)) is from the prior (Section 3)."""
-        Phi = self.features(params, [x])
-        moments = self._current(params, memory, Phi)[0]
-        score = symmetrised_kl(moments, self.options.prior_variance * Phi.square().sum(1))
+        Phi = self.features(theta, x)
+        moments = self._current(params, Z, theta, Phi)[0]
+        variance = self.options.prior.variance(triangular(params.posterior))
+        score = symmetrised_kl(moments, variance * Phi.square().sum(1))
         return score.contiguous()  # sums over it are then the same to the last bit, recorded or not
 
-    def inducing_inputs(self, params: Params, memory: Memory) -> Tensor:
-        """Z of the current task in function space: learned pseudo-inputs, or data points held fixed."""
-        if INPUTS in params:
-            return params[INPUTS]
-        assert memory.Z is not None
-        return memory.Z
-
-    def _current(self, params: Params, memory: Memory, Phi_x: Tensor) -> tuple[Moments, Tensor]:
-        q = posterior_of(params)
+    def _current(self, params: Parameters, Z: Tensor | None, theta: Params, Phi_x: Tensor) -> tuple[Moments, Tensor]:
+        """Moments of f at x under q, and the KL of the current task."""
         if self.options.inference == "weight":
-            return weight_space(q, Phi_x, self.options.prior_variance)
-        Phi_z = self.features(params, [self.inducing_inputs(params, memory)])
-        scale = self.options.prior_std
-        return function_moments(q, times(scale, Phi_x), times(scale, Phi_z), self.options.u_noise)
+            return weight_space(params.posterior, Phi_x, self.options.prior.fixed_variance)
+        Phi_z = self.features(theta, inducing_inputs(params, Z))
+        std = self.options.prior.std(params.posterior)
+        return function_moments(params.posterior, Phi_x, Phi_z, self.options.u_noise, std)
+
+
+def inducing_inputs(params: Parameters, Z: Tensor | None) -> Tensor:
+    """Z of the current task in function space: learned pseudo-inputs, or data points held fixed."""
+    found = params.Z if Z is None else Z
+    assert found is not None
+    return found
+
+
+def _aliases(theta: Params) -> Params:
+    """The same tensors, to which gradients flow back from here: what uses them may run on another CUDA stream."""
+    return {name: value.view_as(value) if value.is_cuda else value for name, value in theta.items()}

@@ -5,54 +5,63 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from frcl.engine.tensors import in_chunks
+from frcl.engine.guards import in_chunks
 from frcl.errors import NumericalError
 from frcl.features import network_failures, times
-from frcl.learners.lifecycle import Model
-from frcl.learners.objective import LIKELIHOOD
 from frcl.learners.state import LearnerState
+from frcl.learners.task import Model, objective_of
 from frcl.learners.types import Prediction, Summary
-from frcl.likelihoods import best_temperature, tempered
+from frcl.likelihoods import Predictive, best_temperature, tempered
 from frcl.posterior import Moments
-from frcl.regularisers.protocol import under
 from frcl.summary import Head, head_moments, make_head, recentred
 
 
 class Predictor:
-    """Predicts under the network as it stands; the head of a past task is kept until θ moves."""
+    """Predicts under the network as it stands; the head of a past task is cached until θ moves."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
         self._heads: dict[int, tuple[int, Head]] = {}  # by task: the version of θ it was made for, the head
 
     def forget(self) -> None:
-        """The learner was set to another state."""
+        """The learner was set to another state, or began or ended a task."""
         self._heads = {}
 
     def predict(self, state: LearnerState, number: int, x: Tensor) -> Prediction:
-        """Mean, variance and probabilities of all inputs in one task."""
-        owner = state.past[number] if number < len(state.past) else state.current
-        assert owner is not None
-        target = owner.target
+        """Mean, variance and the distribution of targets of all inputs in one task."""
+        past = state.past[number] if number < len(state.past) else None
+        if past is not None:
+            likelihood, learned, temperature = past.likelihood, past.likelihood_params, past.temperature
+        else:
+            assert state.current is not None
+            likelihood, learned, temperature = state.current.likelihood, state.current.params.likelihood, None
         with torch.no_grad(), network_failures():
             pieces, (mean, variance) = self._believed(state, number, x)
-            if target.labels is None:
-                params = owner.likelihood_params if isinstance(owner, Summary) else under(owner.params, LIKELIHOOD)
-                return Prediction(mean, variance, None, None, None, params["log_noise"].exp())
-            noise = self._model.predictive_noise(target)
-            temperature = owner.temperature if isinstance(owner, Summary) else None
+            draws = self._model.predictive_draws(likelihood)
             if temperature is not None:
                 pieces = [Moments(*tempered(piece, temperature)) for piece in pieces]
-            probs = torch.cat([target.likelihood.probabilities(*piece, noise) for piece in pieces])
-        return Prediction(mean, variance, probs, target.decode(probs.argmax(1)), target.labels, None)
+            each = [likelihood.predictive(*piece, draws, learned) for piece in pieces]
+        found = Predictive(*(None if part[0] is None else torch.cat(part) for part in zip(*each, strict=True)))
+        labels = None if found.probs is None else likelihood.decode(found.probs.argmax(1))
+        return Prediction(mean, variance, found.probs, labels, likelihood.classes, found.mean, found.variance)
 
     def temperature(self, state: LearnerState, number: int, x: Tensor, y: Tensor) -> Tensor:
         """The temperature with which a past task predicts these examples best; it has not learned from them."""
         summary = state.past[number]
         with torch.no_grad(), network_failures():
             _, (mean, variance) = self._believed(state, number, x)
-            noise, learned = self._model.predictive_noise(summary.target), summary.likelihood_params
-            return best_temperature(summary.target.likelihood, mean, variance, y, noise, learned)
+            draws, learned = self._model.predictive_draws(summary.likelihood), summary.likelihood_params
+            return best_temperature(summary.likelihood, mean, variance, y, draws, learned)
+
+    def mean(self, state: LearnerState, number: int, x: Tensor) -> Tensor:
+        """The mean of the functions alone, [n, C]: for a past task the network and one product with its head."""
+        with torch.no_grad(), network_failures():
+            if number == len(state.past):
+                return torch.cat([self._moments(state, number, rows).mean for rows in x.split(self._model.chunk)])
+            weights = self._head(state, number).weights.to(self._model.dtype)
+            linear, bias = times(self._model.options.feature_scale, weights[:-1]), weights[-1]
+            net = self._model.net
+            return in_chunks(lambda rows: torch.addmm(bias, net(rows), linear), x, self._model.chunk)
 
     def _believed(self, state: LearnerState, number: int, x: Tensor) -> tuple[list[Moments], Moments]:
         """Mean and variance of all inputs in one task, chunk by chunk and together."""
@@ -62,46 +71,37 @@ class Predictor:
             raise NumericalError("the features of these inputs are too large to predict from; scale the inputs")
         return pieces, Moments(mean, variance)
 
-    def mean(self, state: LearnerState, number: int, x: Tensor) -> Tensor:
-        """The mean of the functions alone, [n, C]: for a past task the network and one product with its head."""
-        with torch.no_grad(), network_failures():
-            if number == len(state.past):
-                return torch.cat([self._moments(state, number, rows).mean for rows in x.split(self._model.chunk)])
-            options, net = self._model.options, self._model.net
-            weights = (options.prior_std * self._head(state, number).weights).to(self._model.dtype)
-            slope, bias = times(options.feature_scale, weights[:-1]), weights[-1]
-            return in_chunks(lambda rows: torch.addmm(bias, net(rows), slope), x, self._model.chunk)
-
     def _moments(self, state: LearnerState, number: int, x: Tensor) -> Moments:
+        model = self._model
         if number == len(state.past):
             current = state.current
             assert current is not None
-            return current.objective.moments(current.params, current.memory, x)
-        Phi = self._model.options.prior_std * self._model.features(x)
+            objective = objective_of(model, state, current.likelihood)
+            return objective.moments(current.params, current.Z, dict(model.net.named_parameters()), x)
         summary = state.past[number]
-        mean, variance = (v.to(self._model.dtype) for v in head_moments(self._head(state, number), summary.belief, Phi))
-        if self._model.options.prediction != "summary":
-            variance = times(self._model.options.head_variance, variance)
+        moments = head_moments(self._head(state, number), summary.belief, model.features(x))
+        mean, variance = (value.to(model.dtype) for value in moments)
+        if model.options.prediction != "summary":
+            variance = times(model.options.head_variance, variance)
         return Moments(mean, variance if summary.spread is None else variance * summary.spread)
 
     def _head(self, state: LearnerState, number: int) -> Head:
-        """The head of a past task, made anew when θ has moved since."""
-        version = state.version + sum(p._version for p in self._model.net.parameters())  # also if moved from outside
+        """The head of a past task, made again when θ has moved since."""
+        steps = 0 if state.current is None else state.current.step
+        version = steps + sum(p._version for p in self._model.net.parameters())  # also if moved from outside
         cached = self._heads.get(number)
         if cached is None or cached[0] != version:
-            summary = state.past[number]
-            Phi_z = self._model.options.prior_std * self._model.features(summary.Z)
-            head = make_head(Phi_z, summary.belief)
-            cached = (version, self._centred(head, Phi_z, summary, state.head(number)))
+            summary = state.summaries()[number]
+            Phi_z = self._model.features(summary.Z)
+            cached = (version, self._centred(make_head(Phi_z, summary.belief), Phi_z, summary))
             self._heads[number] = cached
         return cached[1]
 
-    def _centred(self, head: Head, Phi_z: Tensor, summary: Summary, kept: Tensor | None) -> Head:
+    def _centred(self, head: Head, Phi_z: Tensor, summary: Summary) -> Head:
         """The head that the option `prediction` asks for; all have the variance of the summary, scaled later."""
-        options = self._model.options
-        if options.prediction == "summary" or kept is None:
+        prediction = self._model.options.prediction
+        if prediction == "summary" or summary.head is None:
             return head
-        centre = kept.double() / options.prior_std  # features are times σ_w here
-        if options.prediction == "head":
-            return head._replace(weights=centre.mT)
-        return recentred(head, Phi_z, summary.belief, centre)
+        if prediction == "head":
+            return head._replace(weights=summary.head.double().mT)
+        return recentred(head, Phi_z, summary.belief, summary.head)

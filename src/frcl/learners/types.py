@@ -1,4 +1,4 @@
-"""What the learner hands out and what it keeps: predictions, step logs, summaries of past tasks."""
+"""What the learner returns and what it keeps: predictions, step logs, summaries of past tasks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from frcl.learners.accounting import Parts, parts_of
-from frcl.learners.targets import Label, TargetSpec
+from frcl.likelihoods import Label, Likelihood
 from frcl.summary import FunctionBelief
+from frcl.trees import Params
 
 
 @dataclass(frozen=True)
@@ -17,27 +18,29 @@ class Prediction:
     """What is believed about some inputs.
 
     mean, variance   of the functions f, [n, C] each (one function for a binary task with Bernoulli)
-    probs            class probabilities [n, classes], columns as in `classes`; None for regression. Of f over the
-                     task's temperature, where it has one
-    labels           the most probable label value of each input; None for regression
-    classes          the label values of the task; None for regression
-    noise            learned noise variance of the targets [C] for regression: y has variance + noise
+    probs            class probabilities [n, classes], columns as in `classes`; None for numeric targets
+    labels           the most probable label of each input; None for numeric targets
+    classes          the labels of the task; None for numeric targets
+    target_mean, target_variance   of the target y, [n, C] each; None for classes
+
+    Probabilities are those of f divided by the task's temperature, where it has one.
     """
 
     mean: Tensor
     variance: Tensor
-    probs: Tensor | None
-    labels: Any
-    classes: tuple[Label, ...] | None
-    noise: Tensor | None
+    probs: Tensor | None = None
+    labels: Any = None
+    classes: tuple[Label, ...] | None = None
+    target_mean: Tensor | None = None
+    target_variance: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class StepLog:
     """One gradient step, in nats per example: loss = −log_likelihood + kl_now + kl_past.
 
-    `statistic` is NaN where the detector made no test; `boundary` says that this minibatch began a new task; `beside`
-    is the statistic of the detector's other test, the one that decides nothing.
+    `boundary` says that this minibatch began a new task; `statistic` is NaN where the detector made no test;
+    `beside` is the statistic of the detector's second test, which decides nothing.
     """
 
     task: int
@@ -53,19 +56,22 @@ class StepLog:
 
 @dataclass(frozen=True)
 class Summary:
-    """All that is left of a past task: inducing inputs Z [M, ...], q(u), and what its targets were.
+    """All that is kept of a past task.
 
-    size: how many examples it had; before, after: the selection's objective at its start and at Z, None where
-    the points were there before the task was learned (function-space inference). head [C, K]: the mean of w, where
-    something needs it; f(x) = φ(x)ᵀ w. spread [C]: how much less uncertain the functions were when the task ended
-    than the points alone say, as a ratio of mean variances, where a head is what predicts. temperature []: class
-    probabilities are those of f divided by it, where some examples were held out to find it.
+    Z                  inducing inputs [M, ...]; belief, q(u) there, with the σ_w and σ² of its prior
+    likelihood         its likelihood with its targets; likelihood_params, what was learned with it
+    size               N, its number of examples
+    before, after      the selection's objective at its start and at Z; None where Z was chosen before learning
+    head               [C, K], the mean of w, where something needs it; f(x) = φ(x)ᵀ w
+    spread             [C], where a head predicts: how much less uncertain the functions were when the task ended than
+                       the points alone say, as a ratio of mean variances
+    temperature        class probabilities are those of f divided by it, where examples were held out to find it
     """
 
     Z: Tensor
     belief: FunctionBelief
-    target: TargetSpec
-    likelihood_params: dict[str, Tensor]
+    likelihood: Likelihood
+    likelihood_params: Params
     size: int
     before: float | None
     after: float | None
@@ -74,7 +80,7 @@ class Summary:
     temperature: Tensor | None = None
 
     def bytes(self) -> int:
-        """Memory this summary takes."""
+        """Memory that this summary takes."""
         return sum(self.parts().values())
 
     def parts(self) -> Parts:

@@ -1,24 +1,85 @@
 """Old functions held at the inputs of the current task, where they are known at no cost in memory.
 
-    H_x = (1/B) Σ_b Σ_i D( f_i(x_b; θ_begin, w_i,begin) ‖ f_i(x_b; θ, w_i) )        nats per example, over past tasks i
+    penalty = weight · τ² · (1/B) Σ_b Σ_i D( f_i(x_b; θ_begin, w_i,begin)/τ ‖ f_i(x_b; θ, w_i)/τ )    nats per example
 
-θ_begin and w_begin are the network and the old heads as they stood when the current task began: constants, with which
-the old side is worked out anew for each minibatch by one forward pass. At that moment H_x is zero, and so is its
-gradient, since D is least where its two sides are equal.
+D is the divergence of the predictive distributions of past task i. θ_begin and w_begin are the network and the old
+heads as they stood when the current task began: constants, with which the old side is computed for each minibatch by
+one forward pass. At that moment the penalty is zero, and so is its gradient. With τ > 1 and heads that are trained along
+this is learning without forgetting (Li and Hoiem, 2016); there D is for classes.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import torch
 from torch import Tensor
 
-from frcl.regularisers.heads import HeadBlock, divergence, functions_at
+from frcl.features import times
+from frcl.likelihoods import Likelihood
+from frcl.regularisers.heads import HeadBlock, divergence, functions_at, make_block
+from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, Tree, check_weight, register
+from frcl.trees import Params, copied
 
 
-def current_inputs(Phi_old: Tensor, Phi: Tensor, part: HeadBlock, heads: Tensor, tasks: int) -> Tensor:
-    """Estimate of H_x from the tasks in `part`, unbiased: their sum × tasks/|part|.
+class Constants(NamedTuple):
+    """θ_begin and w_begin."""
 
-    Phi_old and Phi [B, K] are the features of the minibatch under θ_begin and θ; part.heads are w_begin, `heads` those
-    of now, [|part|, C, K] each.
-    """
-    apart = divergence(functions_at(Phi_old, part.heads), functions_at(Phi, heads), part)  # [|part|, B]
-    return apart.mean(1).sum() * (tasks / part.tasks)
+    theta: Params
+    block: HeadBlock
+
+
+def distillation(student: Tensor, teacher: Tensor, temperature: float, likelihood: Likelihood) -> Tensor:
+    """τ² · mean over inputs of D(teacher/τ ‖ student/τ); functions [n, C] each."""
+    own = torch.ones_like(student[:1])
+    apart = likelihood.divergence(teacher / temperature, student / temperature, own, {})
+    return temperature**2 * apart.mean()
+
+
+@register
+@dataclass
+class CurrentInputs(Regulariser):
+    """Holds the functions of past tasks at the current inputs; with τ = 2 and trained heads it is LwF."""
+
+    weight: float = 1.0
+    temperature: float = 1.0
+    train_heads: bool = False
+    theta: Params = field(default_factory=dict, init=False, repr=False)  # θ_begin; empty between tasks
+    name: ClassVar[str] = "current-inputs"
+    uses_heads: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_weight("weight of current-inputs", self.weight)
+        check_weight("temperature of current-inputs", self.temperature, positive=True)
+        self.trains_heads = self.train_heads
+
+    def begin(self, task: Task) -> None:
+        self.theta = copied(task.theta) if task.past else {}
+
+    def constants(self, task: Task) -> Tree:
+        return Constants(self.theta, make_block(task.past)) if task.past else ()
+
+    def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
+        if not constants:
+            return None
+        with torch.no_grad():
+            Phi_old = step.features({**step.theta, **constants.theta}, step.x)
+        block = constants.block.at(step.tasks)
+        tau = self.temperature
+        old, new = functions_at(Phi_old, block.heads), functions_at(step.Phi, block.now(step))
+        apart = divergence(times(1 / tau, old), times(1 / tau, new), block)  # [k, B]
+        return self.weight * times(tau**2, apart.mean(1).sum() * step.scale)
+
+    def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
+        self.theta = {}
+
+    def kept(self, theta: Params) -> Kept:
+        """A copy of the network, which every later task begins with."""
+        return {"network": list(theta.values())}
+
+    def state(self) -> Tree:
+        return {"theta": self.theta}
+
+    def load(self, state: Tree) -> None:
+        self.theta = state["theta"]

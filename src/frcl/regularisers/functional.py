@@ -1,76 +1,90 @@
-"""The paper's regulariser: Σ_i KL(q(u_i) ‖ p_θ(u_i)) over past tasks (equation 4), whole or sub-sampled."""
+"""The paper's regulariser: Σ_i KL(q(u_i) ‖ p_θ(u_i)) over past tasks (equation 4), whole or sub-sampled (2.2)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from frcl.features import times
 from frcl.graphs import inside_a_transform
-from frcl.summary import PriorKL, prior_kl, stack_terms
+from frcl.regularisers.protocol import PastTask, Regulariser, Step, Task, Tree, check_weight, register
+from frcl.summary import FunctionBelief, PriorKL, prior_kl, prior_kl_terms, stack_terms
+from frcl.trees import tree_map
 
 
-class Bank(NamedTuple):
-    """All past summaries in one block: inducing inputs Z [T, M, ...], padded, and the terms of their KL.
+class Summarised(PastTask, Protocol):
+    """A past task with inducing inputs and a belief about the function there."""
 
-    Padding repeats a task's own first input, since a network may not take an input made up of zeros; what stands there
-    is masked out. `smallest` is the fewest points that a task has.
-    """
+    @property
+    def Z(self) -> Tensor: ...
+    @property
+    def belief(self) -> FunctionBelief: ...
 
-    Z: Tensor
+
+class Terms(NamedTuple):
+    """The terms of the KL of all past tasks; `smallest` is the fewest points that one of them has."""
+
     terms: PriorKL
     smallest: int
 
-    @property
-    def tasks(self) -> int:
-        return self.Z.shape[0]
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The bank as named tensors, without `smallest`."""
-        return {"Z": self.Z, **self.terms._asdict()}
+def make_terms(beliefs: Sequence[FunctionBelief]) -> Terms:
+    """Stack what the KL needs of past tasks; tasks with fewer points are padded, which changes no value."""
+    return Terms(stack_terms([prior_kl_terms(belief) for belief in beliefs]), min(belief.M for belief in beliefs))
 
 
-def bank_of(tensors: Mapping[str, Tensor], smallest: int) -> Bank:
-    """The bank whose tensors these are."""
-    return Bank(tensors["Z"], PriorKL(*(tensors[name] for name in PriorKL._fields)), smallest)
+def stacked_points(inputs: Sequence[Tensor]) -> Tensor:
+    """The inducing inputs of T tasks, [T, M, ...], padded to the largest M.
+
+    Padding repeats a task's own first input, since a network may not accept an input made of zeros; it is masked out.
+    """
+    M = max(len(Z) for Z in inputs)
+    return torch.stack([torch.cat([Z, Z[:1].expand(M - len(Z), *Z.shape[1:])]) for Z in inputs])
 
 
-def make_bank(inputs: Sequence[Tensor], each: Sequence[PriorKL]) -> Bank:
-    """Stack what is kept of all past tasks; tasks with fewer points are padded, which changes no value."""
-    terms = stack_terms(each)
-    M = terms.mask.shape[1]
-    return Bank(padded(inputs, M), terms, min(len(Z) for Z in inputs))
-
-
-def padded(each: Sequence[Tensor], length: int) -> Tensor:
-    """All of them in one block [T, length, ...], each filled up with its own first row, which a network can take."""
-    return torch.stack([torch.cat([x, x[:1].expand(length - len(x), *x.shape[1:])]) for x in each])
-
-
-def sample_tasks(tasks: int, at_most: int | None, steps: int, generator: torch.Generator) -> Tensor | None:
-    """Which past tasks each step looks at, [steps, at_most], all different in a step; None for all of them."""
-    if at_most is None or tasks <= at_most:
-        return None
-    order = torch.rand(steps, tasks, generator=generator, device=generator.device, dtype=torch.float64)
-    return order.argsort(1)[:, :at_most].contiguous()
-
-
-def chosen(bank: Bank, index: Tensor | None) -> Bank:
-    """The part of the bank that a step looks at; one task alone is not copied where its number can be looked at."""
+def of_tasks(tree: Tree, index: Tensor | None) -> Tree:
+    """The entries of some tasks; a single one is not copied where its number can be read on the host."""
     if index is None:
-        return bank
+        return tree
     if len(index) == 1 and index.device.type == "cpu" and not inside_a_transform():
         number = int(index)
-        one = slice(number, number + 1)
-        return Bank(bank.Z[one], bank.terms.at(one), bank.smallest)
-    return Bank(bank.Z[index], bank.terms.at(index), bank.smallest)
+        return tree_map(lambda part: part[number : number + 1], tree)
+    return tree_map(lambda part: part[index], tree)
 
 
-def functional_kl(Phi_z: Tensor, part: Bank, tasks: int) -> Tensor:
-    """Estimate of Σ_{i=1..tasks} KL_i from the tasks in `part`, unbiased: their sum × tasks/|part|.
+def functional_kl(Phi_z: Tensor, part: Terms, scale: float = 1.0) -> Tensor:
+    """Estimate of Σ_i KL_i from the tasks in `part`: their sum × T/k (`scale`), unbiased.
 
-    Phi_z [|part|, M, K] are the features at part.Z, times σ_w.
+    Phi_z [k, M, K] are the features at their inducing inputs.
     """
-    return prior_kl(Phi_z, part.terms, part.smallest).sum() * (tasks / part.tasks)
+    return prior_kl(Phi_z, part.terms, part.smallest).sum() * scale
+
+
+@register
+@dataclass
+class FunctionalKL(Regulariser):
+    """weight · Σ_i KL(q(u_i) ‖ p_θ(u_i)) / N."""
+
+    weight: float = 1.0
+    name: ClassVar[str] = "functional-kl"
+    uses_points: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_weight("weight of functional-kl", self.weight)
+
+    def constants(self, task: Task) -> Tree:
+        past: Sequence[Summarised] = task.past  # type: ignore[assignment]
+        return make_terms([one.belief for one in past]) if past else ()
+
+    def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
+        if not constants or step.Phi_z is None:
+            return None
+        kl = functional_kl(step.Phi_z, of_tasks(constants, step.tasks), step.scale)
+        return times(self.weight, kl / step.N)
+
+    def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
+        """The learner's summaries are all that it needs."""

@@ -1,40 +1,36 @@
-"""The heads of past tasks in one padded block, and how far apart two functions of a task are at an input.
+"""The heads of past tasks in one padded block, and what their likelihoods say of functions at some inputs.
 
-Task i has w_i [C_i, K], so that f_i(x) = φ(x)ᵀ w_i, one function a class or target. In nats per input,
-
-    D(old ‖ new) = KL( softmax f_old ‖ softmax f_new )       a task with classes
-    D(old ‖ new) = Σ_c (f_old,c − f_new,c)² / (2 s_c²)       regression with noise variance s²: KL of two Gaussians
-
-A binary task with one function f is the softmax of [f, 0], whose KL is that of two Bernoulli distributions. For a
-RobustMax likelihood, which sees the largest function alone, the softmax of the functions stands in.
+Task i has w_i [C_i, K], so that f_i(x) = φ(x)ᵀ w_i, one function per class or target.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from frcl.likelihoods import Likelihood
+from frcl.regularisers.protocol import PastTask, Step
 from frcl.summary import pad_to
+from frcl.trees import Params, tree_map
 
 
 class HeadBlock(NamedTuple):
-    """The heads of T tasks, padded to C functions, and what makes the padding count for nothing.
+    """The heads of T tasks, padded to C functions.
 
-    heads      [T, C, K]; zero where a task has no function of its own
-    own        [T, C], one where it has one, else zero: the zero of a binary task's [f, 0] is not its own
-    offset     [T, C], added in the softmax: −∞ at classes that a task does not have
-    classes    [T], one for a task with classes, zero for regression, where every softmax is made uniform
-    precision  [T, C], 1/s² of a regression task, zero for classes
+    heads   [T, C, K]; zero where a task has no function
+    own     [T, C], one where a task has a function, else zero
+    kinds   the different likelihoods among the tasks; member [T, kinds], one at the kind of a task
+    params  what each kind's likelihoods learned, [T, 1, C] by name, zero at other tasks
     """
 
     heads: Tensor
     own: Tensor
-    offset: Tensor
-    classes: Tensor
-    precision: Tensor
+    kinds: tuple[Likelihood, ...]
+    member: Tensor
+    params: tuple[Params, ...]
 
     @property
     def tasks(self) -> int:
@@ -42,40 +38,50 @@ class HeadBlock(NamedTuple):
 
     def at(self, index: Tensor | None) -> HeadBlock:
         """The tasks in `index` alone; None: all of them."""
-        return self if index is None else HeadBlock(*(field[index] for field in self))
+        return self if index is None else tree_map(lambda part: part[index], self)
 
-    def trained(self, heads: Tensor) -> Tensor:
-        """Heads that are being trained, of which padded rows take no part and get no gradient."""
+    def now(self, step: Step) -> Tensor:
+        """The heads as they are in a step: trained, of which padded rows get no gradient, or as they were kept.
+
+        `self` has the tasks in use alone.
+        """
+        if step.heads is None:
+            return self.heads
+        heads = step.heads if step.tasks is None else step.heads[step.tasks]
         return heads * self.own[..., None]
 
 
-def make_block(heads: Sequence[Tensor], precisions: Sequence[Tensor | None]) -> HeadBlock:
-    """The block of tasks with these heads [C_i, K]; 1/s² [C_i] of those that are regression, None for classes."""
-    each = [_one(head, precision) for head, precision in zip(heads, precisions, strict=True)]
-    C = max(one.heads.shape[1] for one in each)
-    there = torch.cat([pad_to(torch.ones_like(one.offset), (C,)) for one in each])
-    classes = torch.cat([one.classes for one in each])
+def make_block(past: Sequence[PastTask]) -> HeadBlock:
+    """The block of some past tasks, whose heads are kept."""
+    heads = [_head(task) for task in past]
+    C = max(len(head) for head in heads)
+    kinds = {task.likelihood.name: task.likelihood for task in past}
+    member = [[float(task.likelihood.name == kind) for kind in kinds] for task in past]
     return HeadBlock(
-        heads=torch.cat([pad_to(one.heads, (C,)) for one in each]),
-        own=torch.cat([pad_to(one.own, (C,)) for one in each]),
-        offset=torch.zeros_like(there).masked_fill((there == 0) & (classes[:, None] > 0), -torch.inf),
-        classes=classes,
-        precision=torch.cat([pad_to(one.precision, (C,)) for one in each]),
+        heads=torch.cat([pad_to(head[None], (C,)) for head in heads]),
+        own=torch.cat([pad_to(head.new_ones(1, len(head)), (C,)) for head in heads]),
+        kinds=tuple(kinds.values()),
+        member=heads[0].new_tensor(member),
+        params=tuple(_params(past, kind, C, heads[0]) for kind in kinds),
     )
 
 
-def _one(head: Tensor, precision: Tensor | None) -> HeadBlock:
-    """A block of one task, T = 1, without padding but for the zero of a binary task."""
-    C = head.shape[0]
-    columns = 2 if precision is None and C == 1 else C
-    own = head.new_ones(1, C)
-    return HeadBlock(
-        heads=pad_to(head[None].detach(), (columns,)),
-        own=pad_to(own, (columns,)),
-        offset=head.new_zeros(1, columns),
-        classes=head.new_full((1,), float(precision is None)),
-        precision=head.new_zeros(1, columns) if precision is None else precision[None].to(head).detach(),
-    )
+def _params(past: Sequence[PastTask], kind: str, C: int, like: Tensor) -> Params:
+    """What the likelihoods of one kind learned, padded over tasks and functions."""
+    names = next(task.likelihood_params for task in past if task.likelihood.name == kind)
+    found: Params = {}
+    for name in names:
+        rows = [
+            pad_to(task.likelihood_params[name][None], (C,)) if task.likelihood.name == kind else like.new_zeros(1, C)
+            for task in past
+        ]
+        found[name] = torch.cat([row.to(like) for row in rows])[:, None].detach()
+    return found
+
+
+def _head(task: PastTask) -> Tensor:
+    assert task.head is not None
+    return task.head.detach()
 
 
 def functions_at(Phi: Tensor, heads: Tensor) -> Tensor:
@@ -85,9 +91,28 @@ def functions_at(Phi: Tensor, heads: Tensor) -> Tensor:
 
 
 def divergence(old: Tensor, new: Tensor, block: HeadBlock) -> Tensor:
-    """D(old ‖ new) of every task and input, [T, n]; functions [T, n, C] each, in nats."""
-    offset, classes = block.offset[:, None], block.classes[:, None, None]
-    log_old, log_new = ((classes * f + offset).log_softmax(-1) for f in (old, new))
-    between = torch.where(offset > -torch.inf, log_old - log_new, 0.0)
-    squares = block.precision[:, None] * (old - new).square()
-    return (log_old.exp() * between + 0.5 * squares).sum(-1)
+    """KL( p(y | f_old) ‖ p(y | f_new) ) of every task and input, [T, n]; functions [T, n, C] each, in nats."""
+    own = block.own[:, None]
+    return _by_kind(block, lambda kind, params, f: kind.divergence(f[0], f[1], own, params), old, new)
+
+
+def log_prob(f: Tensor, y: Tensor, block: HeadBlock) -> Tensor:
+    """log p(y | f) of every task and input, [T, n]; f [T, n, C], y [T, n, ...]. For tasks with classes."""
+    absent = torch.zeros_like(block.own).masked_fill(block.own == 0, -torch.inf)[:, None]
+    return _by_kind(block, lambda kind, params, fs: kind.log_prob(fs[0] + absent, y, params), f)
+
+
+def _by_kind(
+    block: HeadBlock, value: Callable[[Likelihood, Params, tuple[Tensor, ...]], Tensor], *functions: Tensor
+) -> Tensor:
+    """The value of each task by its own likelihood; other tasks' functions count as zero in it."""
+    if len(block.kinds) == 1:
+        return value(block.kinds[0], block.params[0], functions)
+    total: Tensor | None = None
+    for i, (kind, params) in enumerate(zip(block.kinds, block.params, strict=True)):
+        member = block.member[:, i]
+        part = value(kind, params, tuple(f * member[:, None, None] for f in functions))
+        part = torch.where(member[:, None] > 0, part, 0.0)
+        total = part if total is None else total + part
+    assert total is not None
+    return total

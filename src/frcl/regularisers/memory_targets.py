@@ -1,33 +1,40 @@
 """The predictive distributions stored at the inducing points, held as if the points were the whole task.
 
-    N · H_Z = Σ_i (N_i/M_i) Σ_{j ≤ M_i} D( μ_u,ij ‖ f_i(z_ij; θ, w_i) )        nats, over past tasks i
+    penalty = weight/N · Σ_i (N_i/M_i) Σ_{j ≤ M_i} D( μ_u,ij ‖ f_i(z_ij; θ, w_i) )        nats per example
 
-μ_u are the mean function values that the summary holds at Z anyway, so nothing more is stored. M_i points stand for N_i
-examples, hence the weight: if Z were a random sample of the task, the sum would estimate that over all its examples
+μ_u are the mean function values that the summary stores at Z anyway, so nothing more is stored. M_i points stand for
+N_i examples, hence the weight: if Z were a random sample of the task, the sum would estimate that over all its examples
 without bias. Right after a task learned in weight space μ_u = Φ_Z w_i, and the task adds nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from frcl.regularisers.heads import HeadBlock, divergence
+from frcl.regularisers.functional import Summarised
+from frcl.regularisers.heads import HeadBlock, divergence, make_block
+from frcl.regularisers.protocol import Regulariser, Step, Task, Tree, check_weight, register
 from frcl.summary import pad_to
+from frcl.trees import tree_map
 
 
 class Targets(NamedTuple):
-    """Values at the points of T tasks, padded: values [T, M, C], weight [T, M], N_i/M_i at points that are there."""
+    """Values at the points of T tasks, padded: values [T, M, C], weight [T, M], N_i/M_i at real points."""
 
     values: Tensor
     weight: Tensor
 
-    def at(self, index: Tensor | None) -> Targets:
-        """The tasks in `index` alone; None: all of them."""
-        return self if index is None else Targets(self.values[index], self.weight[index])
+
+class Constants(NamedTuple):
+    """Stored values and the heads of their tasks."""
+
+    targets: Targets
+    block: HeadBlock
 
 
 def make_targets(means: Sequence[Tensor], sizes: Sequence[float], functions: int) -> Targets:
@@ -41,10 +48,45 @@ def make_targets(means: Sequence[Tensor], sizes: Sequence[float], functions: int
     return Targets(torch.cat(values), torch.cat(weight))
 
 
-def memory_targets(Phi_z: Tensor, targets: Targets, part: HeadBlock, heads: Tensor, tasks: int) -> Tensor:
-    """Estimate of N · H_Z from the tasks in `part`, unbiased: their sum × tasks/|part|.
+def memory_targets(Phi_z: Tensor, targets: Targets, part: HeadBlock, heads: Tensor, scale: float = 1.0) -> Tensor:
+    """Estimate of Σ_i (N_i/M_i) Σ_j D from the tasks in `part`: their sum × T/k (`scale`), unbiased.
 
-    Phi_z [|part|, M, K] are the features at the points, `heads` [|part|, C, K] those of now; targets those of `part`.
+    Phi_z [k, M, K] are the features at the points, `heads` [k, C, K] the current ones; targets those of `part`.
     """
-    apart = divergence(targets.values, Phi_z @ heads.mT, part)  # [|part|, M]
-    return (targets.weight * apart).sum() * (tasks / part.tasks)
+    apart = divergence(targets.values, Phi_z @ heads.mT, part)  # [k, M]
+    return (targets.weight * apart).sum() * scale
+
+
+@register
+@dataclass
+class MemoryTargets(Regulariser):
+    """Holds the functions of past tasks at their inducing points to the stored values."""
+
+    weight: float = 1.0
+    train_heads: bool = False
+    name: ClassVar[str] = "memory-targets"
+    uses_heads: ClassVar[bool] = True
+    uses_points: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_weight("weight of memory-targets", self.weight)
+        self.trains_heads = self.train_heads
+
+    def constants(self, task: Task) -> Tree:
+        if not task.past:
+            return ()
+        past: Sequence[Summarised] = task.past  # type: ignore[assignment]
+        block = make_block(past)
+        means, sizes = [one.belief.mean for one in past], [float(one.size) for one in past]
+        return Constants(make_targets(means, sizes, block.heads.shape[1]), block)
+
+    def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
+        if not constants or step.Phi_z is None:
+            return None
+        block, targets = constants.block.at(step.tasks), constants.targets
+        if step.tasks is not None:
+            targets = tree_map(lambda part: part[step.tasks], targets)
+        return self.weight * memory_targets(step.Phi_z, targets, block, block.now(step), step.scale) / step.N
+
+    def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
+        """The learner's summaries are all that it needs."""

@@ -8,69 +8,78 @@ g is the gradient of the likelihood term alone, D the whole displacement over th
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from frcl.regularisers.protocol import Kept, Moment, Params, Place, Plain, named, shared_only, under
+from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, Tree, check_weight, register
+from frcl.trees import Params, copied
 
 
+class Constants(NamedTuple):
+    """θ when the task began, which is the anchor of the tasks before it, and Ω."""
+
+    start: Params
+    importance: Params
+
+
+@register
 @dataclass
-class PathIntegral(Plain):
-    """Follows every step, and holds what mattered."""
+class PathIntegral(Regulariser):
+    """Follows every step of θ and holds the weights that mattered."""
 
-    strength: float  # c
-    damping: float  # ξ
-    path: Params = field(default_factory=dict)  # ω so far in this task
-    start: Params = field(default_factory=dict)  # θ when the task began: the anchor of the tasks before it
-    importance: Params = field(default_factory=dict)  # Ω
+    weight: float = 0.1  # c
+    damping: float = 0.1  # ξ
+    path: Params = field(default_factory=dict, init=False, repr=False)  # ω so far in this task
+    start: Params = field(default_factory=dict, init=False, repr=False)
+    importance: Params = field(default_factory=dict, init=False, repr=False)  # Ω
+    name: ClassVar[str] = "path-integral"
 
-    def begin(self, now: Moment) -> None:
-        self.start = {name: value.detach().clone() for name, value in shared_only(now.params).items()}
+    def __post_init__(self) -> None:
+        check_weight("weight of path-integral", self.weight)
+        check_weight("damping of path-integral", self.damping, positive=True)
+
+    def begin(self, task: Task) -> None:
+        self.start = copied(task.theta)
         self.path = {name: torch.zeros_like(value) for name, value in self.start.items()}
         if not self.importance:
             self.importance = {name: torch.zeros_like(value) for name, value in self.start.items()}
 
-    def constants(self) -> Params:
-        return {**named("start/", self.start), **named("importance/", self.importance)}
+    def constants(self, task: Task) -> Tree:
+        return Constants(self.start, {name: self.importance[name] for name in self.start})
 
-    def penalty(self, at: Place, params: Params, constants: Params, x: Tensor, noise: Params) -> Tensor:
-        start = under(constants, "start/")
+    def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
         parts = [
-            (value * (params[name] - start[name]).square()).sum()
-            for name, value in sorted(under(constants, "importance/").items())
+            (value * (step.theta[name] - constants.start[name]).square()).sum()
+            for name, value in sorted(constants.importance.items())
         ]
-        return self.strength * torch.stack(parts).sum()
+        return self.weight * torch.stack(parts).sum() if parts else None
 
     def carry(self) -> Params:
         return self.path
 
-    def follow(self, carry: Params, constants: Params, gradient: Params, before: Params, after: Params) -> None:
+    def follow(self, carry: Params, constants: Tree, gradient: Params, before: Params, after: Params) -> None:
         """ω ← ω − g Δθ, where g is the whole gradient less that of the penalty, 2c Ω (θ − θ*)."""
-        start, importance = under(constants, "start/"), under(constants, "importance/")
-        for name in carry.keys() & gradient.keys():  # what the network holds fixed does not move
+        for name in carry.keys() & gradient.keys():  # fixed weights do not move
             omega = carry[name]
-            held = 2 * self.strength * importance[name] * (before[name] - start[name])
-            omega -= (gradient[name] - held) * (after[name] - before[name])
+            own = 2 * self.weight * constants.importance[name] * (before[name] - constants.start[name])
+            omega -= (gradient[name] - own) * (after[name] - before[name])
 
-    def end(self, now: Moment, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
+    def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
+        importance = dict(self.importance)
         for name, omega in self.path.items():
-            moved = (now.params[name].detach() - self.start[name]).square()
-            self.importance[name] = self.importance[name] + omega.clamp_min(0.0) / (moved + self.damping)
-        self.path = {}
-        self.start = {}
+            moved = (task.theta[name].detach() - self.start[name]).square()
+            importance[name] = importance[name] + omega.clamp_min(0.0) / (moved + self.damping)
+        self.importance, self.path, self.start = importance, {}, {}
 
-    def kept(self) -> Kept:
-        """Ω, and the anchor as large as it that every task is begun with."""
+    def kept(self, theta: Params) -> Kept:
+        """Ω, and the anchor of the same size that every task begins with."""
         importance = list(self.importance.values())
         return {"fisher": importance, "anchor": importance}
 
-    def state(self) -> Params:
-        parts = {"path": self.path, "start": self.start, "importance": self.importance}
-        return {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
+    def state(self) -> Tree:
+        return {"path": self.path, "start": self.start, "importance": self.importance}
 
-    def load(self, state: Params) -> None:
-        self.path, self.start, self.importance = (
-            {n[len(part) + 1 :]: v.clone() for n, v in state.items() if n.startswith(f"{part}/")}
-            for part in ("path", "start", "importance")
-        )
+    def load(self, state: Tree) -> None:
+        self.path, self.start, self.importance = state["path"], state["start"], state["importance"]

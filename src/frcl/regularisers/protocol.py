@@ -1,140 +1,222 @@
-"""What the penalised network asks of a regulariser: what to add to the loss, and what to remember."""
+"""The protocol of a regulariser: what it adds to the loss, what it remembers of a task, what it costs.
+
+FRCL, FRCL+ and the methods beside them are a network, a last layer per task and a list of these.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-Params = dict[str, Tensor]
-Kept = dict[str, list[Tensor]]
-HEAD = "head/"  # prefix of the heads' names among the parameters; the rest is the shared network
+from frcl.errors import OptionError
+from frcl.features import features
+from frcl.likelihoods import Likelihood
+from frcl.registry import Registry
+from frcl.trees import Params, Tree
+
+Kept = dict[str, list[Tensor]]  # what is kept of past tasks, by kind (`learners/accounting.py`)
 
 
 @dataclass(frozen=True)
-class Heads:
-    """A network with one linear head a task, as pure functions of their parameters.
-
-    Parameters of the shared network have its own names, the head of task i [C_i, K] is "head/i"; K counts the bias.
-    """
+class FeatureMap:
+    """φ(x; θ): the network's outputs times a scale, with the bias column, as a pure function."""
 
     net: nn.Module
+    scale: float = 1.0
 
-    def features(self, params: Params, x: Tensor) -> Tensor:
-        """[net(x), 1], shape [B, K]."""
-        shared = {name: value for name, value in params.items() if not name.startswith(HEAD)}
-        out: Tensor = functional_call(self.net, shared, (x,))
-        return torch.cat([out, out.new_ones(len(out), 1)], 1)
+    def __call__(self, theta: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        return features(self.net, theta, x, self.scale)
 
-    def logits(self, params: Params, x: Tensor, task: int) -> Tensor:
-        """[B, C] of one task."""
-        return self.features(params, x) @ params[f"{HEAD}{task}"].mT
 
-    def all_logits(self, params: Params, x: Tensor, tasks: int) -> list[Tensor]:
-        """[B, C_i] of tasks 0 to tasks − 1, from one pass through the network."""
-        Phi = self.features(params, x)
-        return [Phi @ params[f"{HEAD}{task}"].mT for task in range(tasks)]
+class PastTask(Protocol):
+    """What a learner keeps of a finished task, as far as a regulariser may read it."""
+
+    @property
+    def likelihood(self) -> Likelihood: ...
+    @property
+    def likelihood_params(self) -> Params: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def head(self) -> Tensor | None: ...
 
 
 @dataclass(frozen=True)
-class Moment:
-    """The situation a regulariser is asked in: the model, its parameters, which task, how large it is."""
+class Task:
+    """The task that begins or has just ended.
 
-    model: Heads
-    params: Params  # shared network and all heads so far, the current one included
-    task: int
+    theta  the shared weights that are trained, live; fixed, the weights and buffers that are not
+    past   what is kept of the tasks before it
+    N      its number of examples
+    head   [C, K], the mean of its last layer; there when it has ended, with what its likelihood learned
+    tasks_per_step  how many past tasks a step uses at most; None: all
+    """
+
+    features: FeatureMap
+    theta: Params
+    fixed: Params
+    past: Sequence[PastTask]
+    likelihood: Likelihood
     N: float
+    head: Tensor | None = None
+    likelihood_params: Params = field(default_factory=dict)
+    tasks_per_step: int | None = None
 
 
-class Place(NamedTuple):
-    """Where a penalty is asked for: the model and the task being learned, the same for every seed."""
+class Step(NamedTuple):
+    """What a penalty may read in one training step.
 
-    model: Heads
-    task: int
+    theta    all shared weights, trained and fixed
+    head     [C, K], the mean of the current task's last layer
+    heads    [T, C, K], those of past tasks where they are trained along; None: they are as they were kept
+    x, y     the minibatch; Phi [B, K] its features
+    Phi_z    [k, M, K], features at the inducing points of the past tasks in use
+    tasks    [k], the past tasks in use, of T (`past_tasks`); None: all of them
+    N        number of examples of the current task
+    """
+
+    features: FeatureMap
+    theta: Params
+    head: Tensor
+    heads: Tensor | None
+    x: Tensor
+    y: Tensor
+    Phi: Tensor
+    Phi_z: Tensor | None
+    tasks: Tensor | None
+    past_tasks: int
+    N: Tensor
+
+    @property
+    def scale(self) -> float:
+        """T/k, by which a sum over the tasks in use becomes an unbiased estimate of that over all past tasks."""
+        return 1.0 if self.tasks is None else self.past_tasks / len(self.tasks)
 
 
-class Regulariser(Protocol):
-    """Holds θ while a new task is learned. All state is tensors by name."""
+@dataclass
+class Regulariser(ABC):
+    """Holds on to past tasks while a new one is learned. Final classes are dataclasses: settings first, then state.
 
-    trains_old_heads: bool
-    stackable: bool  # whether its constants are small enough to stand in one block with those of other seeds
+    `begin`, `end` and `load` replace state and never change a tensor in place, so that a shallow copy is a snapshot.
+    """
 
-    def check(self, y: Tensor) -> None:
-        """Refuse the classes of a new task that this regulariser cannot keep."""
+    name: ClassVar[str]
+    uses_heads: ClassVar[bool] = False  # reads heads of past tasks, which the learner then keeps
+    uses_points: ClassVar[bool] = False  # reads features at the inducing points of past tasks
+    looks: ClassVar[bool] = False  # wants to see every minibatch after its step
+    trains_heads: bool = field(default=False, init=False, repr=False)  # heads of past tasks are trained along
+    batchable: bool = field(default=True, init=False, repr=False)  # its constants may be stacked with other seeds'
 
-    def begin(self, now: Moment) -> None:
-        """A task begins; its head is there, untrained."""
+    def check(self, likelihood: Likelihood, y: Tensor) -> None:  # noqa: B027
+        """Refuse a new task, with encoded targets y, that this regulariser cannot keep."""
 
-    def constants(self) -> Params:
-        """What the penalty reads besides the parameters; the same tensors until the task ends."""
+    def begin(self, task: Task) -> None:  # noqa: B027
+        """A task begins."""
 
-    def draw(self, steps: int, generator: torch.Generator) -> Params:
-        """Everything random of so many steps, tensors [steps, ...]."""
+    def constants(self, task: Task) -> Tree:
+        """What the penalty reads besides the step: the same from the beginning of a task to its end."""
+        return ()
 
-    def penalty(self, at: Place, params: Params, constants: Params, x: Tensor, noise: Params) -> Tensor:
-        """What is added to the mean negative log-likelihood of the minibatch x, in nats per example.
+    def draw(self, steps: int, past_tasks: int, generator: torch.Generator) -> Tree:
+        """Everything random of the next steps, tensors [steps, ...]."""
+        return ()
 
-        Pure: reads its arguments alone. constants["N"] is the size of the task, the rest is what `constants` gave;
-        `noise` is a row of what `draw` gave.
+    @abstractmethod
+    def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
+        """The weighted penalty in nats per example, or None where there is nothing to penalise.
+
+        Pure: reads its arguments and settings alone. `draws` is a row of what `draw` returned.
         """
 
     def carry(self) -> Params:
-        """What `follow` changes in place."""
-
-    def follow(self, carry: Params, constants: Params, gradient: Params, before: Params, after: Params) -> None:
-        """One step was taken, down `gradient`, that of loss and penalty; elementwise, called if there is a carry."""
-
-    def end(self, now: Moment, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
-        """The task is over; x and y are its data, seen for the last time."""
-
-    def kept(self) -> Kept:
-        """What is kept of past tasks, by kind (`learners/memory.py`): counted as memory."""
-
-    def state(self) -> Params:
-        """Everything that must be saved."""
-
-    def load(self, state: Params) -> None:
-        """Put back what `state` gave."""
-
-
-class Plain:
-    """What most regularisers have in common: they take any task, draw nothing, and follow nothing."""
-
-    trains_old_heads = False
-    stackable = True
-
-    def check(self, y: Tensor) -> None:
-        """Any task will do."""
-
-    def begin(self, now: Moment) -> None:
-        """Nothing to prepare."""
-
-    def constants(self) -> Params:
+        """Tensors that `follow` updates in place."""
         return {}
 
-    def draw(self, steps: int, generator: torch.Generator) -> Params:
+    def follow(  # noqa: B027
+        self, carry: Params, constants: Tree, gradient: Params, before: Params, after: Params
+    ) -> None:
+        """A step moved θ from `before` to `after` down the gradient of the loss with all penalties; elementwise."""
+
+    def look(self, x: Tensor, y: Tensor, generator: torch.Generator) -> None:  # noqa: B027
+        """A step was taken on this minibatch; called where `looks` is true."""
+
+    @abstractmethod
+    def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
+        """The task has ended; x and y are its data, seen for the last time."""
+
+    def kept(self, theta: Params) -> Kept:
+        """What is kept of past tasks, by kind; θ is what a copy of the network would hold."""
         return {}
 
-    def carry(self) -> Params:
+    def kept_inputs(self) -> list[Tensor]:
+        """Stored inputs of each past task, where there are any."""
+        return []
+
+    def head_variance(self, task: int, Phi: Tensor) -> Tensor | None:
+        """Variance of the functions of a past task [n, C], where the regulariser is a posterior of its head."""
+        return None
+
+    def state(self) -> Tree:
+        """Everything that must be saved: a tree of tensors and plain values."""
         return {}
 
-    def follow(self, carry: Params, constants: Params, gradient: Params, before: Params, after: Params) -> None:
-        """Nothing to follow."""
+    def load(self, state: Tree) -> None:  # noqa: B027
+        """Restore what `state` returned."""
+
+    def settings(self) -> dict[str, Any]:
+        """What it was made with, JSON-able."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
 
 
-def under(tensors: Params, prefix: str) -> Params:
-    """The tensors whose names begin with the prefix, without it."""
-    return {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
+REGULARISERS: Registry[type[Regulariser]] = Registry("regulariser")
 
 
-def named(prefix: str, tensors: Params) -> Params:
-    """The tensors with the prefix put before their names."""
-    return {prefix + name: value for name, value in tensors.items()}
+def register(kind: type[Regulariser]) -> type[Regulariser]:
+    """Class decorator: the regulariser can be saved and loaded by its name."""
+    return REGULARISERS.add(kind.name, kind)
 
 
-def shared_only(params: Params) -> Params:
-    """The shared network's parameters, without the heads."""
-    return {name: value for name, value in params.items() if not name.startswith(HEAD)}
+def to_json(regulariser: Regulariser) -> dict[str, Any]:
+    """Name and settings."""
+    return {"name": regulariser.name, **regulariser.settings()}
+
+
+def from_json(data: Mapping[str, Any]) -> Regulariser:
+    """A fresh regulariser with the settings that `to_json` gave."""
+    settings = {key: value for key, value in data.items() if key != "name"}
+    make: Callable[..., Regulariser] = REGULARISERS[str(data.get("name"))]
+    try:
+        return make(**settings)
+    except TypeError as error:
+        raise OptionError(f"regulariser {data.get('name')!r}: {error}") from error
+
+
+def check_weight(name: str, value: object, *, positive: bool = False) -> None:
+    """Refuse a setting that is not a finite number that is not negative, or positive."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise OptionError(f"{name} must be a finite number, not {value!r}")
+    if value < 0 or (positive and value == 0):
+        raise OptionError(f"{name} must be a {'positive number' if positive else 'number that is not negative'}, not {value!r}")
+
+
+def penalties(regularisers: Sequence[Regulariser], step: Step, constants: Sequence[Tree], draws: Sequence[Tree]) -> list[Tensor]:
+    """The penalties that there are, in order."""
+    found = [
+        regulariser.penalty(step, own, drawn)
+        for regulariser, own, drawn in zip(regularisers, constants, draws, strict=True)
+    ]
+    return [value for value in found if value is not None]
+
+
+def sample_tasks(tasks: int, at_most: int | None, steps: int, generator: torch.Generator) -> Tensor | None:
+    """Which past tasks each step uses, [steps, at_most], all different within a step; None for all of them."""
+    if at_most is None or tasks <= at_most:
+        return None
+    order = torch.rand(steps, tasks, generator=generator, device=generator.device, dtype=torch.float64)
+    return order.argsort(1)[:, :at_most].contiguous()

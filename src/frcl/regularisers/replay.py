@@ -1,148 +1,142 @@
-"""Stored examples: the paper's BASELINE (Appendix C) and learning on all data so far.
+"""Stored examples: the paper's BASELINE (Appendix C), and learning on all data so far.
 
-    penalty = (1/N) Σ_i (N_i/M_i) Σ_{j ≤ M_i} −log p(ỹ_ij | x̃_ij)      nats per example, over past tasks i
+    penalty = weight/N · Σ_i (N_i/M_i) Σ_{j ≤ M_i} −log p(ỹ_ij | x̃_ij)      nats per example, over past tasks i
 
-An unbiased estimate of the loss on all data of past tasks; all heads are trained on.
+An unbiased estimate of the loss on all data of past tasks; all heads are trained along.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, pad
 
 from frcl.errors import DataError
-from frcl.regularisers.functional import padded, sample_tasks
-from frcl.regularisers.protocol import Kept, Moment, Params, Place, Plain
+from frcl.likelihoods import Likelihood
+from frcl.regularisers.functional import stacked_points
+from frcl.regularisers.heads import HeadBlock, log_prob, make_block
+from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, Tree, check_weight, register
 from frcl.selection import random_start
+from frcl.trees import Params
 
 
+class Constants(NamedTuple):
+    """The buffers of T tasks: one by one, or padded in one block [T, M, ...] where a step uses some of them."""
+
+    x: tuple[Tensor, ...] | Tensor
+    y: tuple[Tensor, ...] | Tensor
+    block: HeadBlock
+    likelihoods: tuple[Likelihood, ...]
+    learned: tuple[Params, ...]
+    sizes: Tensor  # N_i
+    counts: Tensor  # M_i
+
+
+@register
 @dataclass
-class Buffer(Plain):
-    """Keeps M examples of each task, balanced over its classes; M None keeps all, and a step draws `batch` of them."""
+class Replay(Regulariser):
+    """Keeps M examples of each task, balanced over classes; points=None keeps all, and a step draws `batch` of them."""
 
-    points: int | None
-    per_class: int | None = None
-    tasks_per_step: int | None = None
+    weight: float = 1.0
+    points: int | None = 40
+    points_per_class: int | None = None
     batch: int | None = None  # examples drawn from each buffer in a step; None: the whole buffer
-    x: list[Tensor] = field(default_factory=list)
-    y: list[Tensor] = field(default_factory=list)
-    sizes: list[float] = field(default_factory=list)  # N_i
-    trains_old_heads: bool = True
+    x: list[Tensor] = field(default_factory=list, init=False, repr=False)
+    y: list[Tensor] = field(default_factory=list, init=False, repr=False)
+    sizes: list[float] = field(default_factory=list, init=False, repr=False)  # N_i
+    name: ClassVar[str] = "replay"
+    uses_heads: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self.stackable = self.points is not None or self.per_class is not None
+        check_weight("weight of replay", self.weight)
+        self.trains_heads = True
+        self.batchable = self.points is not None or self.points_per_class is not None
 
-    def check(self, y: Tensor) -> None:
-        M = self._points(y)
+    def check(self, likelihood: Likelihood, y: Tensor) -> None:
+        M = self._points(likelihood)
         if M is not None and len(y) < M:
             raise DataError(f"{len(y)} examples are fewer than the {M} to keep; lower points, or bring more data")
 
-    def _points(self, y: Tensor) -> int | None:
-        return self.points if self.per_class is None else self.per_class * int(y.max() + 1)
+    def _points(self, likelihood: Likelihood) -> int | None:
+        if self.points_per_class is None or likelihood.classes is None:
+            return self.points
+        return self.points_per_class * len(likelihood.classes)
 
-    def constants(self) -> Params:
-        """Every buffer by itself; where a step looks at some of them only, all in one block, padded."""
+    def constants(self, task: Task) -> Tree:
         if not self.x:
-            return {}
-        sizes = self.x[0].new_tensor(self.sizes, dtype=torch.float64)
-        if not self._samples():
-            parts = {f"x/{i}": x for i, x in enumerate(self.x)} | {f"y/{i}": y for i, y in enumerate(self.y)}
-            return parts | {"sizes": sizes}
-        M = max(len(x) for x in self.x)
-        counts = self.y[0].new_tensor([len(y) for y in self.y])
-        return {"x": padded(self.x, M), "y": padded(self.y, M), "sizes": sizes, "counts": counts}
+            return ()
+        sampled = task.tasks_per_step is not None and len(self.x) > task.tasks_per_step
+        if sampled and any(one.likelihood.classes is None for one in task.past):
+            raise DataError("past_tasks_per_step with replay is for tasks with classes; leave it out")
+        return Constants(
+            x=stacked_points(self.x) if sampled else tuple(self.x),
+            y=stacked_points(self.y) if sampled else tuple(self.y),
+            block=make_block(task.past),
+            likelihoods=tuple(one.likelihood for one in task.past),
+            learned=tuple(one.likelihood_params for one in task.past),
+            sizes=self.x[0].new_tensor(self.sizes, dtype=torch.float64),
+            counts=self.y[0].new_tensor([len(y) for y in self.y], dtype=torch.int64),
+        )  # fmt: skip
 
-    def _samples(self) -> bool:
-        return self.tasks_per_step is not None and len(self.x) > self.tasks_per_step
+    def draw(self, steps: int, past_tasks: int, generator: torch.Generator) -> Tree:
+        """Which rows of each buffer a step uses, where it does not use all of them."""
+        if self.batch is None:
+            return ()
+        shape = (steps, self.batch)
+        return tuple(torch.randint(len(x), shape, generator=generator, device=generator.device) for x in self.x)
 
-    def draw(self, steps: int, generator: torch.Generator) -> Params:
-        drawn: Params = {}
-        looked_at = sample_tasks(len(self.x), self.tasks_per_step, steps, generator)
-        if looked_at is not None:
-            drawn["tasks"] = looked_at
-        if self.batch is not None:
-            for i, x in enumerate(self.x):
-                drawn[f"buffer/{i}"] = torch.randint(
-                    len(x), (steps, self.batch), generator=generator, device=generator.device
-                )
-        return drawn
+    def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
+        if not constants:
+            return None
+        total = self._all(step, constants, draws) if step.tasks is None else self._sampled(step, constants)
+        return self.weight * total / step.N
 
-    def penalty(self, at: Place, params: Params, constants: Params, x: Tensor, noise: Params) -> Tensor:
-        if "sizes" not in constants:
-            return x.new_zeros(())
-        estimate = self._sampled if "tasks" in noise else self._all
-        return estimate(at, params, constants, noise) / constants["N"]
-
-    def _all(self, at: Place, params: Params, constants: Params, noise: Params) -> Tensor:
+    def _all(self, step: Step, constants: Constants, draws: Tree) -> Tensor:
         """Σ_i N_i × the mean loss on buffer i, or on the examples drawn from it."""
-        drawn = []
-        for i in range(at.task):
-            rows, labels = constants[f"x/{i}"], constants[f"y/{i}"]
-            if (own := noise.get(f"buffer/{i}")) is not None:
-                rows, labels = rows[own], labels[own]
-            drawn.append((rows, labels))
-        Phi = at.model.features(params, torch.cat([rows for rows, _ in drawn]))
-        parts = Phi.split([len(rows) for rows, _ in drawn])
-        losses = [
-            cross_entropy(part @ params[f"head/{i}"].mT, labels)
-            for i, (part, (_, labels)) in enumerate(zip(parts, drawn, strict=True))
-        ]
+        pairs = list(zip(constants.x, constants.y, strict=True))
+        if draws:
+            pairs = [(x[rows], y[rows]) for (x, y), rows in zip(pairs, draws, strict=True)]
+        Phi = step.features(step.theta, torch.cat([x for x, _ in pairs]))
+        heads, losses = constants.block.now(step), []
+        for i, (part, (_, y)) in enumerate(zip(Phi.split([len(x) for x, _ in pairs]), pairs, strict=True)):
+            likelihood = constants.likelihoods[i]
+            f = part @ heads[i, : likelihood.functions].mT
+            losses.append(-likelihood.log_prob(f, y, constants.learned[i]).mean())
         each = torch.stack(losses)
-        return (constants["sizes"].to(each.dtype) * each).sum()
+        return (constants.sizes.to(each.dtype) * each).sum()
 
-    def _sampled(self, at: Place, params: Params, constants: Params, noise: Params) -> Tensor:
-        """The same estimated from some buffers; what stands in the padding of points and classes counts for nothing."""
-        tasks = noise["tasks"]
-        x, y, counts = (constants[name][tasks] for name in ("x", "y", "counts"))
-        heads = [params[f"head/{i}"] for i in range(at.task)]
-        C = max(head.shape[0] for head in heads)
-        block = torch.stack([pad(head, (0, 0, 0, C - head.shape[0])) for head in heads])
-        absent = torch.stack([pad(head.new_zeros(len(head)), (0, C - len(head)), value=-torch.inf) for head in heads])
-        Phi = at.model.features(params, x.flatten(0, 1)).unflatten(0, x.shape[:2])
-        log_p = (Phi @ block[tasks].mT + absent[tasks][:, None]).log_softmax(-1)  # [k, M, C]
-        loss = -log_p.gather(-1, y[..., None])[..., 0]
+    def _sampled(self, step: Step, constants: Constants) -> Tensor:
+        """The same estimated from some buffers; padding of points and classes counts for nothing."""
+        tasks, x, y = step.tasks, constants.x, constants.y
+        assert tasks is not None
+        assert isinstance(x, Tensor)
+        assert isinstance(y, Tensor)
+        x, y = x[tasks], y[tasks]
+        counts, block = constants.counts[tasks], constants.block.at(tasks)
+        Phi = step.features(step.theta, x.flatten(0, 1)).unflatten(0, x.shape[:2])
+        loss = -log_prob(Phi @ block.now(step).mT, y, block)  # [k, M]
         real = torch.arange(x.shape[1], device=x.device) < counts[:, None]
         means = torch.where(real, loss, 0.0).sum(1) / counts
-        return (constants["sizes"][tasks].to(means.dtype) * means).sum() * (at.task / len(tasks))
+        return (constants.sizes[tasks].to(means.dtype) * means).sum() * step.scale
 
-    def end(self, now: Moment, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
-        M = self._points(y)
-        rows = torch.arange(len(x)) if M is None else random_start(len(x), M, generator, y)
-        self.x.append(x[rows.to(x.device)].clone())
-        self.y.append(y[rows.to(y.device)].clone())
-        self.sizes.append(now.N)
+    def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
+        M = self._points(task.likelihood)
+        balance = y if task.likelihood.classes is not None else None
+        rows = torch.arange(len(x)) if M is None else random_start(len(x), M, generator, balance)
+        self.x = [*self.x, x[rows.to(x.device)].clone()]
+        self.y = [*self.y, y[rows.to(y.device)].clone()]
+        self.sizes = [*self.sizes, float(task.N)]
 
-    def kept(self) -> Kept:
+    def kept(self, theta: Params) -> Kept:
         return {"points": [*self.x, *self.y]}
 
-    def state(self) -> Params:
-        parts = {f"x/{i}": value for i, value in enumerate(self.x)}
-        parts |= {f"y/{i}": value for i, value in enumerate(self.y)}
-        return parts | {"sizes": torch.tensor(self.sizes, dtype=torch.float64)}
+    def kept_inputs(self) -> list[Tensor]:
+        return list(self.x)
 
-    def load(self, state: Params) -> None:
-        self.sizes = state["sizes"].tolist()
-        self.x = [state[f"x/{i}"].clone() for i in range(len(self.sizes))]
-        self.y = [state[f"y/{i}"].clone() for i in range(len(self.sizes))]
+    def state(self) -> Tree:
+        return {"x": self.x, "y": self.y, "sizes": self.sizes}
 
-
-class Nothing(Plain):
-    """No protection."""
-
-    def penalty(self, at: Place, params: Params, constants: Params, x: Tensor, noise: Params) -> Tensor:
-        return x.new_zeros(())
-
-    def end(self, now: Moment, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
-        """Nothing to keep."""
-
-    def kept(self) -> Kept:
-        return {}
-
-    def state(self) -> Params:
-        return {}
-
-    def load(self, state: Params) -> None:
-        """Nothing to put back."""
+    def load(self, state: Tree) -> None:
+        self.x, self.y, self.sizes = list(state["x"]), list(state["y"]), [float(n) for n in state["sizes"]]

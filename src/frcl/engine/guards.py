@@ -1,25 +1,14 @@
-"""Named tensors: what is trained, what is refused, what is worked out in slices."""
+"""What is refused: losses and parameters that are not finite; and large inputs processed in slices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from frcl.errors import NumericalError
-
-Params = dict[str, Tensor]
-
-
-def leaf(tensor: Tensor) -> Tensor:
-    """A trainable copy of the tensor."""
-    return tensor.detach().clone().requires_grad_(True)
-
-
-def stack(each: Sequence[Params], dim: int = 0) -> Params:
-    """Named tensors of several as one, with another axis."""
-    return {name: torch.stack([one[name] for one in each], dim) for name in each[0]}
+from frcl.trees import Tree, named_tensors
 
 
 def exact_number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -41,15 +30,15 @@ def refuse_non_finite_loss(loss: Tensor) -> None:
         value = float(loss.detach()[~loss.isfinite()].flatten()[0])
         raise NumericalError(
             f"the loss is {value}; this step was not taken. Lower the learning rate (lr), scale the "
-            "inputs, or raise noise, the variance on the inducing values."
+            "inputs, or raise u_noise, the variance on the inducing values."
         )
 
 
-def refuse_non_finite(params: Mapping[str, Tensor]) -> None:
-    """Refuse parameters that are not finite any more, where the loss was not looked at in every step."""
-    for name, value in params.items():
+def refuse_non_finite(params: Tree) -> None:
+    """Refuse parameters that are no longer finite, where the loss was not checked in every step."""
+    for name, value in named_tensors(params):
         if not bool(value.isfinite().all()):
             raise NumericalError(
-                f"{name!r} is not finite any more: learning has diverged. Go back to an earlier state; then lower the "
-                "learning rate (lr), scale the inputs, or raise noise."
+                f"{name!r} is no longer finite: learning has diverged. Go back to an earlier state; then lower the "
+                "learning rate (lr), scale the inputs, or raise u_noise."
             )

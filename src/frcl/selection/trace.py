@@ -1,6 +1,6 @@
 """The trace criterion (equation 6): swaps, many searches side by side, and greedy addition (Section 2.4).
 
-Features Φ in this file are times σ_w, so that k(x, x') = φ(x)ᵀφ(x').
+Features Φ in this file are kernel features, σ_w φ(x), so that k(x, x') = φ(x)ᵀφ(x').
 """
 
 from __future__ import annotations
@@ -15,17 +15,9 @@ from torch import Tensor
 
 from frcl.graphs import captured, spread
 from frcl.linalg import add_diagonal, cholesky, inverse_lower
+from frcl.selection.base import Selected
 
 REFRESH = 64  # proposals between two direct recomputations of the matrix that a search keeps
-
-
-@dataclass(frozen=True)
-class Selected:
-    """The points found, index [M] into the task's data, and the objective at the start and at `index`."""
-
-    index: Tensor
-    before: float
-    after: float
 
 
 def residual_projection(Phi_z: Tensor, noise: float) -> Tensor:

@@ -1,0 +1,128 @@
+"""Options of learners: a field, its default, its range and its description, written once.
+
+The description appears in `help()`, in the reference page and in the command line's help.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from frcl.errors import OptionError
+from frcl.registry import suggestion
+
+O = TypeVar("O", bound="Options")  # noqa: E741
+NOT_NEGATIVE, POSITIVE, SHARE = "not negative", "positive", "a share from 0 to 1"
+
+
+def option(default: Any, doc: str, limits: str = "", most: float = math.inf) -> Any:
+    """A field of an options class. `limits` is POSITIVE, NOT_NEGATIVE, SHARE or nothing; whole numbers count from 1."""
+    return field(default=default, metadata={"doc": doc, "limits": limits, "most": most})
+
+
+@dataclass(frozen=True)
+class Options:
+    """Base of every options class: types, choices and ranges of all fields are checked when it is made."""
+
+    def __post_init__(self) -> None:
+        hints = _hints(type(self))
+        for item in fields(self):
+            value = getattr(self, item.name)
+            _check_type(item.name, value, hints[item.name])
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                _check_range(item.name, value, hints[item.name], item.metadata)
+
+
+@lru_cache(maxsize=64)
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _check_type(name: str, value: Any, hint: Any) -> None:
+    choices = choices_of(hint)
+    plain = [kind for kind in (int, float, bool, str, type(None)) if kind in _members(hint)]
+    if choices and value in choices:
+        return
+    if choices and not (set(plain) - {type(None)}) and value is not None:
+        raise OptionError(f"{name}={value!r} is unknown; choose one of {', '.join(choices)}")
+    if value is None and type(None) in plain:
+        return
+    if isinstance(value, bool) and bool not in plain:
+        raise OptionError(f"{name} must be {_wanted(hint)}, not {value!r}")
+    if bool in plain and not isinstance(value, bool) and plain == [bool]:
+        raise OptionError(f"{name} is True or False, not {value!r}")
+    accepted = tuple(kind for kind in plain if kind is not type(None))
+    if float in accepted:
+        accepted += (int,)
+    if accepted and not isinstance(value, accepted):
+        raise OptionError(f"{name} must be {_wanted(hint)}, not {value!r}")
+
+
+def _check_range(name: str, value: float, hint: Any, limits: Any) -> None:
+    kind = limits.get("limits", "")
+    if int in _members(hint) and float not in _members(hint):
+        if kind == NOT_NEGATIVE and value < 0:
+            raise OptionError(f"{name} must be a whole number, not negative; got {value!r}")
+        if kind == "" and value < 1:
+            raise OptionError(f"{name} must be a whole number of at least 1, not {value!r}")
+        return
+    if not math.isfinite(value):
+        raise OptionError(f"{name} must be a {'positive' if kind == POSITIVE else 'finite'} number, not {value!r}")
+    if kind == POSITIVE and value <= 0:
+        raise OptionError(f"{name} must be a positive number, not {value!r}")
+    if kind == NOT_NEGATIVE and value < 0:
+        raise OptionError(f"{name} must be a number that is not negative, not {value!r}")
+    most = limits.get("most", math.inf)
+    if kind == SHARE and not 0 <= value <= min(1.0, most):
+        raise OptionError(f"{name} is a share, from 0 to {min(1.0, most):g}, not {value!r}")
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    """The types of a union; the type itself otherwise."""
+    if get_origin(hint) is Literal:
+        return ()
+    arguments = get_args(hint)
+    return tuple(one for one in arguments if get_origin(one) is not Literal) if arguments else (hint,)
+
+
+def choices_of(hint: Any) -> tuple[str, ...]:
+    """The words that a field may have, where it has a Literal type."""
+    found = [hint] if get_origin(hint) is Literal else [one for one in get_args(hint) if get_origin(one) is Literal]
+    return tuple(word for one in found for word in get_args(one))
+
+
+def _wanted(hint: Any) -> str:
+    members, words = _members(hint), [repr(word) for word in choices_of(hint)]
+    kinds = {int: "a whole number of at least 1", float: "a number", bool: "True or False", str: "text", type(None): "None"}
+    return " or ".join([*(kinds[kind] for kind in members if kind in kinds), *words])
+
+
+def changed(options: O, changes: dict[str, Any]) -> O:
+    """The options with some changed by name; an unknown name is refused, with the nearest one."""
+    known = [item.name for item in fields(options)]
+    for name in changes:
+        if name not in known:
+            raise OptionError(f"unknown option {name!r}{suggestion(name, known)}")
+    plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in changes.items()}
+    return replace(options, **plain)
+
+
+def described(options: Options) -> list[tuple[str, str, Any, str]]:
+    """(name, type, value, description) of every option, in order: what help() and the reference page show."""
+    shown, kind = [], type(options)
+    for item in fields(options):
+        text = item.type if isinstance(item.type, str) else getattr(item.type, "__name__", str(item.type))
+        words = choices_of(_hints(kind)[item.name])
+        if words and get_origin(_hints(kind)[item.name]) is Literal:
+            text = " | ".join(repr(word) for word in words)
+        shown.append((item.name, text, getattr(options, item.name), item.metadata.get("doc", "")))
+    return shown
+
+
+def option_lines(options: Options) -> str:
+    """The options as an indented block for a docstring."""
+    return "\n".join(f"    {name}: {text} = {value!r}\n        {doc}" for name, text, value, doc in described(options))

@@ -1,0 +1,164 @@
+"""Choosing the inducing inputs of a task among its data (Section 2.4, Appendix D): what every criterion shares.
+
+A criterion is minimised. A search *returns* its points, with the objective before and after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from frcl.errors import DataError, OptionError
+from frcl.likelihoods import Likelihood
+from frcl.posterior import Moments, Posterior
+from frcl.registry import Registry
+from frcl.summary import belief_from_weights, head_moments, make_head
+
+Search = Literal["swap", "greedy"]
+Start = Literal["uniform", "balanced"]
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The points found, index [M] into the task's data, and the objective at the start and at `index`."""
+
+    index: Tensor
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """What a supervised criterion looks at: features, targets and the posterior of the task just learned.
+
+    `draws` are the Monte Carlo draws of the likelihood, the same for every candidate set, so that two sets are compared
+    on equal terms. `size` is N of the task, of which these may be a part.
+    """
+
+    Phi: Tensor
+    y: Tensor
+    q: Posterior
+    likelihood: Likelihood
+    params: Mapping[str, Tensor]
+    prior_std: float
+    u_noise: float
+    draws: Tensor
+    size: float
+
+    def moments(self, index: Tensor) -> Moments:
+        """f at all N inputs, predicted from q(u) at the points in `index`."""
+        belief = belief_from_weights(self.q, self.Phi[index], self.u_noise, self.prior_std)
+        moments = head_moments(make_head(self.Phi[index], belief), belief, self.Phi)
+        return Moments(*(value.to(self.Phi) for value in moments))
+
+    def others(self, index: Tensor) -> Tensor:
+        """True at the examples that are not inducing points; everywhere if all of them are."""
+        rest = torch.ones(len(self.Phi), dtype=torch.bool, device=self.Phi.device)
+        if len(index) < len(rest):
+            rest[index] = False
+        return rest
+
+
+Objective = Callable[[TaskData, Tensor], float]
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """A criterion by name. `objective` of (task, index) is None for those that have a search of their own."""
+
+    name: str
+    objective: Objective | None = None
+    needs_classes: bool = False
+
+
+CRITERIA: Registry[Criterion] = Registry("criterion")
+
+
+def criterion(name: str, *, needs_classes: bool = False) -> Callable[[Objective], Objective]:
+    """Register a supervised criterion: a function of (task, index) to be minimised by swaps."""
+
+    def add(objective: Objective) -> Objective:
+        CRITERIA.add(name, Criterion(name, objective, needs_classes))
+        return objective
+
+    return add
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How points are chosen: criterion, search, number of proposals, examples that a supervised criterion sees."""
+
+    criterion: str = "trace"
+    search: Search = "swap"
+    steps: int = 1000
+    examples: int = 10_000
+
+    @property
+    def is_supervised(self) -> bool:
+        return CRITERIA[self.criterion].objective is not None
+
+    def check(self) -> None:
+        """Refuse an unknown criterion, or one that cannot be searched this way."""
+        if self.criterion not in CRITERIA:
+            raise OptionError(f"selection={self.criterion!r} is unknown; choose one of {', '.join(CRITERIA)}")
+        if self.search == "greedy" and self.criterion != "trace":
+            raise OptionError(f'search="greedy" is for selection="trace", not for {self.criterion!r}')
+
+
+def random_start(N: int, M: int, generator: torch.Generator, classes: Tensor | None = None) -> Tensor:
+    """M different indices below N: uniform, or spread evenly over the classes [N] if given."""
+    if M > N:
+        raise DataError(f"cannot choose {M} inducing points from {N} examples")
+    order = torch.randperm(N, generator=generator, device=generator.device).cpu()
+    if classes is None:
+        return order[:M]
+    return _balanced(order, classes.cpu())[:M]
+
+
+def _balanced(order: Tensor, classes: Tensor) -> Tensor:
+    """`order` rearranged so that every class appears once before any appears twice, and so on."""
+    labels = classes[order]
+    rank = torch.empty_like(order)
+    for label in labels.unique():
+        where = (labels == label).nonzero()[:, 0]
+        rank[where] = torch.arange(len(where))
+    return order[torch.argsort(rank, stable=True)]
+
+
+def swap_search(
+    objective: Callable[[Tensor], float], N: int, start: Tensor, steps: int, generator: torch.Generator
+) -> Selected:
+    """Local swaps for any objective of an index [M]: a proposal is kept when it is lower."""
+    index = start.clone()
+    before = value = objective(index)
+    slots = torch.randint(len(start), (steps,), generator=generator, device=generator.device).tolist()
+    proposals = torch.randint(N, (steps,), generator=generator, device=generator.device).tolist()
+    for slot, candidate in zip(slots, proposals, strict=True):
+        if bool((index == candidate).any()):
+            continue
+        changed = index.clone()
+        changed[slot] = candidate
+        proposed = objective(changed)
+        if proposed < value:
+            index, value = changed, proposed
+    return Selected(index, before, value)
+
+
+def select_by_targets(
+    task: TaskData, M: int, recipe: Recipe, generator: torch.Generator, classes: Tensor | None = None
+) -> Selected:
+    """M points by a supervised criterion, judged on at most `recipe.examples` of the task's examples."""
+    objective = CRITERIA[recipe.criterion].objective
+    assert objective is not None
+    N, examples = len(task.Phi), recipe.examples
+    rows = torch.arange(N)
+    if max(examples, 2 * M) < N:
+        rows = random_start(N, max(examples, 2 * M), generator, classes)
+        task = replace(task, Phi=task.Phi[rows.to(task.Phi.device)], y=task.y[rows.to(task.y.device)])
+    start = random_start(len(rows), M, generator, None if classes is None else classes.cpu()[rows])
+    found = swap_search(lambda index: objective(task, index), len(rows), start, recipe.steps, generator)
+    return replace(found, index=rows[found.index])

@@ -1,0 +1,101 @@
+"""Nested structures of tensors: dictionaries, tuples, named tuples and lists whose leaves are tensors or constants.
+
+A leaf that is not a tensor (None, a number, a likelihood) is carried along as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+Params = dict[str, Tensor]
+Tree = Any
+T = TypeVar("T")
+
+
+def tree_map(function: Callable[..., Any], tree: T, *rest: T) -> T:
+    """`function` of every tensor of `tree`, and of the tensors at the same place in the others."""
+    if isinstance(tree, Tensor):
+        return function(tree, *rest)  # type: ignore[no-any-return]
+    if isinstance(tree, Mapping):
+        return {key: tree_map(function, tree[key], *(other[key] for other in rest)) for key in tree}  # type: ignore
+    if isinstance(tree, tuple | list):
+        parts = [tree_map(function, *items) for items in zip(tree, *rest, strict=True)]  # type: ignore[call-overload]
+        return type(tree)(*parts) if isinstance(tree, tuple) and is_named_tuple(tree) else type(tree)(parts)  # type: ignore
+    return tree
+
+
+def is_named_tuple(value: object) -> bool:
+    """Whether a tuple is a named tuple."""
+    return getattr(value, "_fields", None) is not None
+
+
+def named_tensors(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors with their places as names: "theta/layers.1.weight", "posterior/mean", "heads/0"."""
+    if isinstance(tree, Tensor):
+        yield prefix, tree
+        return
+    items: Any = ()
+    if isinstance(tree, Mapping):
+        items = tree.items()
+    elif isinstance(tree, tuple) and is_named_tuple(tree):
+        items = zip(tree._fields, tree, strict=True)  # type: ignore[attr-defined]
+    elif isinstance(tree, tuple | list):
+        items = enumerate(tree)
+    for key, value in items:
+        yield from named_tensors(value, f"{prefix}/{key}" if prefix else str(key))
+
+
+def with_tensors(tree: T, tensors: Mapping[str, Tensor]) -> T:
+    """The same structure with the tensors of these names in the places of its own."""
+    names = iter([name for name, _ in named_tensors(tree)])
+    return tree_map(lambda _: tensors[next(names)], tree)
+
+
+def stack(trees: Sequence[T], dim: int = 0) -> T:
+    """Trees of one structure as one, every tensor with another axis."""
+    return tree_map(lambda *each: torch.stack(each, dim), *trees)
+
+
+def batch_axes(tree: T) -> T:
+    """What `torch.vmap` is told of a stacked tree: axis 0 for tensors, None for constants."""
+    return _axes(tree)  # type: ignore[no-any-return]
+
+
+def _axes(tree: Any) -> Any:
+    if isinstance(tree, Tensor):
+        return 0
+    if isinstance(tree, Mapping):
+        return {key: _axes(value) for key, value in tree.items()}
+    if isinstance(tree, tuple | list):
+        parts = [_axes(value) for value in tree]
+        return type(tree)(*parts) if is_named_tuple(tree) else type(tree)(parts)
+    return None
+
+
+def detached(tree: T) -> T:
+    """The same values, outside of any gradient."""
+    return tree_map(lambda tensor: tensor.detach(), tree)
+
+
+def copied(tree: T) -> T:
+    """Copies that nothing else changes."""
+    return tree_map(lambda tensor: tensor.detach().clone(), tree)
+
+
+def leaf(tensor: Tensor) -> Tensor:
+    """A trainable copy of the tensor."""
+    return tensor.detach().clone().requires_grad_(True)
+
+
+def shapes(tree: Tree) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
+    """Names, shapes and types of all tensors."""
+    return [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in named_tensors(tree)]
+
+
+def total_bytes(tree: Tree) -> int:
+    """Memory of all tensors."""
+    return sum(tensor.numel() * tensor.element_size() for _, tensor in named_tensors(tree))

@@ -58,7 +58,7 @@ import_modules()
 def check_name(name: str) -> None:
     """Refuse a likelihood that does not exist."""
     if name != "auto" and name not in LIKELIHOODS:
-        raise OptionError(f"unknown likelihood {name!r}; choose one of auto, {', '.join(LIKELIHOODS)}")
+        raise OptionError(f"unknown likelihood {name!r}; choose one of auto, {', '.join(sorted(LIKELIHOODS))}")
 
 
 def likelihood_for(

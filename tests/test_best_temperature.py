@@ -75,9 +75,6 @@ def test_a_robustmax_has_no_temperature(generator):
     assert float(found) == pytest.approx(1.0, abs=1e-3)
 
 
-def test_a_tempered_function_has_the_moments_of_samples_divided(generator):
-    mean, variance = torch.randn(3, 2, generator=generator, dtype=D), torch.rand(3, 2, generator=generator, dtype=D)
-    f = (mean + variance.sqrt() * torch.randn(200_000, 3, 2, generator=generator, dtype=D)) / 2.5
-    found = tempered((mean, variance), torch.tensor(2.5, dtype=D))
-    torch.testing.assert_close(found[0], f.mean(0), atol=5e-3, rtol=0)
-    torch.testing.assert_close(found[1], f.var(0), atol=5e-3, rtol=0)
+def test_tempered_functions_have_the_moments_of_f_over_t():
+    mean, variance = tempered((torch.tensor([4.0]), torch.tensor([8.0])), torch.tensor(2.0))
+    assert (float(mean), float(variance)) == (2.0, 2.0)

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch.distributions import Normal
 
 import frcl
 from frcl import FRCL, MLP, OptionError
@@ -208,7 +209,7 @@ def test_two_classes_and_double_precision():
     temperature = one.tasks[0].temperature
     assert temperature.dtype == torch.float64
     p = one.predict(x.double(), task=0)
-    f = torch.linspace(-40, 40, 20_001, dtype=D)
+    f = torch.linspace(-40, 40, 20_001, dtype=torch.float64)
     density = Normal(p.mean / temperature, p.variance.sqrt() / temperature).log_prob(f).exp() * (f[1] - f[0])
     torch.testing.assert_close(p.probs[:, 1], (density * f.sigmoid()).sum(1), atol=1e-4, rtol=0)
 
@@ -220,8 +221,3 @@ def test_learners_together_hold_out_what_each_holds_out_alone():
         other.fit(X, Y)
         torch.testing.assert_close(one.tasks[0].Z, other.tasks[0].Z)
         torch.testing.assert_close(one.tasks[0].temperature, other.tasks[0].temperature, rtol=1e-3, atol=0)
-
-
-def test_tempered_functions_have_the_moments_of_f_over_t():
-    mean, variance = tempered((torch.tensor([4.0]), torch.tensor([8.0])), torch.tensor(2.0))
-    assert (float(mean), float(variance)) == (2.0, 2.0)

@@ -23,7 +23,7 @@ def bounded_exp(f: Tensor) -> Tensor:
 
 
 def wright_omega(x: Tensor) -> Tensor:
-    """The w with w + log w = x, for x above TINIEST, by Newton's method in log w (Iacono and Boyd, 2017)."""
+    """The w with w + log w = x, for x above TINIEST, by Newton's method (as Iacono and Boyd, 2017)."""
     x = x.clamp(min=TINIEST)
     w = torch.where(x > 1, x, x.clamp(max=1.0).exp())
     for _ in range(6):

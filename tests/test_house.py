@@ -14,6 +14,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # a room may import from rooms that stand before it, and from itself
 ORDER = [
     "errors",
+    "arrays",
+    "registry",
     "seeding",
     "files",
     "graphs",

@@ -1,4 +1,4 @@
-"""Temperature: chosen on examples held out, against brute force; what is held out is not learned from."""
+"""Temperature in a learner: what is held out is not learned from, and serves to choose it."""
 
 import copy
 import math
@@ -11,75 +11,8 @@ from torch.distributions import Normal
 import frcl
 from frcl import FRCL, MLP, OptionError
 from frcl.learners.lockstep import finish
-from frcl.likelihoods import PRIOR, Bernoulli, RobustMax, Softmax, best_temperature, tempered
+from frcl.likelihoods import best_temperature
 from streams import blobs, same_tensors
-
-D = torch.float64
-NONE = torch.empty(0, dtype=D)
-
-
-def by_hand(nll, low: float = -2.0, high: float = 2.0) -> float:
-    """The T with the least nll(T) − log N(log T | 0, PRIOR²), on a fine grid of log T."""
-    grid = torch.linspace(low, high, 4001, dtype=D)
-    values = torch.stack([nll(log_t.exp()) - Normal(0.0, PRIOR).log_prob(log_t) for log_t in grid])
-    return float(grid[values.argmin()].exp())
-
-
-def test_temperature_of_a_softmax_agrees_with_a_grid(generator):
-    mean = 4 * torch.randn(300, 4, generator=generator, dtype=D)
-    variance = 0.5 + torch.rand(300, 4, generator=generator, dtype=D)
-    noise = torch.randn(16, 1, 4, generator=generator, dtype=D)
-    y = torch.randint(4, (300,), generator=generator)
-    y[:200] = mean[:200].argmax(1)
-
-    def nll(t: Tensor) -> Tensor:
-        f = (mean + variance.sqrt() * noise) / t
-        return -f.softmax(-1).mean(0)[torch.arange(300), y].log().sum()
-
-    found = best_temperature(Softmax(), mean, variance, y, noise, {})
-    assert float(found) == pytest.approx(by_hand(nll), rel=1e-3)
-    assert float(found) > 1.5  # a third of the labels are chance: it was much too sure
-
-
-def test_temperature_of_a_bernoulli_agrees_with_a_grid(generator):
-    mean = torch.randn(80, 1, generator=generator, dtype=D)
-    variance = 0.2 + torch.rand(80, 1, generator=generator, dtype=D)
-    y = (mean[:, 0] > 0).long()  # surer than it knows
-    f = torch.linspace(-15, 15, 2001, dtype=D)
-    density = Normal(mean, variance.sqrt()).log_prob(f).exp() * (f[1] - f[0])
-
-    def nll(t: Tensor) -> Tensor:
-        sign = (2 * y - 1)[:, None]
-        return -(density * torch.sigmoid(sign * f / t)).sum(1).log().sum()
-
-    found = best_temperature(Bernoulli(), mean, variance, y, NONE, {})
-    assert float(found) == pytest.approx(by_hand(nll), rel=1e-3)
-    assert float(found) < 0.8
-
-
-@pytest.mark.parametrize("true", [0.5, 1.0, 3.0])
-def test_the_temperature_that_labels_were_drawn_with_is_found(generator, true):
-    mean = 3 * torch.randn(20_000, 3, generator=generator, dtype=D)
-    y = torch.multinomial((mean / true).softmax(1), 1, generator=generator)[:, 0]
-    noise = torch.zeros(1, 1, 3, dtype=D)
-    found = best_temperature(Softmax(), mean, torch.zeros_like(mean), y, noise, {})
-    assert float(found) == pytest.approx(true, rel=0.05)
-
-
-def test_a_few_examples_that_are_all_right_do_not_make_it_sure(generator):
-    mean = 5 * torch.nn.functional.one_hot(torch.arange(20) % 4).double()
-    noise = torch.zeros(1, 1, 4, dtype=D)
-    found = best_temperature(Softmax(), mean, torch.zeros_like(mean), torch.arange(20) % 4, noise, {})
-    assert 0.7 < float(found) < 1.0
-
-
-def test_a_robustmax_has_no_temperature(generator):
-    mean, variance = torch.randn(30, 3, generator=generator, dtype=D), torch.ones(30, 3, dtype=D)
-    found = best_temperature(RobustMax(), mean, variance, torch.arange(30) % 3, NONE, {})
-    assert float(found) == pytest.approx(1.0, abs=1e-3)
-
-
-# -- in a learner ---------------------------------------------------------------------------------------------------
 
 X, Y = blobs((0, 1, 2), 200, 3)
 OPTIONS = {"points": 6, "steps": 20, "batch_size": 16, "search_steps": 20}
@@ -276,7 +209,7 @@ def test_two_classes_and_double_precision():
     temperature = one.tasks[0].temperature
     assert temperature.dtype == torch.float64
     p = one.predict(x.double(), task=0)
-    f = torch.linspace(-40, 40, 20_001, dtype=D)
+    f = torch.linspace(-40, 40, 20_001, dtype=torch.float64)
     density = Normal(p.mean / temperature, p.variance.sqrt() / temperature).log_prob(f).exp() * (f[1] - f[0])
     torch.testing.assert_close(p.probs[:, 1], (density * f.sigmoid()).sum(1), atol=1e-4, rtol=0)
 
@@ -288,8 +221,3 @@ def test_learners_together_hold_out_what_each_holds_out_alone():
         other.fit(X, Y)
         torch.testing.assert_close(one.tasks[0].Z, other.tasks[0].Z)
         torch.testing.assert_close(one.tasks[0].temperature, other.tasks[0].temperature, rtol=1e-3, atol=0)
-
-
-def test_tempered_functions_have_the_moments_of_f_over_t():
-    mean, variance = tempered((torch.tensor([4.0]), torch.tensor([8.0])), torch.tensor(2.0))
-    assert (float(mean), float(variance)) == (2.0, 2.0)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from frcl.arrays import numeric_array
 from frcl.errors import DataError, OptionError
 
 
@@ -49,18 +50,6 @@ def checked_inputs(
 def all_finite(x: Tensor) -> bool:
     """Whether no element is NaN or infinite. One that is makes the sum so too; the reverse is looked into."""
     return bool(x.sum().isfinite()) or bool(x.isfinite().all())
-
-
-def numeric_array(values: Any, what: str) -> np.ndarray[Any, np.dtype[Any]]:
-    """Anything like an array as one that torch can take: contiguous, native, of a plain numeric type."""
-    try:
-        array = np.asarray(values)
-    except ValueError as error:
-        raise DataError(f"{what} are not a regular array: {error}") from error
-    if array.dtype.kind not in "biuf":
-        raise DataError(f"{what} of type {array.dtype} are not supported; expected numbers")
-    plain = np.float64 if array.dtype.kind == "f" and array.dtype.itemsize > 8 else array.dtype.newbyteorder("=")
-    return np.ascontiguousarray(array, dtype=plain)
 
 
 def check_lengths(x: Tensor, y: Any) -> None:

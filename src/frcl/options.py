@@ -97,7 +97,13 @@ def choices_of(hint: Any) -> tuple[str, ...]:
 
 def _wanted(hint: Any) -> str:
     members, words = _members(hint), [repr(word) for word in choices_of(hint)]
-    kinds = {int: "a whole number of at least 1", float: "a number", bool: "True or False", str: "text", type(None): "None"}
+    kinds = {
+        int: "a whole number of at least 1",
+        float: "a number",
+        bool: "True or False",
+        str: "text",
+        type(None): "None",
+    }
     return " or ".join([*(kinds[kind] for kind in members if kind in kinds), *words])
 
 

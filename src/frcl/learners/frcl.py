@@ -26,8 +26,8 @@ from frcl.learners.accounting import Parts, added, parts_of
 from frcl.learners.inputs import check_lengths, checked_inputs, checked_size, data_mark
 from frcl.learners.lockstep import OnStep, Work, finish, run_alone
 from frcl.learners.options import FRCLKeywords, FRCLOptions
-from frcl.learners.signature import shows_options
 from frcl.learners.predict import Predictor
+from frcl.learners.signature import shows_options
 from frcl.learners.state import Before, CurrentTask, Declared, LearnerState
 from frcl.learners.stream import decide, remember
 from frcl.learners.task import (

@@ -17,7 +17,7 @@ from frcl.options import changed
 
 
 @shows_options(PLUS)
-def FRCLPlus(  # noqa: N802
+def FRCLPlus(
     net: nn.Module,
     points: int | None = None,
     *,

@@ -20,7 +20,9 @@ def shows_options(defaults: Options) -> Callable[[F], F]:
         kept = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
         names = {p.name for p in kept}
         rest = [
-            inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=getattr(defaults, item.name), annotation=item.type)
+            inspect.Parameter(
+                item.name, inspect.Parameter.KEYWORD_ONLY, default=getattr(defaults, item.name), annotation=item.type
+            )
             for item in fields(defaults)
             if item.name not in names
         ]

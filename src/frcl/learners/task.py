@@ -25,7 +25,7 @@ from frcl.prior import kernel_features
 from frcl.regularisers.functional import stacked_points
 from frcl.regularisers.heads import make_block
 from frcl.regularisers.protocol import FeatureMap, Task, sample_tasks
-from frcl.seeding import Streams, fork
+from frcl.seeding import fork
 from frcl.selection import CRITERIA, Selected, TaskData, TraceSearch, plan_by_inputs, run_searches, select_by_targets
 from frcl.summary import FunctionBelief, belief_from_function, belief_from_weights, head_moments, make_head
 from frcl.trees import Params, Tree, detached, leaf, tree_map
@@ -167,7 +167,9 @@ def open_task(
     Z: Tensor | None = None
     trained_Z: Tensor | None = None
     if options.inference == "function":
-        plan = _plan_by_inputs(model, likelihood, model.features(x), y, float(options.prior_std), state.streams["selection"])
+        plan = _plan_by_inputs(
+            model, likelihood, model.features(x), y, float(options.prior_std), state.streams["selection"]
+        )
         found = plan if isinstance(plan, Selected) else run_searches([plan])[0]
         Z = x[found.index.to(model.device)].clone()
         n = len(Z)

@@ -202,10 +202,14 @@ def check_weight(name: str, value: object, *, positive: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise OptionError(f"{name} must be a finite number, not {value!r}")
     if value < 0 or (positive and value == 0):
-        raise OptionError(f"{name} must be a {'positive number' if positive else 'number that is not negative'}, not {value!r}")
+        raise OptionError(
+            f"{name} must be a {'positive number' if positive else 'number that is not negative'}, not {value!r}"
+        )
 
 
-def penalties(regularisers: Sequence[Regulariser], step: Step, constants: Sequence[Tree], draws: Sequence[Tree]) -> list[Tensor]:
+def penalties(
+    regularisers: Sequence[Regulariser], step: Step, constants: Sequence[Tree], draws: Sequence[Tree]
+) -> list[Tensor]:
     """The penalties that there are, in order."""
     found = [
         regulariser.penalty(step, own, drawn)

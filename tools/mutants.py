@@ -145,7 +145,7 @@ MUTANTS = (
     Mutant("class columns permuted on the way back to labels", "learners/targets.py",
            "values = tuple(sorted(set(labels)))", "values = tuple(sorted(set(labels), reverse=True))",
            "tests/test_learner.py"),
-    Mutant("bias column forgotten", "features.py",
+    Mutant("bias column forgotten", "features/functional.py",
            "out.new_ones(out.shape[0], 1)", "out.new_zeros(out.shape[0], 1)", "tests/test_features.py"),
     Mutant("σ_w left out of the prediction", "learners/predict.py",
            "Phi = self._model.options.prior_deviation * self._model.features(x)", "Phi = self._model.features(x)",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import stat
+import warnings
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -12,7 +13,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from frcl.data.drawings import SIDE, Array, Drawings, from_images
-from frcl.data.png import decode_bits, shrink
 from frcl.errors import DataError
 
 # images_background/Greek/character01/0394_01.png
@@ -20,6 +20,7 @@ DRAWING = re.compile(r"[^/]+/(?P<alphabet>[^/]+)/character(?P<character>\d{1,3})
 MEMBERS = 100_000  # the larger archive has 20,000 or so
 LARGEST_MEMBER = 1 << 20  # bytes; a drawing has a few hundred
 LARGEST_TOTAL = 256 << 20
+LARGEST_SIDE = 4096  # pixels; a drawing has 105
 
 
 def read_archives(contents: Mapping[str, bytes]) -> Drawings:
@@ -81,6 +82,39 @@ def _key(name: str, where: str) -> tuple[str, int, int]:
     if match is None:
         raise DataError(f"{where}: {name!r} is not named like Omniglot's drawings, ALPHABET/characterNN/NNNN_NN.png")
     return match["alphabet"], int(match["character"]), int(match["drawer"])
+
+
+def decode_bits(content: bytes, where: str) -> Array:
+    """A black-and-white PNG, one bit per pixel, as an array [height, width] of 0 (black) and 1 (white)."""
+    from PIL import Image, UnidentifiedImageError
+
+    def opened() -> Image.Image:
+        return Image.open(io.BytesIO(content), formats=("PNG",))
+
+    try:
+        with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning), opened() as image:
+            if image.mode != "1":
+                raise DataError(f"{where} is not a black-and-white PNG, one bit per pixel: its mode is {image.mode!r}")
+            if max(image.size) > LARGEST_SIDE:
+                raise DataError(f"{where} is refused: more than {LARGEST_SIDE} pixels along a side {image.size}")
+            image.verify()  # checks the checksums, which decoding ignores; the image must be opened again afterwards
+            with opened() as verified:
+                return np.asarray(verified, np.uint8)
+    except DataError:
+        raise
+    except UnidentifiedImageError as error:
+        raise DataError(f"{where} is not a readable PNG file") from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise DataError(f"{where} is refused: {error}") from error
+    except Exception as error:  # damaged files raise many kinds of errors in Pillow
+        raise DataError(f"{where} is damaged: {error}") from error
+
+
+def shrink(image: Array, side: int) -> Array:
+    """The pixels nearest to the centres of a `side` × `side` grid, as in the usual 28×28 version of Omniglot."""
+    height, width = image.shape
+    centres = np.arange(side) * 2 + 1
+    return image[np.ix_(centres * height // (2 * side), centres * width // (2 * side))]
 
 
 def _drawing(archive: zipfile.ZipFile, member: zipfile.ZipInfo, where: str) -> Array:

@@ -319,7 +319,7 @@ def test_a_toml_file_may_list_the_files(tmp_path: Path) -> None:
     ("text", "error", "message"),
     [
         ('folder = "tasks"\ntest_shar = 0.1', OptionError, "unknown key 'test_shar'; did you mean 'test_share'?"),
-        ('folder = "tasks"\nzzz = 0.1', OptionError, r"unknown key 'zzz'\. Known are name, folder, files"),
+        ('folder = "tasks"\nzzz = 0.1', OptionError, r"unknown key 'zzz'; known are name, folder, files"),
         ('name = "x"', OptionError, "must say where the tasks are"),
         ("folder = 3", OptionError, "folder must be a text, not 3"),
         ("folder = ", OptionError, "is not valid TOML"),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from frcl.data.download import TIMEOUT, Progress, download
+from frcl.data.download import Progress, download
 from frcl.data.sources import LARGEST, DataFile, verified
 from frcl.errors import DataError
 
@@ -62,13 +62,7 @@ def candidates(file: DataFile, data: Path | None) -> list[Path]:
     return [place / name for place in inside for name in names if (place / name).is_file()]
 
 
-def obtain(
-    files: Sequence[DataFile],
-    data: Path | None,
-    *,
-    on_progress: Progress | None = None,
-    timeout: float = TIMEOUT,
-) -> dict[str, bytes]:
+def obtain(files: Sequence[DataFile], data: Path | None, *, on_progress: Progress | None = None) -> dict[str, bytes]:
     """Name → verified content of all these files, found or downloaded; one DataError if one is missing."""
     found = {file.name: find(file, data) for file in files}
     contents = {name: one.content for name, one in found.items() if one.content is not None}
@@ -78,7 +72,7 @@ def obtain(
         folder = writable_folder(file, data)
         if folder is None:
             raise DataError(_not_at_hand(missing, data, [*problems, "none of these folders can be written to"]))
-        outcome = download(file, folder, on_progress=on_progress, timeout=timeout)
+        outcome = download(file, folder, on_progress=on_progress)
         if outcome.content is None:
             left = [one for one in missing if one.name not in contents]
             raise DataError(_not_at_hand(left, data, [*problems, *outcome.problems]))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
@@ -69,12 +67,6 @@ class BenchmarkOptions:
                 f"{field.name}={getattr(self, field.name)!r} has no meaning for {kind}; "
                 f"its options are {', '.join((*COMMON, *concerned))}"
             )
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """ "; did you mean ...?" if one of the known words is like this one, else nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 COMMON = ("tasks", "train_on")

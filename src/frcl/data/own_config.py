@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from frcl.data.options import nearest
 from frcl.errors import DataError, OptionError
+from frcl.registry import suggestion
 
 SUFFIXES = (".npz", ".csv")
 KEYS = ("name", "folder", "files", "test_share", "validation_share", "label", "shape")
@@ -53,7 +53,7 @@ def read_config(path: Path) -> OwnConfig:
         raise OptionError(f"{path} is not valid TOML: {error}") from error
     for key in table:
         if key not in KEYS:
-            raise OptionError(f"{path}: unknown key {key!r}{nearest(key, KEYS) or '.'} Known are {', '.join(KEYS)}.")
+            raise OptionError(f"{path}: unknown key {key!r}{suggestion(key, KEYS)}")
     for key, kind, what in (("name", str, "a text"), ("folder", str, "a text"), ("label", str, "a text")):
         if key in table and not isinstance(table[key], kind):
             raise OptionError(f"{path}: {key} must be {what}, not {table[key]!r}")

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from frcl.data.options import nearest
 from frcl.errors import DataError
+from frcl.registry import suggestion
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Pair = tuple[Array, Array]
@@ -71,8 +71,7 @@ def _arrays(path: Path) -> dict[str, Array]:
         with np.load(path, allow_pickle=False) as file:
             for name in file.files:
                 if name not in PARTS:
-                    known = nearest(name, PARTS) or "."
-                    raise DataError(f"{path}: unknown array {name!r}{known} Known are {', '.join(PARTS)}.")
+                    raise DataError(f"{path}: unknown array {name!r}{suggestion(name, PARTS)}")
             return {name: as_array(file[name], str(path)) for name in file.files}
     except DataError:
         raise
@@ -143,7 +142,7 @@ def _is_header(cells: Sequence[str], label: str | None) -> bool:
 
 
 def _like(word: str, cells: Sequence[str]) -> str:
-    return nearest(word, [cell for cell in cells if not _is_number(cell)])
+    return suggestion(word, [cell for cell in cells if not _is_number(cell)])
 
 
 def _is_number(text: str) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from frcl.data.options import BenchmarkOptions, TrainOn
+from frcl.data.options import PERMUTED, BenchmarkOptions, TrainOn
+from frcl.data.registry import BENCHMARKS, BenchmarkSpec, Request, Source
 from frcl.data.tasks import Split, Task, TaskList, checked_number, first_tasks
 from frcl.seeding import fork
 
@@ -73,7 +74,7 @@ class PermutedTasks:
         return Split(part.x[:, order], part.y)
 
 
-def permuted(name: str, base: Task, options: BenchmarkOptions, seed: int) -> PermutedTasks:
+def permute_pixels(name: str, base: Task, options: BenchmarkOptions, seed: int) -> PermutedTasks:
     """A fixed random order of the pixels for each task. Order k depends on the seed and k alone."""
     pixels = base.train.x.shape[1]
     numbers = first_tasks(name, range(options.permutations), options.tasks, "; set permutations for more")
@@ -81,3 +82,25 @@ def permuted(name: str, base: Task, options: BenchmarkOptions, seed: int) -> Per
     if options.first_identity:
         orders[0] = torch.arange(pixels)
     return PermutedTasks(name, base, tuple(order.to(base.train.x.device) for order in orders))
+
+
+def add_streams(
+    base: str,
+    by_seed: Callable[[Request], Callable[[int], Task]],
+    *,
+    split: str,
+    permuted: str,
+    dataset: str | None = None,
+) -> None:
+    """Register split-BASE and permuted-BASE, described by `split` and `permuted`; `by_seed` loads the base task."""
+
+    def split_source(request: Request) -> Source:
+        task = by_seed(request)
+        return lambda seed: split_by_label(f"split-{base}", task(seed), request.options)
+
+    def permuted_source(request: Request) -> Source:
+        task = by_seed(request)
+        return lambda seed: permute_pixels(f"permuted-{base}", task(seed), request.options, seed)
+
+    BENCHMARKS.add(f"split-{base}", BenchmarkSpec(split, split_source, dataset=dataset))
+    BENCHMARKS.add(f"permuted-{base}", BenchmarkSpec(permuted, permuted_source, PERMUTED, dataset))

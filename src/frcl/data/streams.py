@@ -1,4 +1,4 @@
-"""Streams made of one data set: split by label, or with permuted inputs."""
+"""Streams made from one data set: split by label, or with permuted inputs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def task_with_validation(
 def split_by_label(
     name: str, base: Task, options: BenchmarkOptions, groups: Sequence[tuple[int, ...]] = PAIRS
 ) -> TaskList:
-    """One task for each group of labels, with the examples of `base` that have them (Zenke et al., 2017)."""
+    """One task for each group of labels, with the examples of `base` that have these labels (Zenke et al., 2017)."""
     groups = first_tasks(name, groups, options.tasks)
     return TaskList(name, tuple(_with_labels(base, group) for group in groups))
 
@@ -45,7 +45,7 @@ def _with_labels(base: Task, labels: tuple[int, ...]) -> Task:
 
 @dataclass(frozen=True)
 class PermutedTasks:
-    """Task k is the base task with its pixels in the order `orders[k]`; built when asked for."""
+    """Task k is the base task with its pixels in the order `orders[k]`; built on demand."""
 
     name: str
     base: Task

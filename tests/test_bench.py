@@ -104,10 +104,10 @@ def test_a_plain_prediction_is_the_network_and_a_linear_layer():
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_case_is_measured_at_a_tiny_size(name, global_random_state_untouched):
-    told = []
-    found = cpu.measure_case(CASES[name], TINY, 2, lambda: told.append(name))
+    counted = []
+    found = cpu.measure_case(CASES[name], TINY, 2, lambda: counted.append(name))
     assert found.goal.name == name
-    assert len(found.values) == len(told) == 2
+    assert len(found.values) == len(counted) == 2
     assert {side: len(times) for side, times in found.seconds.items()} == {"ours": 2, "other": 2}
     assert min(*found.values, *found.seconds["ours"], *found.seconds["other"]) > 0
     assert found.how
@@ -125,8 +125,8 @@ def test_the_sides_take_turns_and_a_ratio_is_of_neighbours():
         return timed
 
     pair = Pair(side("ours", ours), side("other", other), "")
-    found = compare(Goal("a", "", 5, at_least=True), pair, 3, lambda: order.append("told"))
-    assert order == ["ours", "other", "told"] * 3
+    found = compare(Goal("a", "", 5, at_least=True), pair, 3, lambda: order.append("counted"))
+    assert order == ["ours", "other", "counted"] * 3
     assert found.values == [10.0, 10.0, 10.0]
     assert found.is_met
     slower = compare(Goal("a", "", 5), Pair(lambda: 6.0, lambda: 1.0, ""), 1, lambda: None)
@@ -177,9 +177,9 @@ def tiny_runs(goals, device="cpu", data=None):
 
 def test_whole_runs_give_seconds_a_ratio_and_the_accuracy():
     goals = [goal for goal in cuda.GOALS if goal.name != "omniglot"]
-    told = []
-    split, permuted, ratio = cuda.measure_runs(goals, tiny_runs(goals), 2, lambda: told.append(1))
-    assert len(told) == 6
+    counted = []
+    split, permuted, ratio = cuda.measure_runs(goals, tiny_runs(goals), 2, lambda: counted.append(1))
+    assert len(counted) == 6
     assert (split.goal.unit, len(split.values)) == ("s", 2)
     np.testing.assert_allclose(ratio.values, np.divide(permuted.values, ratio.seconds["other"]))
     assert "average accuracy" in split.how

@@ -50,6 +50,23 @@ def check_features(net: nn.Module, x: Tensor) -> int:
             "It must map [batch, ...] to [batch, K]; integer inputs are passed as they are, so convert "
             "images to float first."
         ) from error
+    _check_output(net, first, probe)
+    if not torch.equal(first, second):
+        raise NetworkError(
+            "the network gives different features for the same inputs: something in it is random. "
+            "Call net.eval() before handing it over, or remove the random layer."
+        )
+    size = first.abs().max()
+    if not torch.allclose(first[:1], alone, rtol=0.0, atol=ROUNDING * float(size)):
+        raise NetworkError(
+            "the network's features for one input depend on the rest of the batch. "
+            "Use a normalisation that works on one input at a time."
+        )
+    return int(first.shape[1])
+
+
+def _check_output(net: nn.Module, first: object, probe: Tensor) -> None:
+    """Refuse an output that is not a finite matrix [B, K] of the type of the weights."""
     if not isinstance(first, Tensor) or first.ndim != 2 or first.shape[0] != len(probe) or not first.shape[1]:
         given = tuple(first.shape) if isinstance(first, Tensor) else type(first).__name__
         raise NetworkError(
@@ -68,18 +85,6 @@ def check_features(net: nn.Module, x: Tensor) -> int:
             "the network gives NaN or infinite features. Scale the inputs (for images, to [0, 1]) "
             "and check its weights."
         )
-    if not torch.equal(first, second):
-        raise NetworkError(
-            "the network gives different features for the same inputs: something in it is random. "
-            "Call net.eval() before handing it over, or remove the random layer."
-        )
-    size = first.abs().max()
-    if not torch.allclose(first[:1], alone, rtol=0.0, atol=ROUNDING * float(size)):
-        raise NetworkError(
-            "the network's features for one input depend on the rest of the batch. "
-            "Use a normalisation that works on one input at a time."
-        )
-    return first.shape[1]
 
 
 def _cuda_devices(x: Tensor) -> list[torch.device]:

@@ -92,7 +92,7 @@ def archive(alphabets: Mapping[str, int], top: str = "images") -> bytes:
 
 
 def small_drawings(*characters: int) -> Drawings:
-    """Random 28×28 drawings of alphabets A, B, …, with so many characters."""
+    """Random 28×28 drawings of alphabets A, B, …, with these numbers of characters."""
     rng = np.random.default_rng(5)
     images = {
         (chr(ord("A") + number), character, drawer): rng.integers(0, 2, (28, 28)).astype(np.uint8)

@@ -149,10 +149,10 @@ def test_mirrors_can_be_replaced_and_switched_off(tmp_path: Path, monkeypatch: p
     assert outcome.problems == ("file.gz has no mirror to download it from",)
 
 
-def test_without_pooch_the_problem_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pooch", None)
+def test_without_requests_the_problem_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "requests", None)
     outcome = download(described(NOWHERE), tmp_path)
-    assert outcome.problems == ("downloading needs the package pooch, which is not installed",)
+    assert outcome.problems == ("downloading needs the package requests, which is not installed",)
     assert list(tmp_path.iterdir()) == []
 
 

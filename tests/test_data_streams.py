@@ -13,8 +13,8 @@ from sklearn import datasets
 from data_helpers import small_drawings
 from frcl.data import BENCHMARKS, BenchmarkOptions, Split, Task, open_benchmark
 from frcl.data.omniglot import omniglot_tasks
-from frcl.data.options import COMMON, OMNIGLOT, PERMUTED, nearest
-from frcl.data.streams import permuted, split_by_label, task_with_validation
+from frcl.data.options import COMMON, OMNIGLOT, PERMUTED
+from frcl.data.streams import permute_pixels, split_by_label, task_with_validation
 from frcl.errors import DataError, OptionError, TaskError
 
 BOTH = ("split-digits", "permuted-digits")
@@ -69,7 +69,7 @@ def test_split_by_label_gives_each_example_to_one_task() -> None:
 
 def test_permuted_tasks_move_all_pixels_of_all_parts_in_one_way() -> None:
     whole = base()
-    stream = permuted("p", whole, BenchmarkOptions(permutations=4), seed=3)
+    stream = permute_pixels("p", whole, BenchmarkOptions(permutations=4), seed=3)
     assert len(stream) == 4
     assert stream.input_shape == (6,)
     for k in range(4):
@@ -188,15 +188,13 @@ def test_an_unknown_benchmark_suggests_the_nearest(given: str, nearest_name: str
         open_benchmark(given, seed=0)
     message = str(caught.value)
     assert f"there is no benchmark {given!r}; did you mean {nearest_name!r}?" in message
-    assert all(name in message for name, _ in BENCHMARKS)
     assert ".toml" in message
     assert "\n" not in message
 
 
 def test_nothing_is_suggested_for_a_word_unlike_all() -> None:
-    with pytest.raises(OptionError, match=r"there is no benchmark 'xyzzy'\. Known are split-digits"):
+    with pytest.raises(OptionError, match=f"there is no benchmark 'xyzzy'; known are {', '.join(BENCHMARKS)}"):
         open_benchmark("xyzzy", seed=0)
-    assert nearest("xyzzy", ["omniglot"]) == ""
 
 
 def test_a_data_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import frcl
 from frcl import cli
 from frcl.baselines.options import FinetuneOptions
 from frcl.baselines.penalised import Penalised
-from frcl.data.open import BENCHMARKS
+from frcl.data import BENCHMARKS
 from frcl.data.options import BenchmarkOptions
 from frcl.experiment.config import DetectorOptions, RunOptions
 from frcl.experiment.keeper import COLUMNS
@@ -150,7 +150,7 @@ class Executor:
             assert command is not None, f"frcl has no command {name!r}"
             if "--help" not in rest:
                 params = command.make_context(name, list(rest)).params
-                known = [None, *(known for known, _ in BENCHMARKS)]
+                known = [None, *BENCHMARKS]
                 given = params.get("benchmark")
                 assert given in known or given.endswith(".toml"), f"there is no benchmark {given}"
             if not runs:

@@ -51,7 +51,7 @@ def test_convnet_on_28_by_28():
 
 
 def test_same_pooling_equals_a_brute_force_maximum():
-    from frcl.features import _pool
+    from frcl.features.networks import _pool
 
     x = torch.randn(1, 1, 7, 7, generator=torch.Generator().manual_seed(1))
     pool, after = _pool(7, "same")
@@ -61,6 +61,17 @@ def test_same_pooling_equals_a_brute_force_maximum():
         for j in range(4):
             part = x[0, 0, max(2 * i - 1, 0) : 2 * i + 2, max(2 * j - 1, 0) : 2 * j + 2]
             assert out[0, 0, i, j] == part.max()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+@pytest.mark.parametrize(("filters", "error"), [((64,), 1e-4), ((64, 64), 0.05)])  # later blocks may use TF32
+def test_gradients_on_cuda_equal_those_in_double_precision_on_the_cpu(filters, error):
+    net, x = ConvNet(28, filters=filters).double(), torch.rand(40, 28, 28, generator=torch.Generator().manual_seed(0))
+    exact = torch.autograd.grad(net(x.double()).square().sum(), list(net.parameters()))
+    net = net.float().cuda()
+    ours = torch.autograd.grad(net(x.cuda()).square().sum(), list(net.parameters()))
+    for a, b in zip(ours, exact, strict=True):
+        assert (a.cpu() - b).norm() < error * b.norm()
 
 
 class Wrong(nn.Module):

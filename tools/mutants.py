@@ -167,7 +167,7 @@ MUTANTS = (
            "labels = tuple(sorted(set(_distinct(values) if declared is None else declared)))",
            "labels = tuple(sorted(set(_distinct(values) if declared is None else declared), reverse=True))",
            "tests/test_likelihood_targets.py"),
-    Mutant("bias column forgotten", "features.py",
+    Mutant("bias column forgotten", "features/functional.py",
            "out.new_ones(out.shape[0], 1)", "out.new_zeros(out.shape[0], 1)", "tests/test_features.py"),
     Mutant("σ_w left out of the prediction", "learners/predict.py",
            "Phi = self._model.options.prior_deviation * self._model.features(x)", "Phi = self._model.features(x)",

@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from frcl.cli_bench import bench
-from frcl.data.open import BENCHMARKS, known_name
+from frcl.data.open import known_name
+from frcl.data.registry import BENCHMARKS
 from frcl.display import Live, Plain, Several, Silent, accuracy_table, in_words
 from frcl.errors import FrclError, OptionError
 from frcl.experiment import runner
@@ -203,7 +204,8 @@ def tune(
 @app.command("list")
 def list_names() -> None:
     """List the benchmarks and the methods."""
-    for title, rows in (("Benchmarks", BENCHMARKS), ("Methods", [(name, text) for name, text, _ in METHODS])):
+    benchmarks = [(name, spec.description) for name, spec in BENCHMARKS.items()]
+    for title, rows in (("Benchmarks", benchmarks), ("Methods", [(name, text) for name, text, _ in METHODS])):
         table = Table(title=title, show_header=False, title_justify="left")
         for name, text in rows:
             table.add_row(name, text)

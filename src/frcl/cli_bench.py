@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -11,6 +12,7 @@ import typer
 from rich.console import Console
 
 from frcl.errors import OptionError
+from frcl.registry import suggestion
 
 if TYPE_CHECKING:
     from frcl.bench.measure import Measurement
@@ -21,7 +23,7 @@ out, err = Console(), Console(stderr=True)
 
 def bench(
     device: Annotated[
-        str, typer.Option(help="cpu: ratios of two things timed in turn. cuda: whole runs of the paper, in seconds.")
+        str, typer.Option(help="cpu: ratios of two functions timed in turn. cuda: whole runs of the paper, in seconds.")
     ] = "cpu",
     only: Annotated[
         list[str] | None,
@@ -31,7 +33,7 @@ def bench(
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="cpu: fewer repetitions; seconds instead of minutes.")] = False,
-    repeat: Annotated[int | None, typer.Option(min=1, help="So many repetitions of each; cuda: 1 by default.")] = None,
+    repeat: Annotated[int | None, typer.Option(min=1, help="Number of repetitions; cuda: 1 by default.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="cpu: threads that torch computes with.")] = 2,
     omniglot: Annotated[
         bool, typer.Option("--omniglot", help="cuda: also the 50 alphabets, with 5 seeds; takes minutes.")
@@ -41,19 +43,19 @@ def bench(
     against: Annotated[
         Path | None, typer.Option(help="The JSON file of an earlier bench: prints old and new side by side.")
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if something is missed.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if a limit is missed.")] = False,
     profile: Annotated[
-        bool, typer.Option("--profile", help="cpu: print the 15 heaviest operators of 100 FRCL steps, and stop.")
+        bool, typer.Option("--profile", help="cpu: print the 15 most expensive operators of an FRCL step, and stop.")
     ] = False,
 ) -> None:
-    """Measure how fast it is: a table with what is wanted of each number, and a JSON file with every repetition.
+    """Measure the speed: prints a table with the limit of each measure, and writes every repetition to a JSON file.
 
-    On the CPU every number is the ratio of two things that take turns (A, B, A, B, ...), so that a busy machine
+    On the CPU every number is the ratio of two functions timed in turn (A, B, A, B, ...), so that a busy machine
     disturbs both alike; the table has the median and the quartiles of the ratio. On CUDA whole runs with the settings
-    of the paper are timed, with their accuracy beside them. Missing what is wanted is a finding, not a failure: the
-    exit code is 0, unless you say --strict.
+    of the paper are timed, with their accuracy beside them. A missed limit is a finding, not a failure: the exit code
+    is 0, unless --strict is given.
 
-    frcl bench --out before.json, then a change, then frcl bench --against before.json shows what it did.
+    frcl bench --out before.json, then a change, then frcl bench --against before.json shows its effect.
     """
     from frcl.bench.results import read_results
 
@@ -64,8 +66,7 @@ def bench(
         if omniglot or data is not None:
             raise OptionError("--omniglot and --data are for --device cuda")
         if profile:
-            _print_profile(threads)
-            return
+            return _print_profile(threads)
         found = _on_cpu(only, quick, repeat, threads)
     else:
         if quick or profile:
@@ -74,35 +75,38 @@ def bench(
     _conclude(found, device, threads, out_file, before)
     if strict and not all(one.is_met for one in found):
         raise typer.Exit(1)
+    return None
 
 
 def _conclude(
     found: list[Measurement], device: str, threads: int, out_file: Path, before: dict[str, Any] | None
 ) -> None:
-    """Write and print what was found; beside what was found before, if anything."""
-    from frcl.bench.results import environment_line, to_json, write_results
-    from frcl.bench.table import change_table, legend, results_table
+    """Write and print the measurements, and compare them with those of before, if any."""
+    from frcl.bench.results import change_table, environment_line, results_table, to_json, write_results
+
+    def say(line: str) -> None:
+        out.print(line, highlight=False, markup=False, soft_wrap=True)
 
     results = to_json(found, device, threads)
     write_results(out_file, results)
     out.print(results_table(found))
-    for line in (*legend(found), environment_line(results)):
-        _say(line)
+    for one in found:
+        say(f"{one.goal.name}: {one.goal.what}; {one.how}")
+    say(environment_line(results))
     if before is not None:
         out.print(change_table(before, results))
-        _say(f"before: {environment_line(before)}")
-    _say(f"written: {out_file}")
+        say(f"before: {environment_line(before)}")
+    say(f"written: {out_file}")
 
 
 def _on_cpu(only: list[str] | None, quick: bool, repeat: int | None, threads: int) -> list[Measurement]:
-    from frcl.bench.cpu import CASES, Sizes, counts, measure_case
+    from frcl.bench.cpu import CASES, Sizes, measure_case
 
-    chosen = _chosen({case.goal.name: case for case in CASES}, only)
-    each = counts(chosen, repeat, quick)
-    with _progress(sum(each)) as told:
+    chosen = [(case, case.count(repeat, quick)) for case in _chosen({case.goal.name: case for case in CASES}, only)]
+    with _progress(sum(count for _, count in chosen)) as advance:
         return [
-            measure_case(case, Sizes(threads=threads), count, told(case.goal.what))
-            for case, count in zip(chosen, each, strict=True)
+            measure_case(case, Sizes(threads=threads), count, partial(advance, case.goal.what))
+            for case, count in chosen
         ]
 
 
@@ -118,45 +122,31 @@ def _on_cuda(
     goals = {goal.name: goal for goal in GOALS}
     chosen = _chosen(goals, only or [name for name in goals if omniglot or name != "omniglot"])
     configs = configurations(chosen, device, data)
-    with _progress(repeat * len(configs)) as told:
-        found = measure_runs(chosen, configs, repeat, told("whole runs"))
-    return found, next(iter(configs.values())).run.threads
+    with _progress(repeat * len(configs)) as advance:
+        return measure_runs(chosen, configs, repeat, partial(advance, "whole runs")), next(
+            iter(configs.values())
+        ).run.threads
 
 
 def _print_profile(threads: int) -> None:
     from frcl.bench.cpu import Sizes
-    from frcl.bench.profile import profile_step
-    from frcl.bench.table import profile_table
+    from frcl.bench.profile import profile_table
 
-    size = Sizes(threads=threads)
-    title = f"{size.steps} FRCL steps: {size.names()}, 1 of {size.past} past tasks × {size.points} points"
-    out.print(profile_table(profile_step(size), title))
+    out.print(profile_table(Sizes(threads=threads)))
 
 
 def _chosen(known: dict[str, T], only: Sequence[str] | None) -> list[T]:
-    from frcl.experiment.config import suggestion
-
     for name in only or ():
         if name not in known:
-            raise OptionError(f"--only {name!r} is unknown{suggestion(name, list(known))}")
+            raise OptionError(f"--only {name!r} is unknown{suggestion(name, known)}")
     return [one for name, one in known.items() if not only or name in only]
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Callable[[str], Callable[[], None]]]:
-    """A bar for the person who waits; told(what) gives what is to be called after each repetition of `what`."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+def _progress(total: int) -> Iterator[Callable[[str], None]]:
+    """A progress bar on a terminal, and the function that counts a repetition of the measure it names."""
+    from rich.progress import Progress
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bars:
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as bars:
         bar = bars.add_task("", total=total)
-
-        def told(what: str) -> Callable[[], None]:
-            bars.update(bar, description=what)
-            return lambda: bars.advance(bar)
-
-        yield told
-
-
-def _say(line: str) -> None:
-    out.print(line, highlight=False, markup=False, soft_wrap=True)
+        yield lambda what: bars.update(bar, description=what, advance=1)

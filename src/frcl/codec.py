@@ -84,9 +84,8 @@ def _unpack(hint: Any, data: Any, place: str, tensors: dict[str, Tensor]) -> Any
     if origin in (list, tuple, set):
         return _unpack_sequence(origin, arguments, data, place, tensors)
     if origin is dict:
-        return {
-            key: _unpack(arguments[1], value, f"{place}.{key}", tensors) for key, value in _object(data, place).items()
-        }
+        items = _object(data, place).items()
+        return {key: _unpack(arguments[1], value, f"{place}.{key}", tensors) for key, value in items}
     if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or issubclass(hint, tuple)):
         return _unpack_fields(hint, _object(data, place), place, tensors)
     if hint is Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
+from functools import cache
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -37,8 +37,8 @@ class Options:
                 _check_range(item.name, value, hints[item.name], item.metadata)
 
 
-@lru_cache(maxsize=64)
-def _hints(kind: type) -> dict[str, Any]:
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
@@ -122,9 +122,9 @@ def described(options: Options) -> list[tuple[str, str, Any, str]]:
     shown, kind = [], type(options)
     for item in fields(options):
         text = item.type if isinstance(item.type, str) else getattr(item.type, "__name__", str(item.type))
-        words = choices_of(_hints(kind)[item.name])
-        if words and get_origin(_hints(kind)[item.name]) is Literal:
-            text = " | ".join(repr(word) for word in words)
+        hint = _hints(kind)[item.name]
+        if get_origin(hint) is Literal:
+            text = " | ".join(repr(word) for word in choices_of(hint))
         shown.append((item.name, text, getattr(options, item.name), item.metadata.get("doc", "")))
     return shown
 

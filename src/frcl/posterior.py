@@ -74,7 +74,7 @@ def weight_space(q: Posterior, Phi: Tensor, prior_variance: float | None) -> tup
     """`weight_moments` and `kl_weight` of q, whose factor need not be triangular yet, with a closed-form gradient.
 
     The part of a training step that concerns q(w), in few passes over L, which has more entries than most networks.
-    With A_c = ΦL_c [B, K], m and v the gradients by mean and variance [B, C], k that by the KL and s the prior variance,
+    With A_c = ΦL_c [B, K], m and v the gradients by mean and variance [B, C], k that by the KL, s the prior variance,
 
         d/dμ_c = Φᵀm_c + (k/s) μ_c,
         d/dL_c = lower triangle of 2 Φᵀ diag(v_c) A_c + (k/s) L_c − k diag(L_c)⁻¹,

@@ -1,1 +1,1 @@
-"""Measuring, not testing: how long things take beside plain versions of the same, and whole runs on a GPU."""
+"""Timing: ratios to plain references on the CPU, and whole runs on a GPU."""

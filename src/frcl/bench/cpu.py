@@ -1,10 +1,11 @@
-"""The ratios that are measured on the CPU, each of two things that take turns."""
+"""The ratios that are measured on the CPU. The two functions of each are timed in turn."""
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -15,13 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from frcl.bench.measure import Goal, Measurement, Pair, Timed, clocked, compare
-from frcl.bench.references import (
-    covariance_factors,
-    direct_past_kl,
-    direct_trace,
-    plain_prediction,
-    plain_training,
-)
+from frcl.bench.references import covariance_factors, direct_past_kl, direct_trace, plain_prediction, plain_training
 from frcl.display import Silent
 from frcl.engine.program import CHUNK, Program
 from frcl.engine.train import train
@@ -38,13 +33,13 @@ from frcl.summary import FunctionBelief, belief_from_weights, prior_kl_terms
 from frcl.trace import Swaps, trace_search
 
 NOISE = 1e-3  # σ²
-FEW, FEW_FISHER = 1000, 8  # examples that a past task is learned from, and its curvature: it only has to be there
-PLUS_STEP = {name: getattr(PLUS, name) for name in (*HOLDS, "train_heads")}  # makes a step of FRCL one of FRCL+
+FEW, FEW_FISHER = 1000, 8  # examples of a past task and of its curvature; their number does not change the time
+PLUS_STEP = {name: getattr(PLUS, name) for name in (*HOLDS, "train_heads")}  # turns a step of FRCL into one of FRCL+
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the things are that are timed; Permuted-MNIST of the paper unless said."""
+    """The sizes of all measures; the defaults are those of Permuted-MNIST in the paper."""
 
     inputs: int = 784
     widths: tuple[int, ...] = (100, 100)
@@ -55,12 +50,12 @@ class Sizes:
     past: int = 9
     few_past: int = 2
     many_past: int = 50
-    steps: int = CHUNK  # timed at once
-    proposals: int = 256  # of a search, timed at once
+    steps: int = CHUNK  # per timing
+    proposals: int = 256  # of a search, per timing
     predicted: int = 10_000
     seeds: int = 10
-    run_steps: int = 100  # a task, where whole runs are timed
-    run_proposals: int = 1000  # a task, there
+    run_steps: int = 100  # per task, where whole runs are timed
+    run_proposals: int = 1000  # per task, where whole runs are timed
     threads: int = 2
 
     @property
@@ -78,17 +73,22 @@ class Sizes:
         return nn.Sequential(*self.network().layers, head)
 
     def data(self) -> tuple[Tensor, Tensor]:
-        """Noise with random labels: nothing here depends on what is learned."""
-        generator = fork(0, "bench")
-        x = torch.rand(self.examples, self.inputs, generator=generator)
+        """Random inputs and labels: the times do not depend on them."""
+        x = torch.rand(self.examples, self.inputs, generator=fork(0, "bench"))
         return x, torch.arange(self.examples) % self.classes
 
+    def layers(self) -> str:
+        return "-".join(map(str, (self.inputs, *self.widths)))
+
     def names(self) -> str:
-        return f"{self.inputs}-{'-'.join(map(str, self.widths))}, batch {self.batch}, {self.classes} classes"
+        return f"{self.layers()}, batch {self.batch}, {self.classes} classes"
+
+    def step(self) -> str:
+        return f"{self.names()}, 1 of {self.past} past tasks × {self.points} points"
 
 
 def past_kl(size: Sizes) -> Pair:
-    """Value and gradient of the KL of all past tasks, against task by task and class by class with autograd."""
+    """Value and gradient of the KL of all past tasks, against autograd, task by task and class by class."""
     generator = fork(0, "bench")
     Phi = torch.randn(size.past, size.points, size.features, generator=generator)
     beliefs = [_random_belief(size, Phi_z, generator) for Phi_z in Phi]
@@ -113,46 +113,35 @@ def _random_belief(size: Sizes, Phi_z: Tensor, generator: torch.Generator) -> Fu
 
 
 def frcl_step(size: Sizes) -> Pair:
-    """A training step that looks at one of the past tasks, against a plain one."""
+    """A training step with one of the past tasks, against a plain step."""
     x, y = size.data()
     plain = plain_training(size.plain_model(), x, y, size.batch, 1e-3, fork(0, "batches"))
-
-    def plain_steps() -> None:
-        for _ in range(size.steps):
-            plain()
-
-    how = f"{size.names()}, 1 of {size.past} past tasks × {size.points} points"
-    return Pair(timed_steps(size, size.past, x, y), partial(clocked, plain_steps, size.steps), how)
+    plain_steps = partial(clocked, lambda: [plain() for _ in range(size.steps)], size.steps)
+    return Pair(timed_steps(size, size.past, x, y), plain_steps, size.step())
 
 
 def plus_step(size: Sizes) -> Pair:
-    """A step of FRCL+ that looks at one of the past tasks, against the same step of FRCL."""
+    """A step of FRCL+ with one of the past tasks, against the same step of FRCL."""
     x, y = size.data()
-    how = f"{size.names()}, 1 of {size.past} past tasks × {size.points} points"
-    return Pair(timed_steps(size, size.past, x, y, **PLUS_STEP), timed_steps(size, size.past, x, y), how)
+    return Pair(timed_steps(size, size.past, x, y, **PLUS_STEP), timed_steps(size, size.past, x, y), size.step())
 
 
 def flat(size: Sizes, **options: Any) -> Pair:
     """The same step with many past tasks, against few."""
     x, y = size.data()
-    how = f"{size.names()}, 1 past task × {size.points} points a step, of {size.many_past} or of {size.few_past}"
+    how = f"{size.names()}, 1 past task × {size.points} points per step, of {size.many_past} or of {size.few_past}"
     many, few = (timed_steps(size, past, x, y, **options) for past in (size.many_past, size.few_past))
     return Pair(many, few, how)
 
 
 def timed_steps(size: Sizes, past: int, x: Tensor, y: Tensor, **options: Any) -> Timed:
-    """Seconds of a step of FRCL with so many past tasks behind it, as its engine takes them."""
+    """Seconds per step of FRCL with `past` tasks behind it, as its engine takes the steps."""
     steps = _endless_steps(_learner(size, past, x, y, **options), x, y)
-
-    def take() -> None:
-        for _ in islice(steps, size.steps):
-            pass
-
-    return partial(clocked, take, size.steps)
+    return partial(clocked, lambda: deque(islice(steps, size.steps), maxlen=0), size.steps)
 
 
 def _learner(size: Sizes, past: int, x: Tensor, y: Tensor, **options: Any) -> FRCL:
-    """A learner with so many tasks behind it, each hardly learned."""
+    """A learner with `past` tasks behind it, each trained for two steps."""
     few = max(FEW, size.points)
     learner = FRCL(
         size.network(), points=size.points, batch_size=size.batch, u_noise=NOISE, past_tasks_per_step=1,
@@ -164,7 +153,7 @@ def _learner(size: Sizes, past: int, x: Tensor, y: Tensor, **options: Any) -> FR
 
 
 def _endless_steps(learner: FRCL, x: Tensor, y: Tensor) -> Iterator[Any]:
-    """The steps of the next task, which does not end."""
+    """The steps of the next task, without end."""
     program = next(learner.learn(x, y))
     assert isinstance(program, Program)
     program.stop = sys.maxsize
@@ -172,7 +161,7 @@ def _endless_steps(learner: FRCL, x: Tensor, y: Tensor) -> Iterator[Any]:
 
 
 def trace_swap(size: Sizes) -> Pair:
-    """One proposal of a search, against working the criterion out anew from all features."""
+    """One proposal of a search, against computing the criterion again from all features."""
     generator = fork(0, "bench")
     Phi = torch.randn(size.examples, size.features, generator=generator, dtype=torch.float64)
     start = random_start(size.examples, size.points, generator)
@@ -191,18 +180,15 @@ def prediction(size: Sizes) -> Pair:
     x, y = size.data()
     learner, model = _learner(size, 2, x, y), size.plain_model()
     inputs = x[: size.predicted].clone()
-    how = f"{len(inputs):,} inputs, {size.inputs}-{'-'.join(map(str, size.widths))}, {size.classes} outputs"
-    return Pair(
-        partial(clocked, lambda: learner.mean(inputs, 0)),
-        partial(clocked, lambda: plain_prediction(model, inputs)),
-        how,
-    )
+    ours = partial(clocked, lambda: learner.mean(inputs, 0))
+    other = partial(clocked, lambda: plain_prediction(model, inputs))
+    return Pair(ours, other, f"{len(inputs):,} inputs, {size.layers()}, {size.classes} outputs")
 
 
 def ten_seeds(size: Sizes) -> Pair:
     """Whole runs of Split-Digits, all seeds as one program, against one after another."""
 
-    def run(together: int, steps: int) -> object:
+    def run(together: int, steps: int = size.run_steps) -> object:
         layer = {
             "seeds": list(range(size.seeds)),
             "learner": {"steps": steps, "search_steps": size.run_proposals},
@@ -212,23 +198,23 @@ def ten_seeds(size: Sizes) -> Pair:
             return runner.run(resolve("split-digits", layer), Path(folder) / "run", Silent())
 
     run(size.seeds, 1)  # loads the data and the libraries
-    how = f"Split-Digits, {size.seeds} seeds, {size.run_steps} steps a task"
-    return Pair(
-        partial(clocked, lambda: run(size.seeds, size.run_steps)),
-        partial(clocked, lambda: run(1, size.run_steps)),
-        how,
-    )
+    how = f"Split-Digits, {size.seeds} seeds, {size.run_steps} steps per task"
+    return Pair(partial(clocked, partial(run, size.seeds)), partial(clocked, partial(run, 1)), how)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One ratio: what is wanted, how the two sides are made, and how often they are timed."""
+    """One ratio: its limit, how its two sides are built, and how often they are timed."""
 
     goal: Goal
     make: Callable[[Sizes], Pair]
     repeats: int
     quick: int
     warm_ups: int = 1
+
+    def count(self, repeat: int | None, quick: bool) -> int:
+        """The number of repetitions."""
+        return repeat or (self.quick if quick else self.repeats)
 
 
 CASES = (
@@ -243,16 +229,11 @@ CASES = (
 )
 
 
-def measure_case(case: Case, size: Sizes, repeats: int, told: Callable[[], None]) -> Measurement:
-    """One ratio with the threads that `size` says."""
+def measure_case(case: Case, size: Sizes, repeats: int, advance: Callable[[], object]) -> Measurement:
+    """One ratio, on `size.threads` threads."""
     with environment.threads(size.threads):
         pair = case.make(size)
         for _ in range(case.warm_ups):
             pair.ours()
             pair.other()
-        return compare(case.goal, pair, repeats, told)
-
-
-def counts(cases: Sequence[Case], repeat: int | None, quick: bool) -> list[int]:
-    """How often each is timed."""
-    return [repeat or (case.quick if quick else case.repeats) for case in cases]
+        return compare(case.goal, pair, repeats, advance)

@@ -1,4 +1,4 @@
-"""Whole runs on a GPU with the settings of the paper: seconds from first step to result, accuracy beside them."""
+"""Whole runs on a GPU with the settings of the paper: seconds from first step to result, and the accuracy."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from frcl.bench.measure import Goal, Measurement
+from frcl.bench.measure import Goal, Measurement, ratios
 from frcl.display import Silent, in_words
 from frcl.experiment import runner
 from frcl.experiment.config import Config, resolve
-from frcl.experiment.keeper import Observer
 from frcl.learners.options import FRCLOptions
 
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -23,7 +22,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "omniglot": ("omniglot", {"seeds": list(range(5)), "learner": {"points_per_class": 2, "start": "balanced"}}),
 }
 
-GOALS: dict[Goal, tuple[str, ...]] = {  # and the runs that each is made of: one, or two whose ratio it is
+GOALS: dict[Goal, tuple[str, ...]] = {  # and the runs each is computed from: one, or two for a ratio
     Goal("split-mnist", "Split-MNIST, 10 seeds, 40 points", 12, unit="s"): ("split-mnist",),
     Goal("permuted-mnist", "Permuted-MNIST, 10 seeds, 200 points", 25, unit="s"): ("permuted-mnist",),
     Goal("ten-to-one", "Permuted-MNIST, 10 seeds, times one seed", 1.8): (
@@ -41,19 +40,19 @@ def configurations(goals: Sequence[Goal], device: str, data: Path | None) -> dic
 
 
 def warm_up(configs: Mapping[str, Config]) -> None:
-    """One tiny run: loads libraries, and shows at once if the data is not there."""
+    """One tiny run: loads the libraries, and fails early if data is missing."""
     for config in {config.benchmark: config for config in configs.values()}.values():
         runner.benchmark_of(config, config.seeds[0])
     first = next(iter(configs.values()))
     assert isinstance(first.learner, FRCLOptions)
     learner, stream = replace(first.learner, steps=3, search_steps=3), replace(first.stream, tasks=2)
-    _run(replace(first, seeds=(0,), learner=learner, stream=stream), Silent())
+    _timed(replace(first, seeds=(0,), learner=learner, stream=stream))
 
 
 def measure_runs(
-    goals: Sequence[Goal], configs: Mapping[str, Config], repeat: int, told: Callable[[], None]
+    goals: Sequence[Goal], configs: Mapping[str, Config], repeat: int, advance: Callable[[], object]
 ) -> list[Measurement]:
-    """Every run once, in turn, `repeat` times over; then what each goal is made of."""
+    """Time all runs in turn, `repeat` times over, and compute the measure of each goal."""
     warm_up(configs)
     seconds: dict[str, list[float]] = {name: [] for name in configs}
     accuracies: dict[str, str] = {}
@@ -62,41 +61,27 @@ def measure_runs(
             taken, result = _timed(config)
             seconds[name].append(taken)
             accuracies[name] = f"average accuracy {in_words(result['average_accuracy'], 100, ' %')}"
-            told()
-    return [_measurement(goal, GOALS[goal], seconds, accuracies) for goal in goals]
-
-
-def _measurement(
-    goal: Goal, names: tuple[str, ...], seconds: Mapping[str, list[float]], accuracies: Mapping[str, str]
-) -> Measurement:
-    how = "; ".join(accuracies[name] for name in names)
-    if len(names) == 1:
-        return Measurement(goal, seconds[names[0]], {"ours": seconds[names[0]]}, how)
-    ours, other = (seconds[name] for name in names)
-    ratios = [goal.ratio(*both) for both in zip(ours, other, strict=True)]
-    return Measurement(goal, ratios, {"ours": ours, "other": other}, how)
+            advance()
+    found = []
+    for goal in goals:
+        how = "; ".join(accuracies[name] for name in GOALS[goal])
+        ours, *other = (seconds[name] for name in GOALS[goal])
+        found.append(ratios(goal, ours, other[0], how) if other else Measurement(goal, ours, {"ours": ours}, how))
+    return found
 
 
 class _Clock(Silent):
-    """Starts when a run has read its data and made its learners: that is set-up, the rest is the run."""
+    """Starts when a run has read its data and made its learners; that set-up is not timed."""
 
-    def __init__(self) -> None:
-        self._began = time.monotonic()
+    began = 0.0
 
     def begin(self, config: Config, names: list[str]) -> None:
-        self._began = time.monotonic()
-
-    def seconds(self) -> float:
-        return time.monotonic() - self._began
+        self.began = time.monotonic()
 
 
 def _timed(config: Config) -> tuple[float, dict[str, Any]]:
     """Seconds from the first step of a run until its result is written, and the result."""
     clock = _Clock()
-    result = _run(config, clock)
-    return clock.seconds(), result
-
-
-def _run(config: Config, observer: Observer) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        return runner.run(config, Path(folder) / "run", observer)
+        result = runner.run(config, Path(folder) / "run", clock)
+        return time.monotonic() - clock.began, result

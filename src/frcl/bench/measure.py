@@ -1,4 +1,4 @@
-"""What a measurement is: values, what is wanted of them, and two things timed in turn."""
+"""Measurements: their values, the limit each must meet, and how two functions are timed in turn."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 Timed = Callable[[], float]
-"""Does its work once, and returns how many seconds one unit of it took."""
+"""Does its work once and returns the seconds per unit of work."""
 
 
 class Pair(NamedTuple):
-    """Two things to compare, and in words what their sizes are."""
+    """Two functions to compare, and a description of their sizes."""
 
     ours: Timed
     other: Timed
@@ -23,10 +23,10 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Goal:
-    """What is measured and what is wanted of it.
+    """A measure and its limit.
 
     unit      "×" for a ratio, "s" for seconds
-    at_least  a ratio is a speed-up, other/ours, wanted to be at least `bound`; else it is ours/other, at most `bound`
+    at_least  the ratio is a speed-up, other/ours, of at least `bound`; otherwise it is ours/other, at most `bound`
     """
 
     name: str
@@ -35,20 +35,17 @@ class Goal:
     at_least: bool = False
     unit: str = "×"
 
-    def ratio(self, ours: float, other: float) -> float:
-        return other / ours if self.at_least else ours / other
-
     def wanted(self) -> str:
         return f"{'≥' if self.at_least else '≤'} {self.bound:g} {self.unit}"
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The values found, one a repetition; their median is what counts."""
+    """The values of one measure, one per repetition; the median is compared with the limit."""
 
     goal: Goal
     values: list[float]
-    seconds: dict[str, list[float]] = field(default_factory=dict)  # what the values were made of
+    seconds: dict[str, list[float]] = field(default_factory=dict)  # the times that the values were computed from
     how: str = ""
 
     @property
@@ -67,18 +64,23 @@ class Measurement:
 
 
 def clocked(work: Callable[[], object], units: int = 1) -> float:
-    """Seconds that one of `units` units of the work took."""
+    """Seconds per unit of work."""
     begin = time.perf_counter()
     work()
     return (time.perf_counter() - begin) / units
 
 
-def compare(goal: Goal, pair: Pair, repeats: int, told: Callable[[], None]) -> Measurement:
-    """Ours, other, ours, other, ...: a busy machine disturbs both alike. The ratio is that of neighbours in time."""
-    ours, other = [], []
+def ratios(goal: Goal, ours: list[float], other: list[float], how: str) -> Measurement:
+    """The ratio of each pair of neighbouring times."""
+    values = [b / a if goal.at_least else a / b for a, b in zip(ours, other, strict=True)]
+    return Measurement(goal, values, {"ours": ours, "other": other}, how)
+
+
+def compare(goal: Goal, pair: Pair, repeats: int, advance: Callable[[], object]) -> Measurement:
+    """Time ours, other, ours, other, ..., so that a busy machine disturbs both alike."""
+    times = []
     for _ in range(repeats):
-        ours.append(pair.ours())
-        other.append(pair.other())
-        told()
-    ratios = [goal.ratio(*both) for both in zip(ours, other, strict=True)]
-    return Measurement(goal, ratios, {"ours": ours, "other": other}, pair.how)
+        times.append((pair.ours(), pair.other()))
+        advance()
+    ours, other = map(list, zip(*times, strict=True))
+    return ratios(goal, ours, other, pair.how)

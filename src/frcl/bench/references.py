@@ -1,4 +1,4 @@
-"""What the package is compared with: the same values worked out as one would write them down."""
+"""The references of the benchmark: the same values, computed in the most direct way."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def covariance_factors(belief: FunctionBelief) -> Tensor:
 def direct_past_kl(Phi: Tensor, beliefs: Sequence[FunctionBelief], factors: Sequence[Tensor]) -> Tensor:
     """Σ_i Σ_c KL(q(u_ic) ‖ p_θ(u_i)), task by task, class by class, for Phi [T, M, K].
 
-    The prior is factorised once a task and differentiated through its Cholesky; `factors` are those of q.
+    The prior is factorised once per task and differentiated through its Cholesky; `factors` are those of q.
     """
     total = torch.zeros((), dtype=torch.float64)
     for Phi_z, belief, roots in zip(Phi.double(), beliefs, factors, strict=True):

@@ -1,8 +1,20 @@
 """Data and streams of tasks to learn from."""
 
-from frcl.data.open import BENCHMARKS, open_benchmark
+from frcl.data.open import open_benchmark
 from frcl.data.options import BenchmarkOptions
 from frcl.data.own import own_tasks
-from frcl.data.tasks import Benchmark, Split, Task
+from frcl.data.registry import BENCHMARKS, BenchmarkSpec, Request
+from frcl.data.tasks import Benchmark, Split, Task, TaskList
 
-__all__ = ["BENCHMARKS", "Benchmark", "BenchmarkOptions", "Split", "Task", "open_benchmark", "own_tasks"]
+__all__ = [
+    "BENCHMARKS",
+    "Benchmark",
+    "BenchmarkOptions",
+    "BenchmarkSpec",
+    "Request",
+    "Split",
+    "Task",
+    "TaskList",
+    "open_benchmark",
+    "own_tasks",
+]

@@ -1,11 +1,10 @@
-"""Omniglot's drawings in memory, and in one compact file."""
+"""Omniglot's drawings in memory and in one compact file."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import zipfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +34,7 @@ class Drawings:
         return len(self.images)
 
     def digest(self) -> str:
-        """SHA-256 of the content; the same however the file was packed."""
+        """SHA-256 of the content, however the file was packed."""
         total = hashlib.sha256()
         for name in FIELDS[:-1]:
             total.update(np.ascontiguousarray(getattr(self, name)).tobytes())
@@ -44,7 +43,7 @@ class Drawings:
 
 
 def checked(drawings: Drawings, where: str) -> Drawings:
-    """The drawings, if the arrays fit together and every character was drawn once by each of 20 people."""
+    """The drawings, after a check that the arrays are consistent and each character has one drawing per drawer."""
     n = len(drawings.images)
     shapes = [getattr(drawings, name).shape for name in FIELDS[:-1]]
     if shapes != [(n, SIDE * SIDE // 8), (n,), (n,), (n,)] or n == 0 or drawings.alphabets.dtype.kind != "U":
@@ -79,7 +78,7 @@ def read_compact(content: bytes, where: str) -> Drawings:
 
 
 def to_compact(drawings: Drawings) -> bytes:
-    """What `read_compact` reads."""
+    """The bytes of the file that `read_compact` reads."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **{name: getattr(drawings, name) for name in FIELDS})
     return buffer.getvalue()
@@ -94,7 +93,7 @@ def from_images(images: dict[tuple[str, int, int], Array], where: str) -> Drawin
         raise DataError(f"{where} has more alphabets, characters or drawers than Omniglot can have")
     return checked(
         Drawings(
-            images=np.packbits(_stacked([images[key] for key in keys]), axis=1),
+            images=np.packbits(np.array([images[key] for key in keys], np.uint8).reshape(-1, SIDE * SIDE), axis=1),
             alphabet=np.array([number[alphabet] for alphabet, _, _ in keys], np.uint8),
             character=np.array([character - 1 for _, character, _ in keys], np.uint8),
             drawer=np.array([drawer for _, _, drawer in keys], np.uint8),
@@ -102,7 +101,3 @@ def from_images(images: dict[tuple[str, int, int], Array], where: str) -> Drawin
         ),
         where,
     )
-
-
-def _stacked(images: Sequence[Array]) -> Array:
-    return np.stack(images).reshape(len(images), -1) if images else np.zeros((0, SIDE * SIDE), np.uint8)

@@ -12,10 +12,12 @@ from torch import Tensor
 
 from frcl.data.archives import read_archives
 from frcl.data.augment import draw_moves, move_images
-from frcl.data.download import TIMEOUT, Progress
+from frcl.data.download import Progress
 from frcl.data.drawings import DRAWERS, SIDE, Drawings, read_compact, to_compact
 from frcl.data.lookup import find, obtain, writable_folder
+from frcl.data.options import OMNIGLOT as OMNIGLOT_OPTIONS
 from frcl.data.options import BenchmarkOptions, OmniglotSplit
+from frcl.data.registry import BENCHMARKS, BenchmarkSpec, Request, Source
 from frcl.data.sources import OMNIGLOT, OmniglotFiles
 from frcl.data.tasks import Split, Task, checked_number, first_tasks
 from frcl.files import write_atomically
@@ -26,20 +28,16 @@ TRAIN, VALIDATION, TEST = range(3)
 
 
 def load_omniglot(
-    data: Path | None = None,
-    *,
-    files: OmniglotFiles = OMNIGLOT,
-    on_progress: Progress | None = None,
-    timeout: float = TIMEOUT,
+    data: Path | None = None, *, files: OmniglotFiles = OMNIGLOT, on_progress: Progress | None = None
 ) -> Drawings:
-    """All drawings: from the compact file if there is one, else from the archives, and then it is made."""
+    """All drawings, from the compact file if there is one. Otherwise from the archives, and the file is written."""
     found = find(files.compact, data)
     if found.content is not None:
         return read_compact(found.content, str(found.path))
-    drawings = read_archives(obtain(files.archives, data, on_progress=on_progress, timeout=timeout))
+    drawings = read_archives(obtain(files.archives, data, on_progress=on_progress))
     folder = writable_folder(files.compact, data)
     if folder is not None:
-        with contextlib.suppress(OSError):  # only the next start would have been faster
+        with contextlib.suppress(OSError):  # it would only make the next start faster
             write_atomically(folder / files.compact.name, to_compact(drawings))
     return drawings
 
@@ -56,7 +54,7 @@ class Alphabet:
 
 @dataclass(frozen=True)
 class Alphabets:
-    """A benchmark with an alphabet a task. Tasks are built, and their images augmented, when asked for."""
+    """A benchmark with one alphabet per task. Tasks are built, and their images augmented, on demand."""
 
     name: str
     alphabets: tuple[Alphabet, ...]
@@ -107,9 +105,9 @@ def omniglot_tasks(
 
 
 def parts_of(alphabet: Alphabet, how: OmniglotSplit, seed: int) -> Tensor:
-    """[20 C]: TRAIN, VALIDATION or TEST for each drawing. Each character gives 12, 4 and 4 drawings.
+    """[20 C]: TRAIN, VALIDATION or TEST for each drawing; 12, 4 and 4 drawings of each character.
 
-    By drawer they are those of drawers 1–12, 13–16 and 17–20; stratified, the seed chooses for each character.
+    "drawer" takes drawers 1–12, 13–16 and 17–20; "stratified" lets the seed choose for each character.
     """
     parts = torch.repeat_interleave(torch.arange(3), torch.tensor(SHARES))  # of drawers in some order
     if how == "drawer":
@@ -126,19 +124,14 @@ def plain(alphabet: Alphabet, used: Tensor) -> Split:
 
 
 def augmented(alphabet: Alphabet, used: Tensor, options: BenchmarkOptions, seed: int) -> Split:
-    """All versions of the chosen drawings, those of one drawing together.
+    """All versions of the chosen drawings; the versions of one drawing are adjacent.
 
-    The versions of a drawing depend on the seed alone, not on which other drawings are used, nor on the device
-    (up to rounding): the moves are drawn on the CPU for all drawings, the images made on the device.
+    The versions of a drawing depend on the seed alone, not on the other drawings in use, nor on the device (up to
+    rounding): the moves are drawn on the CPU for all drawings, and the images are made on the device.
     """
     generator = fork(seed, f"omniglot/augment/{alphabet.name}")
-    moves = draw_moves(
-        len(alphabet.images),
-        options.augment,
-        rotation=options.rotation,
-        shift=options.shift,
-        generator=generator,
-    )
+    count, rotation, shift = len(alphabet.images), options.rotation, options.shift
+    moves = draw_moves(count, options.augment, rotation=rotation, shift=shift, generator=generator)
     chosen = plain(alphabet, used)
     x = move_images(chosen.x, moves[used.cpu()])
     return Split(x.flatten(0, 1), chosen.y.repeat_interleave(options.augment))
@@ -153,3 +146,14 @@ def _alphabet(drawings: Drawings, which: int, device: torch.device | str) -> Alp
         torch.from_numpy(drawings.character[own].astype(np.int64)).to(device),
         torch.from_numpy(drawings.drawer[own].astype(np.int64)).to(device),
     )
+
+
+def _source(request: Request) -> Source:
+    drawings = load_omniglot(request.data, on_progress=request.on_progress)
+    return lambda seed: omniglot_tasks(drawings, request.options, seed, request.device)
+
+
+BENCHMARKS.add(
+    "omniglot",
+    BenchmarkSpec("50 tasks, one for each alphabet, with 14 to 55 characters", _source, OMNIGLOT_OPTIONS, "omniglot"),
+)

@@ -1,30 +1,56 @@
-"""One task of your own from an .npz or a .csv file."""
+"""The files of your own data: the .toml file that describes them, and one .npz or .csv file per task."""
 
 from __future__ import annotations
 
 import csv
+import re
+import tomllib
 import zipfile
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from frcl.data.options import nearest
-from frcl.errors import DataError
+from frcl.errors import DataError, OptionError
+from frcl.registry import suggestion
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Pair = tuple[Array, Array]
 
+SUFFIXES = (".npz", ".csv")
+KEYS = ("name", "folder", "files", "test_share", "validation_share", "label", "shape")
 PARTS = ("x", "y", "x_test", "y_test", "x_validation", "y_validation")
+
+
+@dataclass(frozen=True)
+class OwnConfig:
+    """The contents of the .toml file, and their defaults."""
+
+    name: str
+    files: tuple[Path, ...] = ()  # all .npz and .csv files of `folder` in order of name, or those listed in `files`
+    test_share: float = 0.2  # held out for testing where a task has no test part
+    validation_share: float = 0.1  # held out of the rest for validation where a task has no validation part
+    label: str | None = None  # the column of a .csv file with the labels; None: "label", otherwise the last one
+    shape: tuple[int, ...] | None = None  # each input is reshaped to this, [28, 28] for instance
+
+    def __post_init__(self) -> None:
+        for key, lowest in (("test_share", 1e-9), ("validation_share", 0.0)):
+            value = getattr(self, key)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not lowest <= value < 1:
+                span = "between 0 and 1" if lowest else "from 0 to less than 1"
+                raise OptionError(f"{key} must be a number {span}, not {value!r}")
+
+    def changed(self, **given: Any) -> OwnConfig:
+        """With those of these values that are not None."""
+        return replace(self, **{key: value for key, value in given.items() if value is not None})
 
 
 @dataclass(frozen=True, eq=False)
 class RawTask:
-    """Inputs and labels as they were given; y is of whole numbers, floats or text."""
+    """Inputs and labels as given; y holds whole numbers, floats or strings."""
 
     name: str
     train: Pair
@@ -32,17 +58,71 @@ class RawTask:
     test: Pair | None = None
 
 
-def read_task(path: Path, label: str | None) -> RawTask:
-    """The task in a file; `label` is the column of a .csv that has the labels."""
-    match path.suffix.lower():
-        case ".npz":
-            return read_npz(path)
-        case _:
-            return read_csv(path, label)
+def folder_config(folder: Path) -> OwnConfig:
+    """The default configuration of a folder."""
+    return OwnConfig(folder.resolve().name, files=_files_in(folder))
+
+
+def read_config(path: Path) -> OwnConfig:
+    """A .toml file as a checked configuration."""
+    try:
+        table = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OptionError(f"{path} is not valid TOML: {error}") from error
+    for key, value in table.items():
+        if key not in KEYS:
+            raise OptionError(f"{path}: unknown key {key!r}{suggestion(key, KEYS)}")
+        if key in ("name", "folder", "label") and not isinstance(value, str):
+            raise OptionError(f"{path}: {key} must be a string, not {value!r}")
+    if "shape" in table:
+        shape = table["shape"]
+        if not (isinstance(shape, list) and shape and all(type(side) is int and side > 0 for side in shape)):
+            raise OptionError(f"{path}: shape must be a list of whole numbers of at least 1, not {shape!r}")
+        table["shape"] = tuple(shape)
+    files = _files(path, table)
+    rest = {key: value for key, value in table.items() if key not in ("name", "folder", "files")}
+    try:
+        return OwnConfig(table.get("name", path.stem), files, **rest)
+    except OptionError as error:
+        raise OptionError(f"{path}: {error}") from None
+
+
+def _files(path: Path, table: dict[str, Any]) -> tuple[Path, ...]:
+    folder = path.parent / table.get("folder", "")
+    if "files" not in table:
+        if "folder" not in table:
+            raise OptionError(f"{path} must say where the tasks are: folder = ... or files = [...]")
+        return _files_in(folder)
+    names = table["files"]
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise OptionError(f"{path}: files must be a list of file names, not {names!r}")
+    for name in names:
+        if Path(name).suffix.lower() not in SUFFIXES:
+            raise DataError(f"{path}: {name!r} is neither an .npz nor a .csv file")
+        if not (folder / name).is_file():
+            raise DataError(f"{path} names {name!r}, but there is no file {folder / name}")
+    return tuple(folder / name for name in names)
+
+
+def _files_in(folder: Path) -> tuple[Path, ...]:
+    """The .npz and .csv files of a folder by name; digits are compared as numbers, so 2 comes before 10."""
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder}; expected one with an .npz or .csv file for each task")
+    found = [path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.name[0] != "."]
+    if not found:
+        raise DataError(f"the folder {folder} has no .npz or .csv file; put one there for each task")
+
+    def key(path: Path) -> tuple[list[tuple[str, int]], str]:
+        parts = re.split(r"(\d+)", path.name)
+        return [("", int(part)) if part.isdecimal() else (part, -1) for part in parts], path.name
+
+    return tuple(sorted(found, key=key))
 
 
 def as_array(given: Any, where: str) -> Array:
-    """What a user may call an array, as one."""
+    """A tensor, a list or anything else that NumPy converts, as an array."""
     if isinstance(given, Tensor):
         given = given.detach().cpu().numpy()
     try:
@@ -50,18 +130,23 @@ def as_array(given: Any, where: str) -> Array:
     except ValueError as error:
         raise DataError(f"{where}: the rows have different lengths, or it is not an array: {error}") from error
     if array.dtype.kind == "O":
-        raise DataError(f"{where}: an array of Python objects is not read; convert it to numbers or texts first")
+        raise DataError(f"{where}: an array of Python objects is not read; convert it to numbers or strings first")
     return array
 
 
 def read_npz(path: Path) -> RawTask:
     """Arrays x and y, and optionally x_test, y_test, x_validation, y_validation; no pickled objects."""
     arrays = _arrays(path)
-    parts = {suffix: _pair(path, arrays, suffix) for suffix in ("", "_validation", "_test")}
-    train = parts[""]
-    if train is None:
+    parts: list[Pair | None] = []
+    for suffix in ("", "_validation", "_test"):
+        x, y = arrays.get(f"x{suffix}"), arrays.get(f"y{suffix}")
+        if (x is None) != (y is None):
+            present, absent = ("y", "x") if x is None else ("x", "y")
+            raise DataError(f"{path} has {present}{suffix}, but no {absent}{suffix}")
+        parts.append(None if x is None or y is None else (x, y))
+    if parts[0] is None:
         raise DataError(f"{path} has no arrays x and y; it has {', '.join(arrays) or 'nothing'}")
-    return RawTask(path.stem, train, parts["_validation"], parts["_test"])
+    return RawTask(path.stem, parts[0], *parts[1:])
 
 
 def _arrays(path: Path) -> dict[str, Array]:
@@ -71,8 +156,7 @@ def _arrays(path: Path) -> dict[str, Array]:
         with np.load(path, allow_pickle=False) as file:
             for name in file.files:
                 if name not in PARTS:
-                    known = nearest(name, PARTS) or "."
-                    raise DataError(f"{path}: unknown array {name!r}{known} Known are {', '.join(PARTS)}.")
+                    raise DataError(f"{path}: unknown array {name!r}{suggestion(name, PARTS)}")
             return {name: as_array(file[name], str(path)) for name in file.files}
     except DataError:
         raise
@@ -82,45 +166,39 @@ def _arrays(path: Path) -> dict[str, Array]:
         raise DataError(f"cannot read {path} as an .npz file: {error}") from error
 
 
-def _pair(path: Path, arrays: dict[str, Array], suffix: str) -> Pair | None:
-    x, y = arrays.get(f"x{suffix}"), arrays.get(f"y{suffix}")
-    if x is None and y is None:
-        return None
-    if x is None or y is None:
-        there, gone = ("y", "x") if x is None else ("x", "y")
-        raise DataError(f"{path} has {there}{suffix}, but no {gone}{suffix}")
-    return x, y
-
-
 def read_csv(path: Path, label: str | None = None) -> RawTask:
-    """One example a line, cells separated by commas; a first line of column names may be there.
+    """One example per line, cells separated by commas; the first line may hold column names.
 
-    The labels are in the column `label` if the first line has such a name, else in the last one.
+    The labels are in the column `label` if the first line has such a name, otherwise in the last one.
     """
     rows = _rows(path)
-    header = rows[0][1] if _is_header(rows[0][1], label) else None
-    if label is not None and (header is None or label not in header):
-        raise DataError(f"{path} has no column {label!r} for the labels in its first line{_like(label, rows[0][1])}")
-    wanted = label or "label"
-    where = header.index(wanted) if header is not None and wanted in header else len(rows[0][1]) - 1
-    body = rows[1:] if header is not None else rows
+    first, wanted = rows[0][1], label or "label"
+    has_header = wanted in first or not any(_is_number(cell) or not cell for cell in first)
+    if label is not None and label not in first:
+        hint = suggestion(label, [cell for cell in first if not _is_number(cell)])
+        raise DataError(f"{path} has no column {label!r} for the labels in its first line{hint}")
+    column = first.index(wanted) if wanted in first else len(first) - 1
+    body = rows[has_header:]
     if not body:
         raise DataError(f"{path} has a line of column names, but no examples")
-    labels = [cells[where] for _, cells in body]
-    if header is None and len(labels) > 1 and not _is_number(labels[0]) and all(map(_is_number, labels[1:])):
+    labels = [cells[column] for _, cells in body]
+    if not has_header and len(labels) > 1 and not _is_number(labels[0]) and all(map(_is_number, labels[1:])):
         raise DataError(
             f"{path}: the first line looks like column names that are numbers; call the labels' column 'label', or "
             f"say label = {labels[0]!r} in the .toml file"
         )
-    for (line, _), text in zip(body, labels, strict=True):
-        if not text:
+    for line, cells in body:
+        if not cells[column]:
             raise DataError(f"{path}, line {line}: the label is empty")
-    x = np.stack([_numbers(path, line, cells[:where] + cells[where + 1 :]) for line, cells in body])
+        for cell in cells[:column] + cells[column + 1 :]:
+            if not _is_number(cell):
+                raise DataError(f"{path}, line {line}: {cell!r} is not a number")
+    x = np.array([[float(cell) for cell in cells[:column] + cells[column + 1 :]] for _, cells in body])
     return RawTask(path.stem, (x, np.array(labels)))
 
 
 def _rows(path: Path) -> list[tuple[int, list[str]]]:
-    """(line number, cells) of every line that is not empty; all must be of one length."""
+    """(line number, cells) of every line that is not empty; all must have the same length."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, strict=True)
@@ -138,25 +216,9 @@ def _rows(path: Path) -> list[tuple[int, list[str]]]:
     return rows
 
 
-def _is_header(cells: Sequence[str], label: str | None) -> bool:
-    return (label or "label") in cells or not any(_is_number(cell) or not cell for cell in cells)
-
-
-def _like(word: str, cells: Sequence[str]) -> str:
-    return nearest(word, [cell for cell in cells if not _is_number(cell)])
-
-
 def _is_number(text: str) -> bool:
     try:
         float(text)
     except ValueError:
         return False
     return True
-
-
-def _numbers(path: Path, line: int, cells: list[str]) -> Array:
-    try:
-        return np.array([float(cell) for cell in cells])
-    except ValueError:
-        bad = next(cell for cell in cells if not _is_number(cell))
-        raise DataError(f"{path}, line {line}: {bad!r} is not a number") from None

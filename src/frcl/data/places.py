@@ -1,21 +1,22 @@
-"""What is at hand of the data sets that are not embedded, and getting what is not: the work of `frcl data`."""
+"""Which files of the data sets are present, and downloading those that are not: the work of `frcl data`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from frcl.data.download import TIMEOUT, Progress
+from frcl.data.download import Progress
 from frcl.data.lookup import find, obtain
 from frcl.data.omniglot import load_omniglot
-from frcl.data.options import nearest
+from frcl.data.registry import BENCHMARKS
 from frcl.data.sources import MNIST, OMNIGLOT, DataFile, MnistFiles, OmniglotFiles
 from frcl.errors import OptionError
+from frcl.registry import suggestion
 
 
 @dataclass(frozen=True)
 class FileStatus:
-    """One file of a data set. `verified` is true if its content is right; else `problem` says what is wrong."""
+    """One file of a data set. `verified` is true if its content is right; otherwise `problem` says what is wrong."""
 
     dataset: str
     name: str
@@ -30,7 +31,7 @@ def data_status(
 ) -> list[FileStatus]:
     """The state of every file, in the order in which the benchmarks use them.
 
-    Omniglot's archives are needed only until the compact file has been made of them.
+    Omniglot's archives are needed only until the compact file has been made from them.
     """
     compact = _status(omniglot.compact, data, needed=False)
     archives = [_status(file, data, needed=not compact.verified) for file in omniglot.archives]
@@ -42,26 +43,21 @@ def fetch(
     data: Path | None = None,
     *,
     on_progress: Progress | None = None,
-    timeout: float = TIMEOUT,
     mnist: MnistFiles = MNIST,
     omniglot: OmniglotFiles = OMNIGLOT,
 ) -> list[FileStatus]:
-    """Make sure that the files of a benchmark (or data set) are there; download what is missing."""
-    match name:
-        case "split-digits" | "permuted-digits" | "digits":
+    """Make sure that the files of a benchmark or data set are present; download those that are missing."""
+    match BENCHMARKS[name].dataset if name in BENCHMARKS else name:
+        case None | "digits":
             return []
-        case "split-mnist" | "permuted-mnist" | "mnist":
-            obtain(mnist.all(), data, on_progress=on_progress, timeout=timeout)
-        case "omniglot":
-            load_omniglot(data, files=omniglot, on_progress=on_progress, timeout=timeout)
+        case "mnist" as dataset:
+            obtain(mnist.all(), data, on_progress=on_progress)
+        case "omniglot" as dataset:
+            load_omniglot(data, files=omniglot, on_progress=on_progress)
         case _:
             known = ("mnist", "omniglot", "digits")
-            raise OptionError(
-                f"there is no data set {name!r}{nearest(name, known) or '.'} Known are {', '.join(known)} and the "
-                "benchmarks made of them."
-            )
-    wanted = "omniglot" if name == "omniglot" else "mnist"
-    return [one for one in data_status(data, mnist=mnist, omniglot=omniglot) if one.dataset == wanted]
+            raise OptionError(f"there is no data set {name!r}{suggestion(name, known)} (or the name of a benchmark)")
+    return [one for one in data_status(data, mnist=mnist, omniglot=omniglot) if one.dataset == dataset]
 
 
 def _status(file: DataFile, data: Path | None, *, needed: bool) -> FileStatus:

@@ -1,4 +1,4 @@
-"""The files of the real data sets: their names, how their content is verified, where they come from."""
+"""The files of the real data sets: their names, how their content is verified, and where they are downloaded from."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import io
 import os
 import zlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from frcl.data.drawings import read_compact
 from frcl.errors import DataError
 
-LARGEST = 128 << 20  # bytes that a file may have, packed or unpacked
+LARGEST = 128 << 20  # bytes of a file, packed or unpacked
 GZIP = b"\x1f\x8b"
 MIRRORS = "FRCL_MIRRORS"  # addresses of folders, separated by spaces, instead of the usual ones; empty: offline
 
@@ -22,7 +23,7 @@ Check = Literal["sha256 unpacked", "md5", "sha256 of arrays"]
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file to be found or downloaded. Its content counts, not how it is packed."""
+    """A file to be found or downloaded. Its content is verified, however it is packed."""
 
     name: str  # as it is distributed
     folder: str  # the folder it lives in, below a data folder
@@ -37,8 +38,18 @@ class DataFile:
         return tuple(mirror + self.name for mirror in mirrors) if self.mirrors else ()
 
 
+@dataclass(frozen=True)
+class Found:
+    """The path and content of a verified file; otherwise the problems, and the first file with the wrong content."""
+
+    path: Path | None = None
+    content: bytes | None = None
+    problems: tuple[str, ...] = ()
+    wrong: Path | None = None
+
+
 def verified(file: DataFile, raw: bytes, where: str) -> bytes:
-    """The content of a file, unpacked if it was gzipped; DataError if it is not what it should be."""
+    """The content of a file, unpacked if it was gzipped; DataError if its digest is wrong."""
     match file.check:
         case "sha256 unpacked":
             content = unpacked(raw, where)
@@ -55,7 +66,7 @@ def verified(file: DataFile, raw: bytes, where: str) -> bytes:
 
 
 def unpacked(raw: bytes, where: str) -> bytes:
-    """The bytes, decompressed if they are gzip's."""
+    """The bytes, decompressed if they are gzipped."""
     if not raw.startswith(GZIP):
         return raw
     try:
@@ -108,14 +119,10 @@ MNIST = MnistFiles(
     _mnist("t10k-images-idx3-ubyte", "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
     _mnist("t10k-labels-idx1-ubyte", "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
 )
+_COMPACT_DIGEST = "3c25ed7087969a89b4ff017094e29c93b8f2a7cd28b899d1873f960a5ecafee1"
 OMNIGLOT = OmniglotFiles(
-    compact=DataFile(
-        "omniglot28.npz",
-        "omniglot",
-        "sha256 of arrays",
-        "3c25ed7087969a89b4ff017094e29c93b8f2a7cd28b899d1873f960a5ecafee1",
-    ),
-    archives=(
+    DataFile("omniglot28.npz", "omniglot", "sha256 of arrays", _COMPACT_DIGEST),
+    (
         DataFile("images_background.zip", "omniglot", "md5", "68d2efa1b9178cc56df9314c21c6e718", _OMNIGLOT_MIRRORS),
         DataFile("images_evaluation.zip", "omniglot", "md5", "6b91aef0f799c5bb55b94e3f2daec811", _OMNIGLOT_MIRRORS),
     ),

@@ -1,14 +1,15 @@
-"""Streams made of one data set: split by label, or with permuted inputs."""
+"""Streams made from one data set: split by label, or with permuted inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from frcl.data.options import BenchmarkOptions, TrainOn
+from frcl.data.options import PERMUTED, BenchmarkOptions, TrainOn
+from frcl.data.registry import BENCHMARKS, BenchmarkSpec, Request, Source
 from frcl.data.tasks import Split, Task, TaskList, checked_number, first_tasks
 from frcl.seeding import fork
 
@@ -29,7 +30,7 @@ def task_with_validation(
 def split_by_label(
     name: str, base: Task, options: BenchmarkOptions, groups: Sequence[tuple[int, ...]] = PAIRS
 ) -> TaskList:
-    """One task for each group of labels, with the examples of `base` that have them (Zenke et al., 2017)."""
+    """One task for each group of labels, with the examples of `base` that have these labels (Zenke et al., 2017)."""
     groups = first_tasks(name, groups, options.tasks)
     return TaskList(name, tuple(_with_labels(base, group) for group in groups))
 
@@ -44,7 +45,7 @@ def _with_labels(base: Task, labels: tuple[int, ...]) -> Task:
 
 @dataclass(frozen=True)
 class PermutedTasks:
-    """Task k is the base task with its pixels in the order `orders[k]`; built when asked for."""
+    """Task k is the base task with its pixels in the order `orders[k]`; built on demand."""
 
     name: str
     base: Task
@@ -73,7 +74,7 @@ class PermutedTasks:
         return Split(part.x[:, order], part.y)
 
 
-def permuted(name: str, base: Task, options: BenchmarkOptions, seed: int) -> PermutedTasks:
+def permute_pixels(name: str, base: Task, options: BenchmarkOptions, seed: int) -> PermutedTasks:
     """A fixed random order of the pixels for each task. Order k depends on the seed and k alone."""
     pixels = base.train.x.shape[1]
     numbers = first_tasks(name, range(options.permutations), options.tasks, "; set permutations for more")
@@ -81,3 +82,25 @@ def permuted(name: str, base: Task, options: BenchmarkOptions, seed: int) -> Per
     if options.first_identity:
         orders[0] = torch.arange(pixels)
     return PermutedTasks(name, base, tuple(order.to(base.train.x.device) for order in orders))
+
+
+def add_streams(
+    base: str,
+    by_seed: Callable[[Request], Callable[[int], Task]],
+    *,
+    split: str,
+    permuted: str,
+    dataset: str | None = None,
+) -> None:
+    """Register split-BASE and permuted-BASE, described by `split` and `permuted`; `by_seed` loads the base task."""
+
+    def split_source(request: Request) -> Source:
+        task = by_seed(request)
+        return lambda seed: split_by_label(f"split-{base}", task(seed), request.options)
+
+    def permuted_source(request: Request) -> Source:
+        task = by_seed(request)
+        return lambda seed: permute_pixels(f"permuted-{base}", task(seed), request.options, seed)
+
+    BENCHMARKS.add(f"split-{base}", BenchmarkSpec(split, split_source, dataset=dataset))
+    BENCHMARKS.add(f"permuted-{base}", BenchmarkSpec(permuted, permuted_source, PERMUTED, dataset))

@@ -1,4 +1,4 @@
-"""Tasks, and what a benchmark is: a numbered sequence of tasks."""
+"""Tasks and benchmarks: a benchmark is a numbered sequence of tasks."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Split:
 
 @dataclass(frozen=True)
 class Task:
-    """One task. `validation` overlaps `train` only where training on both was asked for."""
+    """One task. `validation` is part of `train` only with train_on="train+validation"."""
 
     name: str
-    train: Split  # to learn from, after augmentation
-    validation: Split  # to choose hyper-parameters by; never augmented
-    test: Split  # to report on; never augmented
+    train: Split  # for training, after augmentation
+    validation: Split  # for choosing hyper-parameters; never augmented
+    test: Split  # for reporting; never augmented
     size: int  # N of the objective
 
     def to(self, device: torch.device | str) -> Task:
@@ -47,7 +47,7 @@ class Task:
 
 
 class Benchmark(Protocol):
-    """A sequence of tasks, numbered from 0; asking twice gives the same task."""
+    """A sequence of tasks, numbered from 0. The same number always gives the same task."""
 
     @property
     def name(self) -> str: ...
@@ -73,7 +73,7 @@ class TaskList:
 
     name: str
     tasks: tuple[Task, ...]
-    label_names: tuple[str, ...] | None = None  # label i is called label_names[i], where labels have names
+    label_names: tuple[str, ...] | None = None  # label i is called label_names[i]; None if labels have no names
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -95,7 +95,7 @@ class TaskList:
 
 @dataclass(frozen=True)
 class Seen:
-    """A benchmark seen through a function of its tasks, and one that gives their test data without building them."""
+    """A benchmark whose tasks are transformed by `changed`; `test_data` gives the test data without building them."""
 
     inner: Benchmark
     changed: Callable[[int, Task], Task]
@@ -133,7 +133,7 @@ def checked_number(benchmark: Benchmark, number: int) -> int:
 
 
 def first_tasks(name: str, tasks: Sequence[T], wanted: int | None, advice: str = "") -> tuple[T, ...]:
-    """The first `wanted` of the tasks, all of them for None; more than there are is refused."""
+    """The first `wanted` tasks, all of them for None; too large a number is refused."""
     if wanted is not None and wanted > len(tasks):
         raise OptionError(f"tasks={wanted} is too many: {name} has {len(tasks)}{advice}")
     return tuple(tasks[:wanted])

@@ -86,6 +86,7 @@ class Block:
     def terms(self, at: int | Tensor) -> Terms:
         assert self._drawn is not None
         rows, draws = tree_map(lambda value: _at(value, at), self._drawn)
+        assert rows is not None
         if self._data is None:
             x, y = minibatches(self.programs, list(rows))
         else:

@@ -1,4 +1,4 @@
-"""The training loop: programs in lockstep, or one minibatch of a stream at a time; eager on the CPU, recorded on CUDA."""
+"""The training loop: programs in lockstep, or one minibatch of a stream at a time; eager, or recorded on CUDA."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import tomllib
 from collections.abc import Mapping
@@ -12,11 +11,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from frcl.boundary import BoundaryDetector
+from frcl.data import BENCHMARKS
 from frcl.data.options import BenchmarkOptions
 from frcl.errors import OptionError
 from frcl.experiment.networks import NetworkOptions
 from frcl.learners.options import FRCLOptions
 from frcl.methods import METHODS, MethodOptions, default_options
+from frcl.registry import suggestion
 
 T = TypeVar("T")
 
@@ -94,11 +95,6 @@ AFTER = {"frcl-plus": "frcl"}  # a method, and the one whose defaults of a bench
 PLAIN = ("benchmark", "method", "seeds", "device", "data", "hidden_boundaries")
 
 
-def suggestion(word: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
-
-
 def parts_of(method: str) -> dict[str, Any]:
     """The options of each part as they are without any change; the learner's are those of the method."""
     known = [name for name, _, _ in METHODS]
@@ -152,12 +148,14 @@ def saved(layer: Mapping[str, Any]) -> Config:
 
 
 def _benchmark_defaults(benchmark: str, method: str, options: Any) -> dict[str, Any]:
-    """From defaults.toml: the benchmark's network, its training where the method has such options, the method's own.
+    """The benchmark's network, its training where the method has such options, and the method's own options.
 
-    A method that stands in AFTER has those of another one under its own.
+    They come from the section of the benchmark in defaults.toml or, without one, from its `BenchmarkSpec`. A method
+    that stands in AFTER has those of another one under its own.
     """
     text = resources.files("frcl.experiment").joinpath("defaults.toml").read_text(encoding="utf-8")
-    found: dict[str, Any] = tomllib.loads(text).get(benchmark, {})
+    carried = BENCHMARKS[benchmark].defaults if benchmark in BENCHMARKS else {}
+    found: Mapping[str, Any] = tomllib.loads(text).get(benchmark, carried)
     names = [f.name for f in fields(options)]
     training = {name: value for name, value in found.get("training", {}).items() if name in names}
     base = found.get(AFTER.get(method, ""), {})

@@ -150,7 +150,7 @@ def unpack(learner: FRCL, state: dict[str, Any]) -> LearnerState:
     try:
         restored = _restored(learner, saved)
         if saved.current is not None:
-            theta = {name: p for name, p in learner.net.named_parameters() if name in saved.trained}
+            theta: Params = {name: p for name, p in learner.net.named_parameters() if name in saved.trained}
             restored.current = _current(learner, saved.current, theta, restored)
         detector = copy.deepcopy(learner.detector)
         if detector is not None:

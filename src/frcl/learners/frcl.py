@@ -29,7 +29,7 @@ from frcl.learners.options import FRCLKeywords, FRCLOptions
 from frcl.learners.predict import Predictor
 from frcl.learners.signature import shows_options
 from frcl.learners.state import Before, CurrentTask, Declared, LearnerState
-from frcl.learners.stream import decide, remember
+from frcl.learners.stream import Score, decide, remember
 from frcl.learners.task import (
     Examples,
     Model,
@@ -48,6 +48,7 @@ from frcl.options import changed
 from frcl.regularisers import Regulariser
 from frcl.seeding import Streams
 from frcl.summary import prior_kl, prior_kl_terms
+from frcl.trees import Params
 
 
 @shows_options(FRCLOptions())
@@ -62,7 +63,7 @@ class FRCL:
     net : nn.Module
         Feature network from inputs to [batch, K]; copied, the original is not changed.
     points : int
-        Inducing points kept per task.
+        Inducing points kept per task; 40 by default.
     regularisers : sequence of Regulariser, optional
         What keeps past tasks in place; by default those that the weights below ask for. Copied.
     detector : BoundaryDetector, optional
@@ -324,10 +325,10 @@ class FRCL:
             current.stream = StreamSteps(program_of(self._model, self._state, current, x, y, stream=True))
         return current.stream
 
-    def _score(self, current: CurrentTask) -> Any:
+    def _score(self, current: CurrentTask) -> Score:
         """The boundary score under the current posterior, as a function of inputs."""
         objective = objective_of(self._model, self._state, current.likelihood)
-        theta = dict(self.net.named_parameters())
+        theta: Params = dict(self.net.named_parameters())
         return partial(objective.familiarity, current.params, current.Z, theta)
 
     def _watch(self, current: CurrentTask, x: Tensor, y: Any) -> tuple[Decision, Tensor, CurrentTask]:

@@ -111,13 +111,14 @@ class FRCLOptions(Options):
     def regularisers(self) -> list[Regulariser]:
         """The regularisers that the weights ask for, fresh."""
         heads = self.train_heads
-        every = [
+        every: list[Regulariser] = [
             FunctionalKL(self.functional),
             CurrentInputs(self.current_inputs, train_heads=heads),
             MemoryTargets(self.memory_targets, train_heads=heads),
             Curvature(self.curvature, self.curvature_decay, self.fisher_examples),
         ]
-        return [one for one in every if one.weight > 0]
+        weights = (self.functional, self.current_inputs, self.memory_targets, self.curvature)
+        return [one for one, weight in zip(every, weights, strict=True) if weight > 0]
 
 
 PLUS = FRCLOptions(
@@ -133,7 +134,6 @@ Chosen on validation data, mostly of Split- and Permuted-MNIST with 2 and 10 poi
 class FRCLKeywords(TypedDict, total=False):
     """The fields of `FRCLOptions` as keywords, for the type checker; a test holds the two equal."""
 
-    points: int
     points_per_class: int | None
     prior_std: float | Literal["learned"]
     feature_scale: float

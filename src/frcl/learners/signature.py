@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from frcl.options import Options, option_lines
 
 F = TypeVar("F", bound=Callable[..., Any])
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
 def shows_options(defaults: Options) -> Callable[[F], F]:
@@ -20,14 +21,15 @@ def shows_options(defaults: Options) -> Callable[[F], F]:
         kept = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
         names = {p.name for p in kept}
         rest = [
-            inspect.Parameter(
-                item.name, inspect.Parameter.KEYWORD_ONLY, default=getattr(defaults, item.name), annotation=item.type
-            )
+            inspect.Parameter(item.name, KEYWORD, default=getattr(defaults, item.name), annotation=item.type)
             for item in fields(defaults)
             if item.name not in names
         ]
         target.__signature__ = own.replace(parameters=[*kept, *rest])  # type: ignore[attr-defined]
-        target.__doc__ = f"{inspect.getdoc(target)}\n\nEvery field of `{type(defaults).__name__}` is a keyword:\n\n{option_lines(defaults)}\n"
+        kind = type(defaults).__name__
+        target.__doc__ = (
+            f"{inspect.getdoc(target)}\n\nEvery field of `{kind}` is a keyword:\n\n{option_lines(defaults)}\n"
+        )
         return target
 
     return show

@@ -16,7 +16,7 @@ Score = Callable[[Tensor], Tensor]
 
 
 def scores_of(score: Score, minibatches: Sequence[Tensor], *, at_once: bool = False) -> Tensor:
-    """The boundary scores of some minibatches, [Σ B, C], on the CPU; `at_once`: as many will be scored again and again."""
+    """The boundary scores of some minibatches, [Σ B, C], on the CPU; `at_once`: in one call."""
     parts = [torch.cat(list(minibatches))] if at_once else list(minibatches)
     with torch.no_grad(), network_failures():
         scores = torch.cat([score(part).clone() for part in parts])

@@ -1,0 +1,32 @@
+"""Feature networks φ(x; θ), the bias column, and the checks that a network must pass.
+
+Any `nn.Module` from inputs [B, ...] to [B, K] serves, if it is one fixed function of each input: no batch
+norm, no active dropout, finite output. The features of the model are the network's outputs times a scale,
+with a column of ones appended for the bias.
+"""
+
+from frcl.features.checks import check_features, check_network
+from frcl.features.functional import (
+    FIXED,
+    features,
+    fixed_parts,
+    has_convolutions,
+    is_stackable,
+    network_failures,
+    times,
+)
+from frcl.features.networks import MLP, ConvNet
+
+__all__ = [
+    "FIXED",
+    "MLP",
+    "ConvNet",
+    "check_features",
+    "check_network",
+    "features",
+    "fixed_parts",
+    "has_convolutions",
+    "is_stackable",
+    "network_failures",
+    "times",
+]

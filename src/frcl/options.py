@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -37,9 +36,14 @@ class Options:
                 _check_range(item.name, value, hints[item.name], item.metadata)
 
 
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+_known_hints: dict[type, dict[str, Any]] = {}
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    """The types of all fields, resolved once."""
+    if kind not in _known_hints:
+        _known_hints[kind] = get_type_hints(kind)
+    return _known_hints[kind]
 
 
 def _check_type(name: str, value: Any, hint: Any) -> None:

@@ -21,10 +21,10 @@ def tree_map(function: Callable[..., Any], tree: T, *rest: T) -> T:
     if isinstance(tree, Tensor):
         return function(tree, *rest)  # type: ignore[no-any-return]
     if isinstance(tree, Mapping):
-        return {key: tree_map(function, tree[key], *(other[key] for other in rest)) for key in tree}  # type: ignore
+        return {key: tree_map(function, tree[key], *(other[key] for other in rest)) for key in tree}  # type: ignore[return-value]
     if isinstance(tree, tuple | list):
         parts = [tree_map(function, *items) for items in zip(tree, *rest, strict=True)]
-        return type(tree)(*parts) if isinstance(tree, tuple) and is_named_tuple(tree) else type(tree)(parts)  # type: ignore
+        return type(tree)(*parts) if isinstance(tree, tuple) and is_named_tuple(tree) else type(tree)(parts)
     return tree
 
 

@@ -14,6 +14,7 @@ from frcl.display import Silent, in_words
 from frcl.experiment import runner
 from frcl.experiment.config import Config, resolve
 from frcl.experiment.keeper import Observer
+from frcl.experiment.results import Result
 from frcl.learners.options import FRCLOptions
 
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -61,7 +62,7 @@ def measure_runs(
         for name, config in configs.items():
             taken, result = _timed(config)
             seconds[name].append(taken)
-            accuracies[name] = f"average accuracy {in_words(result['average_accuracy'], 100, ' %')}"
+            accuracies[name] = f"average accuracy {in_words(result.average_accuracy, 100, ' %')}"
             told()
     return [_measurement(goal, GOALS[goal], seconds, accuracies) for goal in goals]
 
@@ -90,13 +91,13 @@ class _Clock(Silent):
         return time.monotonic() - self._began
 
 
-def _timed(config: Config) -> tuple[float, dict[str, Any]]:
+def _timed(config: Config) -> tuple[float, Result]:
     """Seconds from the first step of a run until its result is written, and the result."""
     clock = _Clock()
     result = _run(config, clock)
     return clock.seconds(), result
 
 
-def _run(config: Config, observer: Observer) -> dict[str, Any]:
+def _run(config: Config, observer: Observer) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         return runner.run(config, Path(folder) / "run", observer)

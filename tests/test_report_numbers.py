@@ -11,7 +11,7 @@ from frcl.experiment.metrics import Interval, average_so_far, forgetting_by_task
 from frcl.report import comparison_rows, read_run
 from frcl.report.comparison import differing_options, flat, run_labels
 from frcl.report.numbers import BY_KEY, duration, interval, mean_and_std, number, percent, plural, size
-from frcl.report.palette import DARK, HEAT_LEVELS, LIGHT, SERIES, contrast, heat
+from frcl.report.palette import DARK, HEAT_LEVELS, LIGHT, SERIES, heat
 from frcl.report.signals import thin_by_peaks
 from report_samples import bare_run, result, rich_run, write_run
 
@@ -194,6 +194,12 @@ def test_the_heat_scale_goes_one_way_in_lightness(theme):
     assert (steps > 3).all() or (steps < -3).all()
     assert heat(0.0)[0] == LIGHT["heat-0"]
     assert heat(1.0)[0] == LIGHT[f"heat-{HEAT_LEVELS - 1}"]
+
+
+def contrast(first: str, second: str) -> float:
+    """Contrast ratio of two colours as WCAG 2 defines it, 1 to 21."""
+    dim, bright = sorted(float(np.array([0.2126, 0.7152, 0.0722]) @ _linear(colour)) for colour in (first, second))
+    return (bright + 0.05) / (dim + 0.05)
 
 
 def _linear(colour: str) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,6 @@ from typing import Any, Protocol
 from frcl.engine.program import Values
 from frcl.errors import CheckpointError, FrclError
 from frcl.experiment.config import Config
-from frcl.experiment.logs import CsvLog
 from frcl.experiment.results import Part, Result, Seconds, SeedRecord
 from frcl.experiment.schema import from_json, to_json
 from frcl.files import apart, load_state, save_state, side_by_side
@@ -59,6 +59,39 @@ class Progress:
         """Add time to one of the parts and to the total."""
         now = self.seconds
         self.seconds = replace(now, **{part: getattr(now, part) + seconds}, total=now.total + seconds)
+
+
+class CsvLog:
+    """Rows of a CSV file, collected in memory and appended by `flush`. A resumed log continues after `length` bytes.
+
+    `columns` has the format of each column, as in "%d".
+    """
+
+    def __init__(self, path: Path, columns: Mapping[str, str], length: int | None = None) -> None:
+        self.path = path
+        self._buffer = io.StringIO()
+        self._form = ",".join(columns.values()) + "\n"
+        if length is None:
+            self._buffer.write(",".join(columns) + "\n")
+            path.write_bytes(b"")
+        else:
+            try:
+                with path.open("r+b") as file:
+                    file.truncate(length)
+            except FileNotFoundError as error:
+                raise CheckpointError(f"{path} is missing: without it the run cannot be resumed") from error
+
+    def add(self, row: Sequence[object]) -> None:
+        self._buffer.write(self._form % tuple(row))
+
+    def flush(self) -> int:
+        """Append the collected rows; returns the length of the file."""
+        with self.path.open("ab") as file:
+            file.write(self._buffer.getvalue().encode())
+            length = file.tell()
+        self._buffer.seek(0)
+        self._buffer.truncate()
+        return length
 
 
 class Keeper:

@@ -23,33 +23,24 @@ class Gallery:
 def draw(run: Run) -> Gallery:
     """Every figure that the run allows; call it inside `style()`."""
     result, sheets = run.result, contact_sheets(run)
-    drawings, left_out = [matrix_figure(result), curves_figure(result)], []
-    if len(result.tasks) > 1:
-        drawings.append(forgetting_figure(result))
-    else:
-        left_out.append("Forgetting by task: there is one task only.")
-    if result.calibration is not None and result.calibration.filled.any():
-        drawings.append(calibration_figure(result.calibration))
-    else:
-        left_out.append("Calibration: the run recorded no class probabilities.")
-    if sheets:
-        pass  # last among the files, in a section of its own in the page
-    elif run.points:
-        left_out.append("Inducing images: the inputs kept are not images.")
-    else:
-        left_out.append("Inducing images: the run kept no inducing points.")
-    if result.boundaries is not None:
-        drawings.append(boundary_figure(result.boundaries))
-    else:
-        left_out.append("Task switches: the learner was told where tasks begin.")
-    if result.steps is not None:
-        drawings.append(terms_figure(result, result.steps))
-    else:
-        left_out.append("Training terms: the run has no step log.")
-    if time_parts(result):
-        drawings.append(time_figure(result))
-    drawings += [points_figure(sheets)] if sheets else []
-    recorded = {"Time": time_parts(result), "Options": result.config, "Environment": result.environment,
-                "Command": result.command}  # fmt: skip
-    left_out += [f"{name}: the run recorded none." for name, value in recorded.items() if not value]
-    return Gallery(drawings, sheets, left_out)
+    curve, boundaries, steps = result.calibration, result.boundaries, result.steps
+    known = curve is not None and curve.filled.any()
+    no_images = "the inputs kept are not images" if run.points else "the run kept no inducing points"
+    time = time_figure(result) if time_parts(result) else None
+    entries = (
+        (matrix_figure(result), ""),
+        (curves_figure(result), ""),
+        (forgetting_figure(result) if len(result.tasks) > 1 else None, "Forgetting by task: there is one task only."),
+        (
+            calibration_figure(curve) if curve and known else None,
+            "Calibration: the run recorded no class probabilities.",
+        ),
+        (points_figure(sheets) if sheets else None, f"Inducing images: {no_images}."),
+        (boundary_figure(boundaries) if boundaries else None, "Task switches: the learner was told where tasks begin."),
+        (terms_figure(result, steps) if steps else None, "Training terms: the run has no step log."),
+        (time, "Time: the run recorded none."),
+    )
+    rest = {"Options": result.config, "Environment": result.environment, "Command": result.command}
+    left_out = [reason for drawing, reason in entries if drawing is None]
+    left_out += [f"{name}: the run recorded none." for name, value in rest.items() if not value]
+    return Gallery([drawing for drawing, _ in entries if drawing is not None], sheets, left_out)

@@ -80,15 +80,3 @@ def heat(share: float) -> tuple[str, str]:
     """The colour for a share between 0 and 1, and that of text on it."""
     level = min(int(min(max(share, 0.0), 1.0) * HEAT_LEVELS), HEAT_LEVELS - 1)
     return LIGHT[f"heat-{level}"], LIGHT[f"on-heat-{level}"]
-
-
-def contrast(first: str, second: str) -> float:
-    """Contrast ratio of two colours as WCAG 2 defines it, 1 to 21."""
-    bright, dim = sorted((_luminance(first), _luminance(second)), reverse=True)
-    return (bright + 0.05) / (dim + 0.05)
-
-
-def _luminance(colour: str) -> float:
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frcl.errors import DataError
-from frcl.experiment.metrics import Floats as Floats  # noqa: PLC0414  (imported from here by paper/)
+from frcl.experiment.metrics import Floats as Floats
 from frcl.experiment.results import RESULT, Result, read_result
 
 POINTS = "points.npz"

@@ -60,7 +60,7 @@ def _curve(bins: Sequence[Calibration | None]) -> CalibrationCurve | None:
 
 
 def _boundaries(options: DetectorOptions, records: Sequence[SeedRecord]) -> Boundaries:
-    """With a test beside, `found` and `statistic` are of that test; `acted_on` scores what the learner did."""
+    """`acted_on` scores the switches of the learner; with `beside`, `found` and `statistic` are of that second test."""
     own = [score_boundaries(one.true, one.found, options.threshold, options.tolerance) for one in records]
     first = records[0]
     tested = [(step, value) for step, value in enumerate(first.statistic) if value is not None]

@@ -54,7 +54,7 @@ def judge(prediction: Prediction, y: Tensor) -> Judged:
 def final_scores(learner: Learner, benchmark: Benchmark, tasks: list[int]) -> FinalScores:
     """NLL, Brier and ECE as means over tasks; AUROC of telling each task's inputs from the next task's.
 
-    `tasks` says which of the learner's tasks stands for each task of the benchmark.
+    `tasks` has the number of the learner's task that predicts for each task of the benchmark.
     """
     predictions = [learner.predict(benchmark.test_split(i).x, task=t) for i, t in enumerate(tasks)]
     targets = [benchmark.test_split(i).y for i in range(len(tasks))]

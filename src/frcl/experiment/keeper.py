@@ -34,7 +34,7 @@ class Interrupted(FrclError):
 
 
 class Observer(Protocol):
-    """Is told about the progress of a run: a progress display, an event writer, a test."""
+    """Receives the events of a run: a progress display, an event writer, a test."""
 
     def begin(self, config: Config, names: list[str]) -> None: ...
     def step(self, seed: int, task: int, log: StepLog) -> None: ...

@@ -44,8 +44,8 @@ class SeedRecord:
     rows         of the accuracy matrix: row i has the accuracies on tasks 0 to i
     bytes        kept after each task; `parts` has those after the last task by kind
     alone        accuracy of a new learner on each task alone, where forward transfer is measured
-    learned_as   for each task of the benchmark, the number of the learner's task that stands for it
-    score        what `rows` holds
+    learned_as   for each task of the benchmark, the number of the learner's task that predicts for it
+    score        the quantity in `rows`
     true, found, statistic   hidden boundaries: the true and the declared switches, the test statistic per minibatch
     """
 
@@ -95,7 +95,7 @@ class CalibrationCurve:
 
     @property
     def filled(self) -> Any:
-        """The bins [B] that hold predictions."""
+        """Mask [B] of the bins that contain predictions."""
         return (np.array(self.count) > 0) & np.isfinite(self.confidence) & np.isfinite(self.accuracy)
 
 
@@ -159,7 +159,7 @@ class Boundaries:
 class Result:
     """What a run found: the content of result.json. A metric is None where it is not available.
 
-    score      what `accuracy` holds: the share of right labels, or "r2" (share of variance explained) for regression
+    score      the quantity in `accuracy`: the share of right labels, or for regression R² (share of variance explained)
     accuracy   R [S, T, T], axes (seed, after learning task, on task), NaN above the diagonal
     config     the options of the run, as in config.toml
     """

@@ -218,9 +218,9 @@ def _work(one: Seed, number: int) -> Work[Any]:
 
 def _learn_alone(config: Config, group: list[Seed], number: int) -> None:
     """Record the accuracy of a new learner on one task alone, for each seed."""
-    fresh = [replace(one, learner=new_learner(config, one.benchmark, one.seed)) for one in group]
-    finish([_work(one, number) for one in fresh])
-    for one in fresh:
+    new = [replace(one, learner=new_learner(config, one.benchmark, one.seed)) for one in group]
+    finish([_work(one, number) for one in new])
+    for one in new:
         one.record.alone.append(score(one.learner, one.benchmark.test_split(number), 0))
 
 

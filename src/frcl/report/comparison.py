@@ -115,9 +115,10 @@ def _last(key: str, options: Mapping[str, Any]) -> str:
 
 def _row(run: Run, label: str) -> ComparisonRow:
     result, seconds = run.result, run.result.seconds
-    metrics = {key: BY_KEY[key].of(result) for key in COMPARED}
-    costs = {"memory_bytes": memory_total(result), "seconds": None if seconds is None else seconds.total}
-    return ComparisonRow(label, result.benchmark, result.method, len(result.seeds), **metrics, **costs)  # type: ignore[arg-type]
+    average, forgetting, nll, ece = (BY_KEY[key].of(result) for key in COMPARED)
+    names = (label, result.benchmark, result.method, len(result.seeds))
+    time = None if seconds is None else seconds.total
+    return ComparisonRow(*names, average, forgetting, nll, ece, memory_total(result), time)
 
 
 def memory_total(result: Result) -> int | None:

@@ -13,7 +13,7 @@ from frcl.report.signals import boundary_figure, calibration_figure, terms_figur
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
-    """The figures in the order of the report, the sheets of inducing images, and what is left out, with the reason."""
+    """The figures in the order of the report, the sheets of inducing images, and the reason for each missing part."""
 
     drawings: list[Drawing]
     sheets: list[Contact]

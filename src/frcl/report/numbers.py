@@ -16,7 +16,7 @@ MISSING = "not available"
 
 @dataclass(frozen=True)
 class Meaning:
-    """How a metric is shown; `says` explains it in one sentence, `range` is what its values cannot leave."""
+    """How a metric is shown; `says` explains it in one sentence, `range` has its least and largest possible value."""
 
     key: MetricName
     title: str

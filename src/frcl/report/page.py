@@ -52,7 +52,7 @@ SECTIONS = (
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure in the page; a wide one has a row of its own."""
+    """A figure in the page; a wide one fills a row."""
 
     drawing: Drawing
     svg: str

@@ -1,7 +1,7 @@
-"""Colours in one place, for light and for dark; safe for colour-blind readers, tested for contrast.
+"""All colours, for the light and the dark theme; safe for colour-blind readers, tested for contrast.
 
-Figures are drawn in the light colours. Each light colour is used for one role alone, so that in a page every
-colour can be replaced by the role's CSS variable and follow the reader's choice of light or dark.
+Figures are drawn in the light colours. Each light colour has exactly one role, so that a page can replace it by
+the CSS variable of the role, which follows the theme of the reader.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ DARK = _roles(
 
 
 def series(number: int) -> str:
-    """The colour of the `number`-th thing of a kind; they repeat after `SERIES`."""
+    """The colour of the `number`-th series; colours repeat after `SERIES`."""
     return LIGHT[f"series-{number % SERIES}"]
 
 
 def in_order(number: int, of: int) -> str:
-    """The colour of the `number`-th of many things that have an order."""
+    """The colour of the `number`-th of `of` ordered items."""
     return LIGHT[f"order-{round(number * (len(_ORDER_LIGHT) - 1) / max(of - 1, 1))}"]
 
 

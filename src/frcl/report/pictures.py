@@ -93,7 +93,7 @@ def sheet(images: Floats) -> Floats:
 
 
 def to_rgba(sheet: Floats) -> NDArray[np.uint8]:
-    """Grey images become black ink on a clear ground with a faint tint, colour images stay; NaN is clear."""
+    """Grey images become black on a transparent, faintly tinted ground; colour images stay; NaN is transparent."""
     clear = np.isnan(sheet) if sheet.ndim == 2 else np.isnan(sheet[..., 0])
     if sheet.ndim == 2:
         colour, cover = np.zeros((*sheet.shape, 3)), TINT + (1 - TINT) * sheet

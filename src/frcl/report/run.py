@@ -30,7 +30,7 @@ class Run:
 
     @classmethod
     def of(cls, folder: Path, result: Result) -> Run:
-        """The run in a folder whose result is at hand."""
+        """The run in a folder whose result is already known; reads the inducing inputs alone."""
         return cls(folder, result, _read_points(folder / POINTS))
 
 

@@ -21,6 +21,11 @@ class NetworkOptions:
     last: Literal["linear", "relu"] = "linear"  # mlp: ReLU after the last layer or not
     pooling: Literal["same", "valid"] = "same"  # conv: padding of the max pooling
 
+    @property
+    def batched_on_cpu(self) -> bool:
+        """Whether several networks trained as one program are faster on the CPU; convolutions are not."""
+        return self.kind != "conv"
+
     def __post_init__(self) -> None:
         choices = {"kind": ("mlp", "conv"), "last": ("linear", "relu"), "pooling": ("same", "valid")}
         for name, allowed in choices.items():

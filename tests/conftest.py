@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from paper.measure import Place
 
 torch.set_num_threads(1)
 
@@ -13,12 +12,6 @@ torch.set_num_threads(1)
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(7)
-
-
-@pytest.fixture
-def place(tmp_path) -> Place:
-    """Where `frcl reproduce` measures: on the CPU, into an empty folder."""
-    return Place(tmp_path / "results", tmp_path / "runs")
 
 
 @pytest.fixture

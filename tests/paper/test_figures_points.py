@@ -6,12 +6,6 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from paper.figures import points
-from paper.figures.base import Sheet, make_figure, read_sheet
-from paper.figures.draw_points import GAP, draw_figure_4, draw_figure_6, from_hex, mosaic
-from paper.figures.parts import Rows, settings
-from paper.figures.points import FIGURES, Learned, Sizes, classes_covered, projected, searched, to_hex
-from paper.measure import Place
 
 from frcl.data import BenchmarkOptions, open_benchmark
 from frcl.data.digits import load_digits
@@ -21,6 +15,12 @@ from frcl.data.sources import MNIST, OMNIGLOT
 from frcl.data.tasks import Split
 from frcl.learners.options import FRCLOptions
 from frcl.report.drawing import style
+from paper.figures import points
+from paper.figures.base import make_figure
+from paper.figures.draw_points import GAP, draw_figure_4, draw_figure_6, from_hex, mosaic
+from paper.figures.points import FIGURES, Learned, Sizes, classes_covered, projected, searched, to_hex
+from paper.figures.sheets import Rows, Sheet, read_sheet
+from paper.measure import Place
 
 FIGURE_4, FIGURE_6 = FIGURES
 SMALL = Sizes(shown=2, counted=6, cloud=60, learner={"points": 5, "steps": 20, "search_steps": 60})
@@ -123,7 +123,7 @@ def test_rows_of_several_kinds():
     assert rows.sheet() == Sheet(
         ("kind", "name", "value", "x"), (("setting", "steps", "5", ""), ("thing", "a", "", "0.123457"))
     )
-    assert settings(rows.sheet()) == {"steps": "5"}
+    assert rows.sheet().settings() == {"steps": "5"}
     with pytest.raises(ValueError, match="no column y"):
         rows.add("thing", y=1)
 

@@ -22,6 +22,7 @@ QUICK_RESULTS, QUICK_RUNS = Path("runs/quick/results"), Path("runs/quick/paper")
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 out = Console()
+Work = Sequence[tuple[Target, Sequence[State]]]
 
 
 def main() -> None:
@@ -77,20 +78,13 @@ def reproduce(
         for target in chosen_targets(targets or [ALL] * show, quick=quick)
     ]
     _check_asked([state for _, states in work for state in states], rows or [], wanted, again=again)
-
-    def say(line: str) -> None:
-        if not quiet:
-            out.print(f"{'QUICK ' * quick}{line}", highlight=False, markup=False, soft_wrap=True)
-
-    if show:
-        for target, states in work:
-            for state in states:
-                say(state.in_words())
-            if target.figure is not None and not rows:
-                say(figure_in_words(target.figure, place.results))
-        return
     may_start = (lambda: True) if budget is None else (lambda: time.monotonic() - begin < budget)
-    _carry_out(work, Session(place, _observer(quiet=quiet or quick), say, may_start, again=again), some=bool(rows))
+    say = _speaker(quiet=quiet, quick=quick)
+    session = Session(place, _observer(quiet=quiet or quick), say, may_start, again=again)
+    if show:
+        _list(work, session, some=bool(rows))
+    else:
+        _carry_out(work, session, some=bool(rows))
 
 
 def _states(target: Target, place: Place, rows: Sequence[str], wanted: Wanted, *, again: bool) -> list[State]:
@@ -108,7 +102,16 @@ def _check_asked(states: Sequence[State], rows: Sequence[str], wanted: Wanted, *
         raise OptionError(f"none of these cells has seed {' or '.join(map(str, wanted.only))}")
 
 
-def _carry_out(work: Sequence[tuple[Target, Sequence[State]]], session: Session, *, some: bool) -> None:
+def _list(work: Work, session: Session, *, some: bool) -> None:
+    """List cells with their seeds, and figures unless only `some` rows are requested."""
+    for target, states in work:
+        for state in states:
+            session.say(state.in_words())
+        if target.figure is not None and not some:
+            session.say(figure_in_words(target.figure, session.place.results))
+
+
+def _carry_out(work: Work, session: Session, *, some: bool) -> None:
     """Measure, draw and write. A cell that diverges, or has results with other options, does not stop the others.
 
     If only `some` rows are requested, a figure is drawn only if it has one of them.
@@ -163,3 +166,11 @@ def _observer(*, quiet: bool) -> Callable[[], Observer]:
     if quiet:
         return Silent
     return lambda: Live(out) if out.is_terminal else Plain(out)
+
+
+def _speaker(*, quiet: bool, quick: bool) -> Callable[[str], None]:
+    def say(line: str) -> None:
+        if not quiet:
+            out.print(f"{'QUICK ' * quick}{line}", highlight=False, markup=False, soft_wrap=True)
+
+    return say

@@ -262,11 +262,11 @@ def test_quick_leaves_out_a_figure_without_data(paper, work, monkeypatch, tmp_pa
 def test_the_command_refuses_a_broken_file_plainly(paper, work, tmp_path):
     figures = (work.figure(),)
     paper(figures, "figure1")
-    (tmp_path / "results/figures/figure1.csv").write_text("x,y\n1\n")
+    (tmp_path / "paper/results/figures/figure1.csv").write_text("x,y\n1\n")
     code, _, error = paper(figures, "figure1")
     assert code == 1
     assert "figure1.csv was changed after it was measured" in error
-    (tmp_path / "results/figures/figure1.json").unlink()
+    (tmp_path / "paper/results/figures/figure1.json").unlink()
     code, _, error = paper(figures, "figure1")
     assert code == 1
     assert "is not a table: its lines differ in length; measure it again with --again" in error

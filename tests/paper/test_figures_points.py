@@ -202,6 +202,7 @@ def test_files_of_figure_4_are_the_same_every_time(on_digits, tmp_path):
         assert one.read_bytes() == two.read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @needs_mnist
 def test_quick_figure_4_on_mnist(tmp_path):

@@ -38,74 +38,10 @@ from frcl.report.numbers import percent as share
 from frcl.report.palette import LIGHT, SERIES, series
 from frcl.report.pictures import to_rgba
 from frcl.report.run import Floats
-from frcl.report.tables import Table as DataTable
 from frcl.seeding import fork
 from frcl.selection import Selected, random_start, run_searches
 from frcl.summary import head_moments, make_head
 from frcl.trace import trace_search
-
-__all__ = [
-    "LIGHT",
-    "MARKERS",
-    "REGULARISERS",
-    "SERIES",
-    "WIDTH",
-    "AccuracyMatrix",
-    "Benchmark",
-    "BusyError",
-    "Config",
-    "DataTable",
-    "Drawing",
-    "Finished",
-    "Floats",
-    "Interrupted",
-    "Live",
-    "Moments",
-    "Observer",
-    "PermutedTasks",
-    "Plain",
-    "Selected",
-    "Silent",
-    "Split",
-    "benchmark_of",
-    "carry_out",
-    "check_device",
-    "check_resumable",
-    "data_status",
-    "declared_switches",
-    "default_options",
-    "describe",
-    "features_of",
-    "fork",
-    "name_in_figure",
-    "new_frcl",
-    "number",
-    "over_seeds",
-    "plural",
-    "predict_from_summary",
-    "random_start",
-    "resolve",
-    "run_app",
-    "run_environment",
-    "run_searches",
-    "save",
-    "saved_config",
-    "score_boundaries",
-    "seeds_at_once",
-    "series",
-    "share",
-    "source_of",
-    "stream_labels",
-    "style",
-    "suggestion",
-    "summary_points",
-    "threads",
-    "to_dict",
-    "to_rgba",
-    "trace_search",
-    "welch",
-    "write_atomically",
-]
 
 CHUNK = 4096  # inputs that pass through the network at once
 

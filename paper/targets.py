@@ -28,7 +28,6 @@ class Target:
     """The cells of `table` are measured first; then the figure is drawn, or `write` writes a file from the results."""
 
     name: str
-    title: str
     table: Table | None = None
     figure: FigureSpec | None = None
     write: Callable[[Path, Path], Path] | None = None  # folder of the results, folder of the page
@@ -39,13 +38,9 @@ def registry(*, quick: bool = False) -> dict[str, Target]:
     tables = tuple(reduced(table) if quick else table for table in TABLES)
     figures = tuple(reduced_figure(figure) if quick else figure for figure in FIGURES)
     targets = [
-        *(Target(table.name, table.title, table) for table in tables),
-        *(Target(figure.name, figure.title, figure.table, figure) for figure in figures),
-        Target(
-            "page",
-            "REPRODUCTION.md and the tables of README.md, from the result files",
-            write=lambda results, folder: _write(tables, results, figures, folder, quick=quick),
-        ),
+        *(Target(table.name, table) for table in tables),
+        *(Target(figure.name, figure.table, figure) for figure in figures),
+        Target("page", write=lambda results, folder: _write(tables, results, figures, folder, quick=quick)),
     ]
     return {target.name: target for target in targets}
 

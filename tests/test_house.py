@@ -95,8 +95,9 @@ def test_the_reproduction_uses_public_names_and_one_file_of_others(path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tests").glob("*.py")), ids=lambda p: p.name)
 def test_tests_of_the_library_do_not_use_the_reproduction(path):
-    assert not [name for name in modules(path) if name.split(".")[0] == "paper"]
-    assert path == Path(__file__) or "paper/" + "results" not in path.read_text()
+    if path.name != "test_docs.py":  # which checks the commands of both
+        assert not [name for name in modules(path) if name.split(".")[0] == "paper"]
+    assert path == Path(__file__) or "paper/results" not in path.read_text()
 
 
 def test_no_two_modules_import_each_other():

@@ -11,7 +11,7 @@ import numpy as np
 
 from paper.figures.base import canvas
 from paper.figures.sheets import Sheet
-from paper.library import LIGHT, WIDTH, DataTable, Drawing, name_in_figure, number, plural, series
+from paper.library import LIGHT, WIDTH, Drawing, name_in_figure, plural, series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,9 +58,7 @@ def draw_figure_5(numbers: Sheet) -> Drawing:
         "functions. A switch is declared above the threshold; then there is no test for some minibatches."
     )
     text = f"Alphabets: {', '.join(names)}. True switches at {_listed(true)}; found at {_listed(found)}."
-    at_switches = [(f"{at:,.0f}", number(float(statistic[step.index(at)]), 2)) for at in true]
-    table = DataTable("figure5", "The statistic at the true switches", ("Minibatch", "Statistic"), tuple(at_switches))
-    return Drawing("figure5", TITLE_5, caption, text, figure, table)
+    return Drawing("figure5", TITLE_5, caption, text, figure)
 
 
 def _listed(steps: Sequence[float]) -> str:
@@ -71,7 +69,6 @@ def _listed(steps: Sequence[float]) -> str:
 
 AGGREGATES = {"max": 0, "median": 2, "mean": 1}  # and their colours
 SPACES: dict[str, Any] = {"log": "-", "plain": (0, (3, 1.2))}  # and their line styles
-TABLED = (4.0, 5.0, 6.0, 8.0, 10.0)
 GOOD = 0.95
 LOWEST = -5.0  # lower values are not drawn
 
@@ -106,7 +103,7 @@ def draw_figure_7(numbers: Sheet) -> Drawing:
         f"{facts['tolerance']} minibatches late). Bottom: the statistic at each switch (dots) and elsewhere (bar: 5 % "
         "to 95 % quantile; line: up to the maximum)."
     )
-    return Drawing("figure7", TITLE_7, caption, _text_7(good), figure, _table_7(numbers, variants))
+    return Drawing("figure7", TITLE_7, caption, _text_7(good), figure)
 
 
 def mean_scores(numbers: Sheet, space: str, aggregate: str) -> dict[str, list[float]]:
@@ -153,14 +150,3 @@ def _text_7(good: dict[tuple[str, str], tuple[float, float] | None]) -> str:
         for (space, aggregate), span in good.items()
     ]
     return f"Thresholds at which F1 is at least {GOOD:g}: {'; '.join(said)}."
-
-
-def _table_7(numbers: Sheet, variants: Sequence[tuple[str, str]]) -> DataTable:
-    rows = []
-    for space, aggregate in variants:
-        scores = mean_scores(numbers, space, aggregate)
-        at = [scores["threshold"].index(threshold) for threshold in TABLED]
-        cells = ["/".join(number(scores[name][k], 2) for name in ("precision", "recall", "f1")) for k in at]
-        rows.append((f"{aggregate}, {space}", *cells))
-    columns = ("Statistic", *(f"threshold {threshold:g}" for threshold in TABLED))
-    return DataTable("figure7", "Precision/recall/F1, means over seeds", columns, tuple(rows))

@@ -11,7 +11,7 @@ import numpy as np
 
 from paper.figures.base import canvas
 from paper.figures.sheets import Sheet
-from paper.library import LIGHT, SERIES, WIDTH, DataTable, Drawing, Floats, number, series, share, to_rgba
+from paper.library import LIGHT, SERIES, WIDTH, Drawing, Floats, number, series, share, to_rgba
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,7 +73,7 @@ def draw_figure_4(numbers: Sheet) -> Drawing:
         "the points as images without the permutation, one random start per row, sorted by class, with the number of "
         f"classes. Bottom: the number of classes over {starts} starts."
     )
-    return Drawing("figure4", TITLE_4, caption, _text_4(numbers, counts), figure, _table_4(counts))
+    return Drawing("figure4", TITLE_4, caption, _text_4(numbers, counts), figure)
 
 
 def _classes(numbers: Sheet, which: str) -> list[str]:
@@ -148,14 +148,6 @@ def _text_4(numbers: Sheet, counts: dict[str, Counter[int]]) -> str:
     return f"Over {starts} starts: {'; '.join(said)}. The search lowers the trace term by {fall} on average."
 
 
-def _table_4(counts: dict[str, Counter[int]]) -> DataTable:
-    found = range(min(min(c) for c in counts.values()), max(max(c) for c in counts.values()) + 1)
-    rows = [(str(k), *(str(counts[which][k]) for which in WHICH)) for k in found]
-    return DataTable(
-        "figure4", "Starts by the number of classes among their points", ("Classes", *WHICH.values()), tuple(rows)
-    )
-
-
 # -- Figure 6 ------------------------------------------------------------------------------------------------
 
 
@@ -179,9 +171,7 @@ def draw_figure_6(numbers: Sheet) -> Drawing:
         f"{int(facts['search_steps']):,} proposals of the search by the trace, which does not use the labels."
     )
     text = f"The search lowers the trace term by {share(_fall(numbers), 0)} and ends with points of {covered}."
-    rows = [(str(k + 1), *(str(len(columns[which][k])) for which in WHICH)) for k in range(characters)]
-    table = DataTable("figure6", "Points of each character", ("Character", *WHICH.values()), tuple(rows))
-    return Drawing("figure6", TITLE_6, caption, text, figure, table)
+    return Drawing("figure6", TITLE_6, caption, text, figure)
 
 
 def _by_character(numbers: Sheet, which: str, characters: int) -> list[list[Floats]]:

@@ -203,7 +203,7 @@ def tune(
 @app.command("list")
 def list_names() -> None:
     """List the benchmarks and the methods."""
-    for title, rows in (("Benchmarks", BENCHMARKS), ("Methods", [(name, text) for name, text, _ in METHODS])):
+    for title, rows in (("Benchmarks", BENCHMARKS), ("Methods", [(name, one.description) for name, one in METHODS.items()])):
         table = Table(title=title, show_header=False, title_justify="left")
         for name, text in rows:
             table.add_row(name, text)

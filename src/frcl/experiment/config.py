@@ -101,7 +101,7 @@ def suggestion(word: str, known: list[str]) -> str:
 
 def parts_of(method: str) -> dict[str, Any]:
     """The options of each part as they are without any change; the learner's are those of the method."""
-    known = [name for name, _, _ in METHODS]
+    known = list(METHODS)
     if method not in known:
         raise OptionError(f"unknown method {method!r}{suggestion(method, known)}")
     return {

@@ -6,10 +6,10 @@ packages add theirs by the entry point group `frcl.methods`, each a `Method`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,20 +25,16 @@ from frcl.options import Options, changed
 from frcl.registry import Registry
 
 MethodOptions = Options
-
-
-class Make(Protocol):
-    """Makes a fresh learner of a method; `detector` and `labels` are for methods that find boundaries themselves."""
-
-    def __call__(
-        self, net: nn.Module, options: Any, *, device: str | torch.device, detector: BoundaryDetector | None,
-        labels: Sequence[Label] | None,
-    ) -> Learner: ...  # fmt: skip
+Make = Callable[..., Learner]  # (net, options, *, device, detector, labels)
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method of continual learning; `needs_boundaries` says that it must be told when a task ends."""
+    """A method of continual learning.
+
+    `make` takes the network, the options, and by keyword a device and, for methods that find boundaries themselves, a
+    detector and labels. The others have `needs_boundaries`: they must be told when a task ends.
+    """
 
     name: str
     description: str
@@ -51,21 +47,15 @@ def baseline(place: str) -> Make:
     """Makes learners of the class at `place`, "module:class", which is imported when the first one is made."""
     module, name = place.split(":")
 
-    def make(
-        net: nn.Module, options: Any, *, device: str | torch.device, detector: BoundaryDetector | None,
-        labels: Sequence[Label] | None,
-    ) -> Learner:  # fmt: skip
+    def make(net: nn.Module, options: Any, *, device: Any, **_: Any) -> Learner:
         learner: Learner = getattr(import_module(module), name)(net, options, device=device)
         return learner
 
     return make
 
 
-def _frcl(
-    net: nn.Module, options: FRCLOptions, *, device: str | torch.device, detector: BoundaryDetector | None,
-    labels: Sequence[Label] | None,
-) -> Learner:  # fmt: skip
-    return FRCL(net, detector=detector, labels=labels, device=device, options=options)
+def _frcl(net: nn.Module, options: FRCLOptions, **settings: Any) -> Learner:
+    return FRCL(net, options=options, **settings)
 
 
 _penalised = baseline("frcl.baselines.penalised:Penalised")

@@ -1,6 +1,4 @@
-"""The options of the methods that FRCL is compared with, one class each; where a method is a list of regularisers,
-its options say which.
-"""
+"""The options of the methods that FRCL is compared with, and the regularisers that they stand for."""
 
 from __future__ import annotations
 
@@ -145,15 +143,9 @@ class ProgressiveOptions(TrainingOptions):
 
 
 @dataclass(frozen=True)
-class PnCOptions(TrainingOptions):
+class PnCOptions(OnlineEWCOptions):
     """Progress & compress: an active column learns, then is distilled into the knowledge base (online EWC)."""
 
-    compress_steps: int = option(1000, "steps of distillation after the `steps` of the active column")
     strength: float = option(10.0, "of the online EWC penalty; 10 and 100 did best on the digits", NOT_NEGATIVE)
-    decay: float = option(1.0, "γ: what remains of the old Fisher information when a task is added", NOT_NEGATIVE)
+    compress_steps: int = option(1000, "steps of distillation after the `steps` of the active column")
     temperature: float = option(1.0, "τ of the distillation", POSITIVE)
-    fisher: FisherMode = option("exact", "over which targets the Fisher information is the mean")
-    fisher_examples: int = option(2000, "examples over which the Fisher information is averaged")
-
-    def regularisers(self) -> list[Regulariser]:
-        return [Curvature(self.strength, self.decay, self.fisher_examples, self.fisher)]

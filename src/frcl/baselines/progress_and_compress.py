@@ -24,7 +24,6 @@ from frcl.baselines.classification import CHUNK, initial_head, plain_terms, poin
 from frcl.baselines.columns import Columns, layered
 from frcl.baselines.common import Baseline, NewTask
 from frcl.baselines.options import PnCOptions
-from frcl.baselines.penalised import Constants as BaseConstants
 from frcl.baselines.penalised import Parameters
 from frcl.engine.guards import exact_number, in_chunks
 from frcl.engine.program import Program, Terms
@@ -46,19 +45,14 @@ class OpenTask:
     compressing: bool = False
 
 
-class Known(NamedTuple):
-    """The KB as it stood when the task began, if there was a task before, and the fixed part of the active column."""
+class Constants(NamedTuple):
+    """What the compress phase reads; `known` is the KB as it stood when the task began, if it then knew a task."""
 
-    base: list[Params]
-    fixed: Params
-
-
-class Compression(NamedTuple):
-    """What the compress phase reads: the KB then, the active column, and what a penalty reads."""
-
-    known: Known
+    known: list[Params]
     active: Params
-    base: BaseConstants
+    fixed: Params
+    anchor: Tree
+    N: Tensor
 
 
 class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
@@ -99,36 +93,36 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
             self._now.optimiser, self._now.first = self._optimiser(), self.options.steps
         yield self._compress(x, y)
 
-    def _known(self) -> Known:
-        base = [{**fixed_parts(self.net), **self._anchor.anchor}] if self._state.past else []
-        return Known(base, self._columns.split(self._own.active)[1])
+    def _known(self) -> list[Params]:
+        return [{**fixed_parts(self.net), **self._anchor.anchor}] if self._state.past else []
 
     def _progress(self, x: Tensor, y: Tensor) -> Program:
         """The steps left of the active column."""
         columns = self._columns
 
-        def loss(params: Params, known: Known, x: Tensor, y: Tensor, draws: Tree) -> Terms:
-            return plain_terms(F.cross_entropy(columns.logits_after(known.base, {**known.fixed, **params}, x), y))
+        def loss(params: Params, constants: tuple[list[Params], Params], x: Tensor, y: Tensor, draws: Tree) -> Terms:
+            known, fixed = constants
+            return plain_terms(F.cross_entropy(columns.logits_after(known, {**fixed, **params}, x), y))
 
-        return self._program(loss, self._known(), x, y, self.options.steps)
+        constants = (self._known(), columns.split(self._own.active)[1])
+        return self._program(loss, constants, x, y, self.options.steps)
 
     def _compress(self, x: Tensor, y: Tensor) -> Program:
         """The steps left of the knowledge base: divergence from the active column, and the penalty."""
         columns, anchor, options, features = self._columns, self._anchor, self.options, self.features
-        task, tasks, likelihood = self._task(), len(self._state.past), self._likelihood(len(self._state.past))
+        task, tasks, likelihood = self._task(), len(self._state.past), self._now.likelihood
 
-        def loss(params: Parameters, constants: Compression, x: Tensor, y: Tensor, draws: Tree) -> Terms:
-            base, theta = constants.base, {**constants.base.fixed, **params.theta}
+        def loss(params: Parameters, constants: Constants, x: Tensor, y: Tensor, draws: Tree) -> Terms:
+            theta = {**constants.fixed, **params.theta}
             with torch.no_grad():
-                teacher = columns.logits_after(constants.known.base, constants.active, x)
+                teacher = columns.logits_after(constants.known, constants.active, x)
             Phi = features(theta, x)
             apart = distillation(Phi @ params.head.mT, teacher, options.temperature, likelihood)
-            step = Step(features, theta, params.head, None, x, y, Phi, None, None, base.past_tasks, base.N)
-            return plain_terms(apart, anchor.penalty(step, base.regularisers[0], ()))
+            step = Step(features, theta, params.head, None, x, y, Phi, None, None, tasks, constants.N)
+            return plain_terms(apart, anchor.penalty(step, constants.anchor, ()))
 
-        N = exact_number(task.N, self.dtype, self.device)
-        base = BaseConstants(N, tasks, task.fixed, (anchor.constants(task),))
-        constants = Compression(self._known(), self._own.active, base)
+        N, held = exact_number(task.N, self.dtype, self.device), anchor.constants(task)
+        constants = Constants(self._known(), self._own.active, task.fixed, held, N)
         return self._program(loss, constants, x, y, options.steps + options.compress_steps)
 
     def _finish(self) -> Tensor:
@@ -142,7 +136,7 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
         own, likelihood = self._own, self._likelihood(task)
         heads = [*(one.head for one in self._state.past), own.head]
         if task == len(self._state.past) and not own.compressing:
-            known = self._known().base
+            known = self._known()
             f = in_chunks(lambda rows: self._columns.logits_after(known, own.active, rows), x, CHUNK)
         else:
             head, theta = heads[task], dict(self.net.named_parameters())

@@ -94,7 +94,7 @@ class Objective:
             )  # fmt: skip
             return penalties(self.regularisers, step, constants.regularisers, draws.regularisers)
 
-        (log_likelihood, kl_now), parts = both(fit, held, Phi_x.device)
+        (log_likelihood, kl_now), parts = both(fit, held, x.device) if x.is_cuda else (fit(), held())
         now = times(self.options.prior_weight, kl_now / constants.N)
         penalty = sum(parts[1:], parts[0]) if parts else now.new_zeros(())
         return Terms(-log_likelihood + now + penalty, log_likelihood, now, penalty)

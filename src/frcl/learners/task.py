@@ -22,8 +22,8 @@ from frcl.likelihoods import Likelihood
 from frcl.posterior import Posterior, initial_posterior, triangular, weight_moments
 from frcl.prior import Prior, kernel_features
 from frcl.regularisers.functional import stacked_points
-from frcl.regularisers.protocol import FeatureMap, Task
-from frcl.regularisers.steps import draw_penalties, follow_of, look_of, trained_heads, with_trained_heads
+from frcl.regularisers.heads import trained_heads, with_trained_heads
+from frcl.regularisers.protocol import FeatureMap, Task, draw_penalties, follow_of, look_of
 from frcl.seeding import fork
 from frcl.selection import (
     CRITERIA,
@@ -185,7 +185,8 @@ def open_task(
         if options.learn_inputs:
             trained_Z, Z = leaf(Z), None
     q = initial_posterior(likelihood.functions, n, options.initial_scale, model.dtype, model.device)
-    heads = trained_heads(state.regularisers, state.past)
+    trains_heads = any(one.trains_heads for one in state.regularisers)
+    heads = trained_heads(state.regularisers, state.past) if trains_heads else None
     params = Parameters(model.theta(), tree_map(leaf, q), learned, heads, trained_Z)
     task = model.task(state, likelihood, float(size))
     for regulariser in state.regularisers:
@@ -241,7 +242,7 @@ def program_of(
         chunk=1 if stream else CHUNK_OF_STEPS,
         signature=(
             repr({name: value for name, value in vars(options).items() if name != "seed"}), repr(regularisers),
-            str(model.net), [(one.name, one.functions) for one in (likelihood, *(past.likelihood for past in state.past))],
+            str(model.net), [(one.name, one.functions) for one in (likelihood, *(p.likelihood for p in state.past))],
         ),
     )  # fmt: skip
     return program

@@ -10,7 +10,6 @@ from scipy import stats
 import frcl
 from frcl import BoundaryDetector, DataError, LabelError, NumericalError, OptionError, TaskError
 from frcl.boundary import welch
-from frcl.learners.stream import Recording
 from frcl.learners.window import Window
 from streams import accuracy, blobs, same_tensors, small_learner
 

@@ -66,10 +66,9 @@ def unpack(kind: type[T], state: Any, device: torch.device | None = None) -> T:
     tensors = {name: value if device is None else value.to(device) for name, value in state["tensors"].items()}
     try:
         found = _unpack(kind, state["meta"], "state", tensors)
-    except CheckpointError:
-        raise
     except (FrclError, TypeError, ValueError, KeyError, AttributeError, RecursionError, OverflowError) as error:
-        raise CheckpointError(f"the state is incomplete, or not one made by state_dict(): {error!r}") from error
+        reason = str(error) if isinstance(error, FrclError) else repr(error)
+        raise CheckpointError(f"the state is incomplete, or not one made by state_dict(): {reason}") from error
     return found  # type: ignore[no-any-return]
 
 
@@ -153,7 +152,7 @@ def _plain(hint: Any, data: Any, place: str) -> Any:
 def _tensor(data: Any, place: str, tensors: dict[str, Tensor]) -> Tensor:
     name = _object(data, place).get(TENSOR)
     if not isinstance(name, str) or name not in tensors:
-        raise CheckpointError(f"{place} is not in the file")
+        raise CheckpointError(f"the tensor {place} is missing")
     return tensors[name].clone()
 
 

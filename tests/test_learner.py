@@ -318,7 +318,6 @@ def test_scales_reach_every_part_of_the_learner():
     torch.testing.assert_close(p.variance, variance, rtol=1e-6, atol=1e-8)
     expected = float(direct_prior_kl(2.0 * phi(kept.Z), kept.belief))
     assert learner.past_divergences() == [pytest.approx(expected)]
-    current = learner._state.current
     now = learner.predict(x, task=1)
     score = learner.familiarity(x)
     k = 4.0 * phi(x).square().sum(1, keepdim=True)

@@ -1,22 +1,22 @@
-"""FRCL+ beside the published numbers: what is run, what is compared with what, and what the page and the README say."""
+"""FRCL+ against the published numbers: its cells, the comparisons, and the tables on the page and in the README."""
 
 import json
 import statistics
 
 from hypothesis import given
 from hypothesis import strategies as st
+
+from frcl.experiment.config import resolve
 from paper.cells import TABLES
 from paper.frontier import FRONTIER, LINES, OWN, equal_budget, frcl_tables, measured_lines, paper_frcl
 from paper.numbers import Ours, attains
 from paper.page import page
-from paper.readme import short
+from paper.readme import readme_tables
 from paper.store import FORMAT, VERSION, learned_options, path_of, write_document
 
-from frcl.experiment.config import resolve
-
-HOLDS = ("current_inputs", "memory_targets", "curvature")  # beside the paper's
+FURTHER = ("current_inputs", "memory_targets", "curvature")  # regularisers that the paper does not have
 CELLS = {cell.name: (table.name, cell) for table in (*frcl_tables(), FRONTIER) for cell in table.cells}
-EXPECTED = {  # the paper's FRCL, the best published, what is to be reached
+EXPECTED = {  # the paper's FRCL, the best published, the target
     "Split-MNIST, 2 points": (82.0, 99.62, 99.62),
     "Split-MNIST, 40 points": (97.8, 99.54, 99.70),
     "Permuted-MNIST, 10 points": (61.7, 89.59, 91.0),
@@ -28,12 +28,12 @@ EXPECTED = {  # the paper's FRCL, the best published, what is to be reached
 
 
 def put(results, name, accuracies, size, *, nll=0.5, ece=0.25, parts=None, quick=False, **options) -> None:
-    """A result file of that cell; `options` of the learner are others than it has."""
+    """Write a result file of a cell; `options` of the learner differ from the current ones."""
     table, cell = CELLS[name]
     seeds = [{"seed": seed, "average_accuracy": value, "nll": nll, "ece": ece} for seed, value in enumerate(accuracies)]
     batch = {
         "seeds": [one["seed"] for one in seeds],
-        "command": "frcl reproduce",
+        "command": "python -m paper",
         "started": "2026-01-02T03:04:05",
         "seconds": {"total": 7.0},
         "memory_bytes": {"total": size, "per_task": []} | ({} if parts is None else {"parts": parts}),
@@ -84,7 +84,7 @@ def test_cells_are_those_of_the_tables_with_other_holds():
         for name in same - set(own):
             assert getattr(plus.learner, name) == getattr(plain.learner, name), name
         assert all(getattr(plus.learner, name) == value for name, value in own.items())
-        assert any(getattr(plus.learner, hold) > 0 for hold in HOLDS)
+        assert any(getattr(plus.learner, one) > 0 for one in FURTHER)
 
 
 def test_what_has_options_of_its_own_says_so(tmp_path):
@@ -155,7 +155,7 @@ def test_the_page_has_the_numbers_of_the_files(tmp_path):
         "31,480", "200,000", "points 150,000, fisher 50,000", "40 points", "660,000", "98.50 ± 0.71",
         f"{statistics.mean(gains):+.2f} ± {error:.2f} (2 seeds)",
     ]  # fmt: skip
-    less = "40 points (keeps less; none that keeps as much is measured)"
+    less = "40 points (fewer bytes; no cell with as many is measured)"
     assert memory["Split-MNIST, 40 points"][2:5] == ["", less, "660,000"], "a file without kinds is valid"
     assert all(len(row) == len(table[""]) - (key != "") for table in shown(tmp_path) for key, row in table.items())
 
@@ -170,7 +170,7 @@ def test_the_smallest_that_keeps_as_much_is_compared_with(tmp_path):
     assert accuracy[one][3:] == ["not measured", "85.00", "1 of 5", "yes", ""]
     assert calibration[one] == ["not measured", "0.600", "not measured", "0.300", ""]
     assert memory[one] == [
-        "not measured", "800", "", "2 points a character", "900", "80.00", "+5.00 (1 seed)",
+        "not measured", "800", "", "2 points per character", "900", "80.00", "+5.00 (1 seed)",
     ]  # fmt: skip
     assert memory["Omniglot, 2 points per character"] == ["900", "not measured", *[""] * 5]
 
@@ -199,7 +199,7 @@ def test_calibration_names_what_is_worse(tmp_path):
 
 
 def test_calibration_is_compared_on_the_seeds_that_both_have(tmp_path):
-    """FRCL has a seed more, which is worse by far: it does not help FRCL+."""
+    """FRCL has one more seed, which is much worse: it does not help FRCL+."""
     put(tmp_path, "omniglot-frcl-trace-3", [0.8, 0.8], 900, nll=0.5, ece=0.1)
     path = next(tmp_path.rglob("omniglot-frcl-trace-3.json"))
     stored = json.loads(path.read_text())
@@ -225,12 +225,10 @@ def test_other_options_are_named(tmp_path):
     put(tmp_path, "permuted-mnist-frcl-trace-50", [0.9], 300, steps=7)
     put(tmp_path, "permuted-mnist-frcl-plus-10", [0.9], 500, steps=9)
     text = page([FRONTIER], tmp_path)
-    assert "- measured with another option than the cell has: `learner.steps: 9 there, 2000 here`" in text
-    assert (
-        "- `figure3/permuted-mnist-frcl-trace-50` was measured with another option than it has: `learner.steps: 7"
-        in text
-    )
-    assert "- `frcl reproduce`: seed 0, cpu, torch 2, 7 s, commit abc, 2026-01-02" in text
+    assert "- measured with another option than the current one: `learner.steps: 9 there, 2000 here`" in text
+    other = "`figure3/permuted-mnist-frcl-trace-50` was measured with another option than the current one"
+    assert f"- {other}: `learner.steps: 7" in text
+    assert "- `python -m paper`: seed 0, cpu, torch 2, 7 s, commit abc, 2026-01-02" in text
     put(tmp_path, "permuted-mnist-frcl-trace-10", [0.9], 400)
     assert "figure3/permuted-mnist-frcl-trace-50" not in page([FRONTIER], tmp_path), "it is not what is shown"
 
@@ -238,7 +236,11 @@ def test_other_options_are_named(tmp_path):
 def test_the_readme_has_the_same_numbers(tmp_path):
     put(tmp_path, "permuted-mnist-frcl-trace-10", [0.68, 0.7], 400, nll=1.25, ece=0.14)
     put(tmp_path, "permuted-mnist-frcl-plus-10", [0.91, 0.92], 500, nll=0.2, ece=0.03)
-    rows = {line.split(" | ")[0]: line.split(" | ")[1:] for line in short(tmp_path).splitlines() if "MNIST, " in line}
+    rows = {
+        line.split(" | ")[0]: line.split(" | ")[1:]
+        for line in readme_tables(tmp_path).splitlines()
+        if "MNIST, " in line
+    }
     assert rows["| Permuted-MNIST, 10 points"] == [
         "61.7 ± 1.8",
         "89.59 (S-FSVI, a wider network, 300-300)",
@@ -257,6 +259,6 @@ def test_the_readme_has_the_same_numbers(tmp_path):
         "not measured, not measured",
         "not measured, not measured |",
     ]
-    assert [line for line in short(tmp_path).splitlines() if line.startswith("| Omniglot, ")][1].count(
+    assert [line for line in readme_tables(tmp_path).splitlines() if line.startswith("| Omniglot, ")][1].count(
         "not measured"
     ) == 6

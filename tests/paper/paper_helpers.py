@@ -1,11 +1,14 @@
-"""A small table of digits and what it takes to measure it, for the tests of `frcl reproduce`."""
+"""A small table of digits and helpers to measure it."""
 
 import json
+import sys
 
-from paper.cells import Cell, Paper, Table
-from paper.measure import Place, Session, Wanted, measure, state_of
+import pytest
 
 from frcl.display import Silent
+from paper.cells import Cell, Paper, Table
+from paper.cli import main as paper_main
+from paper.measure import Place, Session, Wanted, measure, state_of
 
 SMALL = {"stream": {"tasks": 2}, "network": {"widths": [6]}, "run": {"checkpoint_seconds": 0.0}}
 FRCL = {"method": "frcl", "learner": {"steps": 6, "points": 3, "search_steps": 4, "batch_size": 10}}
@@ -34,7 +37,7 @@ FIRST = TABLE.cells[0]
 
 
 class Watch(Silent):
-    """Counts the runs and their seeds; may stop one at a step."""
+    """Records the seeds of each run; may interrupt one at a step."""
 
     def __init__(self, stop_at: int | None = None) -> None:
         self.runs: list[list[int]] = []
@@ -62,7 +65,7 @@ def measured(
     only: tuple[int, ...] = (),
     **how,
 ) -> list[list[int]]:
-    """Measure what is missing; the seeds of each run that this took."""
+    """Measure the missing seeds; returns the seeds of each run."""
     watch = how.pop("watch", Watch())
     again = how.get("again", False)
     for _ in measure(state_of(table, cell, place, Wanted(count, only), again=again), session(place, watch, **how)):
@@ -72,3 +75,13 @@ def measured(
 
 def file_of(place: Place, cell: Cell = FIRST, table: str = "table1") -> dict:
     return json.loads((place.results / table / f"{cell.name}.json").read_text())
+
+
+def command(arguments, monkeypatch, capsys, main=paper_main) -> tuple[int, list[str], str]:
+    """Run a command line; returns the exit code, the lines on stdout, and stderr as one line."""
+    monkeypatch.setattr(sys, "argv", ["paper", *arguments])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr()
+    return int(ended.value.code or 0), printed.out.splitlines(), " ".join(printed.err.split())

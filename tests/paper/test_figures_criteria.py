@@ -3,6 +3,9 @@
 import json
 
 import pytest
+
+from frcl.experiment.config import resolve
+from frcl.report.drawing import style
 from paper.cells import CRITERIA_3, FIGURE_3, POINTS_3, TABLES
 from paper.figures import criteria
 from paper.figures.base import make_figure, path_of_figure
@@ -10,16 +13,13 @@ from paper.measure import Place
 from paper.quick import reduced, reduced_figure
 from paper.store import FORMAT, VERSION, learned_options, path_of, write_document
 
-from frcl.experiment.config import resolve
-from frcl.report.drawing import style
-
 (FIGURE,) = criteria.FIGURES
 TABLE_1 = TABLES[0]
 CELLS = {cell.name: (table.name, cell) for table in (FIGURE_3, TABLE_1) for cell in table.cells}
 
 
 def put(place: Place, name: str, accuracies: list[float], table: str | None = None, **options) -> None:
-    """A result file of that cell; `options` of the learner are others than it has."""
+    """Write a result file of a cell; `options` of the learner differ from the current ones."""
     own, cell = CELLS[name]
     config = resolve(cell.benchmark, *cell.layers, {"learner": options})
     content = {

@@ -250,8 +250,8 @@ def test_subsampled_kl_is_unbiased(generator):
     parts = torch.stack([functional_kl(Phi[pair], of_tasks(terms, pair), 5 / 2) for pair in pairs])
     torch.testing.assert_close(parts.mean(), whole)
     steps = [Step(*[None] * 7, Phi_z=Phi[pair], tasks=pair, past_tasks=5, N=torch.tensor(3.0)) for pair in pairs]
-    penalties = torch.stack([FunctionalKL().penalty(step, terms, ()) for step in steps])
-    torch.testing.assert_close(penalties, parts / 3)
+    penalties = torch.stack([FunctionalKL(2.0).penalty(step, terms, ()) for step in steps])
+    torch.testing.assert_close(penalties, 2 * parts / 3)
     drawn = sample_tasks(5, 2, 4000, generator)
     assert (drawn[:, 0] != drawn[:, 1]).all()
     share = torch.bincount(drawn.flatten(), minlength=5) / 8000

@@ -152,7 +152,7 @@ def _plain(hint: Any, data: Any, place: str) -> Any:
 def _tensor(data: Any, place: str, tensors: dict[str, Tensor]) -> Tensor:
     name = _object(data, place).get(TENSOR)
     if not isinstance(name, str) or name not in tensors:
-        raise CheckpointError(f"the tensor {place} is missing")
+        raise CheckpointError(f"{place} is not in the file")
     return tensors[name].clone()
 
 

@@ -69,9 +69,12 @@ class StreamSteps:
 
     def _is_recorded(self, x: Tensor) -> bool:
         """By the number of steps and the shape alone, so that a resumed stream does the same."""
-        if not x.is_cuda or self.program.step < EAGER:
+        if not self._is_due(x):
             return False
         return self._static is None or (self._static[0].shape == x.shape and self._static[0].dtype == x.dtype)
+
+    def _is_due(self, x: Tensor) -> bool:
+        return x.is_cuda and self.program.step >= EAGER
 
     def _eager(self, x: Tensor, y: Tensor) -> tuple[Sequence[Unit], _Loop]:
         self.program.x, self.program.y = x, y

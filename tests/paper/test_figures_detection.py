@@ -81,14 +81,14 @@ def test_figure_5_is_the_stream_of_a_run(on_digits, tmp_path, monkeypatch):
     """The statistic and the switches are those of `frcl run --hidden-boundaries`, the score that of its learner."""
     monkeypatch.setitem(SMALL["learner"], "feature_scale", 0.1)  # so that a switch is found within few steps
     numbers = detection.measure_figure_5(on_digits)
-    result = runner.run(digits_config(on_digits, hidden_boundaries=True), tmp_path / "run", Silent())["boundaries"]
+    result = runner.run(digits_config(on_digits, hidden_boundaries=True), tmp_path / "run", Silent()).boundaries
     stream = numbers.where(kind="minibatch")
     tested = {step: value for step, value in enumerate(stream.floats("statistic")) if not math.isnan(value)}
-    assert list(tested) == result["statistic_step"]
-    assert list(tested.values()) == pytest.approx(result["statistic"], rel=1e-4, abs=1e-5)
-    assert [int(step) for step in stream.where(found="1").column("step")] == result["found"]
-    assert len(result["found"]) > 0
-    assert [int(step) for step in numbers.where(kind="task").column("step")] == [0, *result["true"]]
+    assert list(tested) == list(result.statistic_step)
+    assert list(tested.values()) == pytest.approx(result.statistic.tolist(), rel=1e-4, abs=1e-5)
+    assert [int(step) for step in stream.where(found="1").column("step")] == list(result.found)
+    assert len(result.found) > 0
+    assert [int(step) for step in numbers.where(kind="task").column("step")] == [0, *result.true]
     score = stream.floats("score")
     assert math.isnan(score[0])
     assert np.isfinite(score[1:]).all()

@@ -159,7 +159,7 @@ def test_past_data_cannot_be_reached(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_memory_is_counted(name):
     learner = make(name)
-    assert learner.memory_bytes() == 0 or name == "pnc"
+    assert learner.memory_bytes() == 0
     assert sum(learner.memory_parts().values()) == learner.memory_bytes()
     before = 0
     for x, y in TASKS:

@@ -88,7 +88,8 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
 
     def _programs(self, x: Tensor, y: Tensor) -> Iterator[Program]:
         if not self._own.compressing:
-            yield self._progress(x, y)
+            if self.step < self.options.steps:
+                yield self._progress(x, y)
             self._own.compressing = True
             self._now.optimiser, self._now.first = self._optimiser(), self.options.steps
         yield self._compress(x, y)
@@ -133,16 +134,18 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
 
     def _predict(self, task: int, x: Tensor) -> Prediction:
         """From the knowledge base; for a task in its progress phase, from the active column."""
-        own, likelihood = self._own, self._likelihood(task)
-        heads = [*(one.head for one in self._state.past), own.head]
-        if task == len(self._state.past) and not own.compressing:
-            known = self._known()
-            f = in_chunks(lambda rows: self._columns.logits_after(known, own.active, rows), x, CHUNK)
+        own, past, theta = self._own, self._state.past, dict(self.net.named_parameters())
+        head = past[task].head if task < len(past) else own.head
+        assert head is not None
+        if task == len(past) and not own.compressing:
+            f = in_chunks(self._active_functions, x, CHUNK)
         else:
-            head, theta = heads[task], dict(self.net.named_parameters())
-            assert head is not None
             f = in_chunks(lambda rows: self.features(theta, rows) @ head.mT, x, CHUNK)
-        return point_prediction(f, likelihood)
+        return point_prediction(f, self._likelihood(task))
+
+    def _active_functions(self, x: Tensor) -> Tensor:
+        """What the active column computes of x."""
+        return self._columns.logits_after(self._known(), self._own.active, x)
 
     def _check(self, own: OpenTask, tasks: int) -> None:
         if own.active:

@@ -2,12 +2,14 @@
 
 import itertools
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributions import MultivariateNormal, kl_divergence
 from torch.func import functional_call
 
 from frcl import MLP, NumericalError, OptionError
@@ -17,13 +19,15 @@ from frcl.baselines.penalised import Penalised
 from frcl.baselines.state import Finished
 from frcl.errors import DataError
 from frcl.learners.lockstep import together
-from frcl.likelihoods import Softmax
+from frcl.likelihoods import Bernoulli, Gaussian, Softmax
 from frcl.methods import default_options, make_learner
 from frcl.regularisers import EWC, CurrentInputs, Curvature, FunctionalKL, MemoryTargets, PathIntegral, Replay
 from frcl.regularisers.current_inputs import distillation
 from frcl.regularisers.fisher import FisherRecipe, diagonal_fisher
+from frcl.regularisers.heads import make_block
 from frcl.regularisers.protocol import FeatureMap, Regulariser, Step, Task, sample_tasks
 from frcl.regularisers.quadratic import Anchor, quadratic
+from frcl.summary import FunctionBelief
 from frcl.trees import batch_axes, leaf, named_tensors, stack, tree_map
 from streams import blobs, same_tensors
 
@@ -544,6 +548,126 @@ def test_joint_minibatches_by_value(uneven, generator):
     turns = [tuple(torch.tensor([t % len(x)]) for x in kept["x"]) for t in steps]
     values = [ask(buffer, task, task.theta, kept["x"][0], heads=heads, draws=turn).detach() for turn in turns]
     torch.testing.assert_close(torch.stack(values).mean(), replayed(task, kept, params, range(4)).detach())
+
+
+# -- heads of past tasks ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A past task with inducing inputs, as FRCL keeps it."""
+
+    likelihood: Any
+    head: Tensor
+    size: int
+    likelihood_params: dict[str, Tensor] = field(default_factory=dict)
+    belief: Any = None
+
+
+@pytest.fixture
+def mixed(generator):
+    """Past tasks with four likelihoods, numbers of functions and of points; their features at the points."""
+    kinds = [Bernoulli((0, 1)), likelihood(4), Gaussian(3), likelihood(2), Gaussian(1)]
+    past, Phi_z = [], []
+    for kind, M, size in zip(kinds, (3, 5, 2, 4, 1), (90, 40, 7, 1000, 55), strict=True):
+        C = kind.functions
+        noise = {
+            n: 0.3 + torch.rand(v.shape, generator=generator, dtype=D) for n, v in kind.initial_parameters().items()
+        }
+        belief = SimpleNamespace(mean=torch.randn(C, M, generator=generator, dtype=D))
+        past.append(Kept(kind, torch.randn(C, 5, generator=generator, dtype=D), size, noise, belief))
+        Phi_z.append(torch.randn(M, 5, generator=generator, dtype=D))
+    return past, Phi_z
+
+
+def between(one: Kept, old: Tensor, new: Tensor) -> Tensor:
+    """D of one task at each input, by its own likelihood alone, without padding."""
+    params = {name: value[None] for name, value in one.likelihood_params.items()}
+    return one.likelihood.divergence(old, new, torch.ones(1, one.likelihood.functions, dtype=D), params)
+
+
+@pytest.mark.parametrize("tasks", [None, (2,), (4, 0), (3, 1, 2)])
+@pytest.mark.parametrize("kind", ["current-inputs", "memory-targets"])
+def test_functions_are_held_as_a_loop_over_tasks_says(first, mixed, generator, kind, tasks):
+    """Value and gradient; tasks of other likelihoods, padded functions and padded points count for nothing."""
+    past, Phi_z = mixed
+    x = torch.randn(7, 3, generator=generator, dtype=D)
+    task = replace(first, past=past, N=20.0)
+    regulariser = {"current-inputs": CurrentInputs(0.7, 1.5), "memory-targets": MemoryTargets(0.7)}[kind]
+    regulariser.begin(task)
+    there = {n: leaf(v) for n, v in moved(first.theta, generator).items()}
+    heads = leaf(torch.randn(5, 4, 5, generator=generator, dtype=D))  # padded rows are not zero
+    chosen = range(5) if tasks is None else tasks
+    points = torch.stack([torch.cat([Phi, Phi[:1].expand(5 - len(Phi), 5)]) for Phi in Phi_z])
+    index = None if tasks is None else torch.tensor(tasks)
+    step = Step(
+        task.features, there, torch.zeros(2, 5, dtype=D), heads, x, torch.zeros(7), task.features(there, x),
+        points if index is None else points[index], index, 5, torch.tensor(20.0, dtype=D),
+    )  # fmt: skip
+    value = regulariser.penalty(step, regulariser.constants(task), ())
+    expected = 0.0
+    for i in chosen:
+        one, head = past[i], heads[i, : past[i].likelihood.functions]
+        if kind == "current-inputs":
+            old = functions(task.features.net, first.theta, one.head, x).detach()
+            apart = between(one, old / 1.5, functions(task.features.net, there, head, x) / 1.5)
+            expected = expected + 0.7 * 1.5**2 * apart.mean()
+        else:
+            apart = between(one, one.belief.mean.mT, Phi_z[i] @ head.mT)
+            expected = expected + 0.7 * one.size / len(Phi_z[i]) * apart.sum() / 20.0
+    expected = expected * 5 / len(chosen)
+    torch.testing.assert_close(value, expected)
+    params = {**there, "heads": heads}
+    found, wanted = gradients(value, params), gradients(expected, params)
+    for name in params:
+        torch.testing.assert_close(found[name], wanted[name])
+
+
+@pytest.mark.parametrize("tasks", [None, (1,), (2, 0)])
+def test_the_functional_kl_is_a_sum_over_tasks_and_functions(first, mixed, generator, tasks):
+    """weight · T/k · Σ_i Σ_c KL(q(u_ic) ‖ N(0, σ_w² ΦΦᵀ + σ² I)) / N, by torch.distributions."""
+    past, at = [], [torch.randn(M, 5, generator=generator, dtype=D) for M in (3, 5, 2)]
+    for one, Phi in zip(mixed[0], at, strict=False):
+        C, M = len(one.head), len(Phi)
+        mean, factor = (torch.randn(*shape, generator=generator, dtype=D) for shape in ((C, M), (C, M, M)))
+        past.append(replace(one, belief=FunctionBelief(mean, factor.tril(), 0.1, 0.1, 0.8)))
+    nothing, index = torch.zeros(1, 5, dtype=D), None if tasks is None else torch.tensor(tasks)
+    points = torch.stack([torch.cat([Phi, Phi[:1].expand(5 - len(Phi), 5)]) for Phi in at])
+    Phi_z = points if index is None else points[index]
+    step = Step(
+        first.features, {}, nothing, None, nothing, nothing, nothing, Phi_z, index, 3, torch.tensor(20.0, dtype=D)
+    )
+    regulariser, expected, chosen = FunctionalKL(0.7), 0.0, range(3) if tasks is None else tasks
+    value = regulariser.penalty(step, regulariser.constants(replace(first, past=past)), ())
+    for i in chosen:
+        noise, belief = 0.1 * torch.eye(len(at[i]), dtype=D), past[i].belief
+        prior = MultivariateNormal(torch.zeros(len(at[i]), dtype=D), 0.64 * at[i] @ at[i].mT + noise)
+        q = MultivariateNormal(belief.mean, belief.factor @ belief.factor.mT + noise)
+        expected += 0.7 / 20.0 * float(kl_divergence(q, prior).sum()) * 3 / len(chosen)
+    assert float(value) == pytest.approx(expected)
+
+
+def test_padded_rows_of_heads_are_zero_and_get_no_gradient(first, mixed):
+    block, heads = make_block(mixed[0]), leaf(torch.ones(5, 4, 5, dtype=D))
+    nothing = torch.zeros(1, 5, dtype=D)
+    step = Step(first.features, {}, nothing, heads, nothing, nothing, nothing, None, None, 5, torch.tensor(1.0))
+    now = block.now(step)
+    for rows, one in zip(now, mixed[0], strict=True):
+        assert bool((rows[: len(one.head)] == 1).all())
+        assert not rows[len(one.head) :].any()
+    (gradient,) = torch.autograd.grad(now.sum(), heads)
+    assert torch.equal(gradient, now)
+
+
+def test_where_old_functions_are_held_the_beginning_is_a_copy(first, data):
+    held, later = CurrentInputs(1.0), after(first)
+    held.begin(later)
+    constants = held.constants(later)
+    with torch.no_grad():
+        for p in first.theta.values():
+            p.add_(1.0)
+    assert float(ask(held, later, first.theta, data[0]).detach()) > 0
+    assert not torch.equal(constants.theta["layer.bias"], first.theta["layer.bias"])
 
 
 # -- many seeds at once -------------------------------------------------------------------------------------------

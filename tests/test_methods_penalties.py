@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from frcl import MLP, NumericalError, OptionError
 from frcl.baselines.classification import initial_head
-from frcl.baselines.options import FinetuneOptions, JointOptions, LwFOptions, OnlineEWCOptions, SIOptions
+from frcl.baselines.options import FinetuneOptions, JointOptions, LwFOptions, OnlineEWCOptions, SingleOptions, SIOptions
 from frcl.baselines.penalised import Penalised
 from frcl.baselines.state import Finished
 from frcl.errors import DataError
@@ -24,9 +24,10 @@ from frcl.methods import default_options, make_learner
 from frcl.regularisers import EWC, CurrentInputs, Curvature, FunctionalKL, MemoryTargets, PathIntegral, Replay
 from frcl.regularisers.current_inputs import distillation
 from frcl.regularisers.fisher import FisherRecipe, diagonal_fisher
-from frcl.regularisers.heads import make_block
+from frcl.regularisers.heads import log_prob, make_block
 from frcl.regularisers.protocol import FeatureMap, Regulariser, Step, Task, sample_tasks
 from frcl.regularisers.quadratic import Anchor, quadratic
+from frcl.seeding import stream_seed
 from frcl.summary import FunctionBelief
 from frcl.trees import batch_axes, leaf, named_tensors, stack, tree_map
 from streams import blobs, same_tensors
@@ -647,6 +648,16 @@ def test_the_functional_kl_is_a_sum_over_tasks_and_functions(first, mixed, gener
     assert float(value) == pytest.approx(expected)
 
 
+def test_log_probabilities_are_those_of_each_task_alone(mixed, generator):
+    """Tasks with classes of two likelihoods; a task counts for itself alone, padded classes not at all."""
+    past = [mixed[0][i] for i in (0, 1, 3)]
+    f = torch.randn(3, 6, 4, generator=generator, dtype=D)
+    y = torch.stack([torch.arange(6) % len(one.likelihood.classes) for one in past])
+    found = log_prob(f, y, make_block(past))
+    for i, one in enumerate(past):
+        torch.testing.assert_close(found[i], one.likelihood.log_prob(f[i, :, : len(one.head)], y[i], {}))
+
+
 def test_padded_rows_of_heads_are_zero_and_get_no_gradient(first, mixed):
     block, heads = make_block(mixed[0]), leaf(torch.ones(5, 4, 5, dtype=D))
     nothing = torch.zeros(1, 5, dtype=D)
@@ -847,6 +858,18 @@ def test_joint_equals_training_on_a_minibatch_of_every_task():
     for ours, theirs in zip(learner.net.parameters(), net.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(learner.state_dict()["tensors"]["past/0/head"], old.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_single_is_a_plain_network_for_each_task_with_a_seed_of_its_own():
+    tasks = [blobs((0, 1, 2), 90, 1), blobs((0, 1), 60, 2)]
+    learner = make_learner(small_net(), SingleOptions(steps=12, batch_size=10), seed=3)
+    for x, y in tasks:
+        learner.fit(x, y)
+    for number, (x, y) in enumerate(tasks):
+        options = FinetuneOptions(steps=12, batch_size=10, seed=stream_seed(3, f"task/{number}"))
+        alone = Penalised(small_net(), options)
+        alone.fit(x, y)
+        assert torch.equal(learner.predict(x, number).mean, alone.predict(x).mean)
 
 
 def test_lwf_equals_training_with_the_textbook_loss():

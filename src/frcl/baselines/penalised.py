@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frcl.baselines.classification import CHUNK, gaussian_prediction, initial_head, plain_terms, point_prediction
-from frcl.baselines.common import Baseline, NewTask
+from frcl.baselines.common import Baseline
 from frcl.baselines.options import TrainingOptions
+from frcl.baselines.state import NewTask
 from frcl.engine.guards import exact_number, in_chunks
 from frcl.engine.program import Drawn, Program, Terms
 from frcl.errors import OptionError

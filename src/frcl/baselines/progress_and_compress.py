@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,9 +22,10 @@ from torch import Tensor, nn
 
 from frcl.baselines.classification import CHUNK, initial_head, plain_terms, point_prediction
 from frcl.baselines.columns import Columns, layered
-from frcl.baselines.common import Baseline, NewTask
+from frcl.baselines.common import Baseline
 from frcl.baselines.options import PnCOptions
 from frcl.baselines.penalised import Parameters
+from frcl.baselines.state import NewTask
 from frcl.engine.guards import exact_number, in_chunks
 from frcl.engine.program import Program, Terms
 from frcl.features import fixed_parts
@@ -68,9 +69,7 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
 
     @property
     def _anchor(self) -> Curvature:
-        (anchor,) = self._state.regularisers
-        assert isinstance(anchor, Curvature)
-        return anchor
+        return cast("Curvature", self._state.regularisers[0])
 
     def _begin(self, task: NewTask) -> float:
         C, streams = task.likelihood.functions, self._state.streams

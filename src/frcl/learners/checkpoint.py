@@ -182,7 +182,7 @@ def _restored(learner: FRCL, saved: Saved) -> LearnerState:
     for number, summary in enumerate(saved.past):
         _check_summary(number, summary)
     shape = None if saved.input_shape is None else tuple(saved.input_shape)
-    streams = _streams(saved, learner.options.seed, learner.device)
+    streams = restored_streams(saved.streams, saved.device, learner.options.seed, len(saved.past), learner.device)
     return LearnerState(
         streams, regularisers, saved.past, None, saved.declared, shape, saved.input_floating
     )  # fmt: skip
@@ -196,12 +196,12 @@ def _check_summary(number: int, summary: Summary) -> None:
         raise CheckpointError(f"the summary of task {number} does not have the shape that its points and targets need")
 
 
-def _streams(saved: Saved, seed: int, device: torch.device) -> Streams:
+def restored_streams(saved: Params, saved_on: str, seed: int, past: int, device: torch.device) -> Streams:
     """The generators as they were; on another kind of device, which cannot take their state, fresh ones."""
-    if saved.device != device.type:
-        return Streams(seed + 1 + len(saved.past), device)
+    if saved_on != device.type:
+        return Streams(seed + 1 + past, device)
     streams = Streams(seed, device)
-    streams.restore(saved.streams)
+    streams.restore(saved)
     return streams
 
 

@@ -160,7 +160,7 @@ MUTANTS = (
     Mutant("state that aliases the live tensors (missing clone)", "codec.py",
            "tensors[place] = value.detach().clone()", "tensors[place] = value.detach()", "tests/test_checkpoint.py"),
     Mutant("numbers that are not finite read from a checkpoint", "codec.py",
-           "or not math.isfinite(value):", "if False:", "tests/test_trees_codec.py"),
+           "or not math.isfinite(value):", "or False:", "tests/test_trees_codec.py"),
     Mutant("a summary read whose parts do not fit", "learners/checkpoint.py",
            "_check_summary(number, summary)", "pass", "tests/test_checkpoint.py"),
     Mutant("random streams not restored", "learners/checkpoint.py",

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frcl import DataError, OptionError
+from frcl.codec import to_json
 from frcl.display import Silent
 from frcl.experiment import runner
-from frcl.codec import to_json
 from frcl.experiment.config import resolve
 from frcl.experiment.metrics import over_seeds
 from frcl.methods import METHODS

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from frcl.data.options import PERMUTED, BenchmarkOptions, TrainOn
 from frcl.data.registry import BENCHMARKS, BenchmarkSpec, Request, Source
-from frcl.data.tasks import Split, Task, TaskList, checked_number, first_tasks
+from frcl.data.tasks import Benchmark, Split, Task, TaskList, checked_number, first_tasks
 from frcl.seeding import fork
 
 PAIRS = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9))
-VALIDATION_SHARE = 1 / 12  # 5,000 of MNIST's 60,000
 
 
 def task_with_validation(
@@ -31,20 +30,17 @@ def split_by_label(
     name: str, base: Task, options: BenchmarkOptions, groups: Sequence[tuple[int, ...]] = PAIRS
 ) -> TaskList:
     """One task for each group of labels, with the examples of `base` that have these labels (Zenke et al., 2017)."""
-    groups = first_tasks(name, groups, options.tasks)
-    return TaskList(name, tuple(_with_labels(base, group) for group in groups))
 
+    def task(group: tuple[int, ...]) -> Task:
+        labels = torch.tensor(group, device=base.train.y.device)
+        own = base.changed(lambda part: part[torch.isin(part.y, labels)], "/".join(map(str, group)))
+        return replace(own, size=len(own.train))
 
-def _with_labels(base: Task, labels: tuple[int, ...]) -> Task:
-    train, validation, test = (
-        part[torch.isin(part.y, torch.tensor(labels, device=part.y.device))]
-        for part in (base.train, base.validation, base.test)
-    )
-    return Task("/".join(str(label) for label in labels), train, validation, test, size=len(train))
+    return TaskList(name, tuple(task(group) for group in first_tasks(name, groups, options.tasks)))
 
 
 @dataclass(frozen=True)
-class PermutedTasks:
+class PermutedTasks(Benchmark):
     """Task k is the base task with its pixels in the order `orders[k]`; built on demand."""
 
     name: str
@@ -52,26 +48,17 @@ class PermutedTasks:
     orders: tuple[Tensor, ...]  # each [D] int64
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
-        return tuple(self.base.train.x.shape[1:])
-
-    @property
     def task_names(self) -> tuple[str, ...]:
-        return tuple(f"permutation {number}" for number in range(len(self)))
-
-    def __len__(self) -> int:
-        return len(self.orders)
+        return tuple(f"permutation {number}" for number in range(len(self.orders)))
 
     def task(self, number: int) -> Task:
-        train, validation = (self._permuted(part, number) for part in (self.base.train, self.base.validation))
-        return Task(self.task_names[number], train, validation, self.test_split(number), size=self.base.size)
+        return self.base.changed(lambda part: self._permuted(part, number), f"permutation {number}")
 
     def test_split(self, number: int) -> Split:
         return self._permuted(self.base.test, number)
 
     def _permuted(self, part: Split, number: int) -> Split:
-        order = self.orders[checked_number(self, number)]
-        return Split(part.x[:, order], part.y)
+        return Split(part.x[:, self.orders[checked_number(self, number)]], part.y)
 
 
 def permute_pixels(name: str, base: Task, options: BenchmarkOptions, seed: int) -> PermutedTasks:
@@ -85,12 +72,7 @@ def permute_pixels(name: str, base: Task, options: BenchmarkOptions, seed: int) 
 
 
 def add_streams(
-    base: str,
-    by_seed: Callable[[Request], Callable[[int], Task]],
-    *,
-    split: str,
-    permuted: str,
-    dataset: str | None = None,
+    base: str, by_seed: Callable[[Request], Callable[[int], Task]], split: str, permuted: str, dataset: str | None
 ) -> None:
     """Register split-BASE and permuted-BASE, described by `split` and `permuted`; `by_seed` loads the base task."""
 

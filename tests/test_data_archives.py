@@ -14,7 +14,6 @@ import pytest
 
 from data_helpers import archive, chunk, drawing, idx, png, small_drawings, zipped
 from frcl.data import drawings as drawings_module
-from frcl.data.digits import parse_idx
 from frcl.data.drawings import (
     Drawings,
     checked,
@@ -25,6 +24,7 @@ from frcl.data.drawings import (
     shrink,
     to_compact,
 )
+from frcl.data.streams import parse_idx
 from frcl.errors import DataError
 
 

@@ -102,9 +102,7 @@ def test_missing_files_are_downloaded_once(tmp_path: Path, cache: Path) -> None:
         files, _ = small_mnist(server.address)
         put(tmp_path / "env" / "mnist", {files.files[3].name: contents[files.files[3].name]})
         first = load_mnist(0, data=tmp_path / "env", files=files)
-        assert sorted(server.requests) == sorted(
-            f"/{file.name}" for file in files.files if file is not files.files[3]
-        )
+        assert sorted(server.requests) == sorted(f"/{file.name}" for file in files.files if file is not files.files[3])
         again = load_mnist(0, data=tmp_path / "env", files=files)
         assert len(server.requests) == 3
     assert torch.equal(first.train.x, again.train.x)

@@ -9,7 +9,7 @@ import torch
 
 from frcl.data import BenchmarkOptions, open_benchmark
 from frcl.data.datasets import MNIST, OMNIGLOT
-from frcl.data.digits import load_digits, read_mnist
+from frcl.data.streams import load_digits, read_mnist
 from frcl.data.tasks import Split
 from frcl.learners.options import FRCLOptions
 from frcl.report.drawing import style

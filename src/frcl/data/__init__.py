@@ -1,6 +1,6 @@
 """Data and streams of tasks to learn from."""
 
-from frcl.data import digits, omniglot  # noqa: F401  (they register their benchmarks)
+from frcl.data import streams, omniglot  # noqa: F401  (they register their benchmarks)  # isort: skip
 from frcl.data.options import BenchmarkOptions
 from frcl.data.own import own_tasks
 from frcl.data.registry import BENCHMARKS, BenchmarkSpec, Request, open_benchmark

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from frcl.data.drawings import read_archives, to_compact
+from frcl.data.drawings import compacted
 from frcl.data.files import FRCL_DATA, Check, DataFile, FileStatus, Progress, data_folders
 from frcl.data.registry import BENCHMARKS
 from frcl.errors import DataError, OptionError
@@ -65,30 +65,26 @@ class DataSet:
         return [replace(compact, needed=False), *(replace(one, needed=not compact.verified) for one in files)]
 
 
-def _files(folder: str, check: Check, digests: Mapping[str, str], *mirrors: str) -> tuple[DataFile, ...]:
+def _files(folder: str, check: Check, mirrors: tuple[str, ...], **digests: str) -> tuple[DataFile, ...]:
     return tuple(DataFile(name, folder, check, digest, mirrors) for name, digest in digests.items())
 
 
-MNIST = DataSet("mnist", _files("mnist", "sha256 unpacked", {
+_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"
+MNIST = DataSet("mnist", _files("mnist", "sha256 unpacked", _MNIST, **{
     "train-images-idx3-ubyte.gz": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
     "train-labels-idx1-ubyte.gz": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
     "t10k-images-idx3-ubyte.gz": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
     "t10k-labels-idx1-ubyte.gz": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-},
-   "https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"))  # fmt: skip
-
-_ARCHIVES = _files("omniglot", "md5", {
+}))  # fmt: skip
+_OMNIGLOT = (
+    "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/",
+    "https://github.com/brendenlake/omniglot/raw/master/python/",
+)
+_COMPACT = "3c25ed7087969a89b4ff017094e29c93b8f2a7cd28b899d1873f960a5ecafee1"
+OMNIGLOT = DataSet("omniglot", _files("omniglot", "md5", _OMNIGLOT, **{
     "images_background.zip": "68d2efa1b9178cc56df9314c21c6e718",
     "images_evaluation.zip": "6b91aef0f799c5bb55b94e3f2daec811",
-}, "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/",
-   "https://github.com/brendenlake/omniglot/raw/master/python/")  # fmt: skip
-_COMPACT = "3c25ed7087969a89b4ff017094e29c93b8f2a7cd28b899d1873f960a5ecafee1"
-OMNIGLOT = DataSet(
-    "omniglot",
-    _ARCHIVES,
-    DataFile("omniglot28.npz", "omniglot", "sha256 of arrays", _COMPACT),
-    lambda archives: to_compact(read_archives(archives)),
-)
+}), DataFile("omniglot28.npz", "omniglot", "sha256 of arrays", _COMPACT), compacted)  # fmt: skip
 DATASETS = (MNIST, OMNIGLOT)
 
 

@@ -104,6 +104,11 @@ def read_compact(content: bytes, where: str) -> Drawings:
     return checked(Drawings(**found), where)
 
 
+def compacted(archives: Mapping[str, bytes]) -> bytes:
+    """The compact file, from the contents of the archives."""
+    return to_compact(read_archives(archives))
+
+
 def to_compact(drawings: Drawings) -> bytes:
     """The bytes of the file that `read_compact` reads."""
     buffer = io.BytesIO()

@@ -51,12 +51,11 @@ class Alphabet:
         The versions of a drawing depend on the seed alone, not on the other drawings in use, nor on the device (up to
         rounding): the moves are drawn on the CPU for all drawings, and the images are made on the device.
         """
+        limits = {"rotation": options.rotation, "shift": options.shift}
         generator = fork(seed, f"omniglot/augment/{self.name}")
-        rotation, shift = options.rotation, options.shift
-        moves = draw_moves(len(self.images), options.augment, rotation=rotation, shift=shift, generator=generator)
-        chosen = self.plain(used)
-        x = move_images(chosen.x, moves[used.cpu()])
-        return Split(x.flatten(0, 1), chosen.y.repeat_interleave(options.augment))
+        moves = draw_moves(len(self.images), options.augment, **limits, generator=generator)
+        x = move_images(self.images[used].float(), moves[used.cpu()])
+        return Split(x.flatten(0, 1), self.characters[used].repeat_interleave(options.augment))
 
 
 @dataclass(frozen=True)
@@ -74,9 +73,7 @@ class Alphabets(Benchmark):
 
     def task(self, number: int) -> Task:
         alphabet, parts = self._parts(number)
-        used = parts == TRAIN
-        if self.options.train_on == "train+validation":
-            used |= parts == VALIDATION
+        used = parts != TEST if self.options.train_on == "train+validation" else parts == TRAIN
         train = alphabet.augmented(used, self.options, self.seed)
         size = len(train) if self.options.size == "augmented" else int(used.sum())
         validation, test = (alphabet.plain(parts == part) for part in (VALIDATION, TEST))

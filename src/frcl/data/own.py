@@ -21,15 +21,10 @@ SHARES = (("test_share", 1e-9, "between 0 and 1"), ("validation_share", 0.0, "fr
 
 
 def own_tasks(
-    source: Sequence[Arrays] | str | Path,
-    *,
-    name: str | None = None,
-    test_share: float | None = None,
-    validation_share: float | None = None,
-    options: BenchmarkOptions | None = None,
-    seed: int = 0,
-    device: torch.device | str = "cpu",
-) -> TaskList:
+    source: Sequence[Arrays] | str | Path, *, name: str | None = None,
+    test_share: float | None = None, validation_share: float | None = None,
+    options: BenchmarkOptions | None = None, seed: int = 0, device: torch.device | str = "cpu",
+) -> TaskList:  # fmt: skip
     """A benchmark from your data.
 
         tasks = own_tasks([(x_0, y_0), (x_1, y_1)])       # arrays; or (x, y, x_test, y_test)
@@ -41,14 +36,14 @@ def own_tasks(
     default) is held out by the seed, and so is `validation_share` of the rest (0.1 by default).
     """
     options = options or BenchmarkOptions()
-    config, raw = DEFAULTS | {"name": "own tasks"}, []
     if isinstance(source, str | Path):
         config = read_config(Path(source))
         raw = [(file.stem, read_parts(file, config["label"])) for file in config["files"]]
-    elif not source:
-        raise DataError("there are no tasks: the list is empty; give one (x, y) or (x, y, x_test, y_test) per task")
     else:
+        config = DEFAULTS | {"name": "own tasks"}
         raw = [_from_arrays(f"task {number}", given) for number, given in enumerate(source)]
+    if not raw:
+        raise DataError("there are no tasks: the list is empty; give one (x, y) or (x, y, x_test, y_test) per task")
     given = {"name": name, "test_share": test_share, "validation_share": validation_share}
     config |= {key: value for key, value in given.items() if value is not None}
     for key, lowest, span in SHARES:
@@ -56,17 +51,20 @@ def own_tasks(
         if isinstance(value, bool) or not isinstance(value, int | float) or not lowest <= value < 1:
             where = f"{source}: " if given[key] is None else ""
             raise OptionError(f"{where}{key} must be a number {span}, not {value!r}")
-    dtype, label_names = _encoding(raw)
-    tasks = []
+    dtype, names = _encoding(raw)
+    tasks: list[Task] = []
     for number, (own, parts) in enumerate(first_tasks(config["name"], raw, options.tasks)):
-        splits = {}
-        for suffix, (x, y) in parts.items():
-            where = f"{own}, {suffix[1:]} part" if suffix else own
-            labels = y if label_names is None else np.searchsorted(label_names, y.astype(str))
-            splits[suffix] = _split(where, x, labels.astype(dtype), config["shape"])
-        tasks.append(_task(own, splits, config, options.train_on, f"own/{number}", seed).to(device))
-    _check_inputs(tasks)
-    return TaskList(config["name"], tuple(tasks), label_names)
+        splits = {part: _split(own, part, *pair, config["shape"], dtype, names) for part, pair in parts.items()}
+        task = _task(own, splits, config, options.train_on, f"own/{number}", seed).to(device)
+        tasks.append(task)
+        wanted = list(tasks[0].train.x.shape[1:])
+        for what, split in (("training", task.train), ("validation", task.validation), ("test", task.test)):
+            if list(split.x.shape[1:]) != wanted:
+                raise DataError(
+                    f"{own}: {what} inputs have shape {list(split.x.shape[1:])}, but those of {tasks[0].name} "
+                    f"have {wanted}; all tasks need the same"
+                )
+    return TaskList(config["name"], tuple(tasks), names)
 
 
 def _from_arrays(name: str, given: Arrays) -> tuple[str, Parts]:
@@ -112,8 +110,11 @@ def label_kind(y: Array, where: str) -> Literal["whole", "real", "names"]:
     return "real"
 
 
-def _split(where: str, x: Array, y: Array, shape: tuple[int, ...] | None) -> Split:
+def _split(
+    task: str, suffix: str, x: Array, y: Array, shape: Sequence[int] | None, dtype: Any, names: Sequence[str] | None
+) -> Split:
     """x and y as tensors, checked."""
+    where = f"{task}, {suffix[1:]} part" if suffix else task
     if x.dtype.kind not in "buif":
         raise DataError(f"{where}: x has type {x.dtype}; expected numbers")
     if x.ndim < 2 or len(x) == 0:
@@ -131,7 +132,8 @@ def _split(where: str, x: Array, y: Array, shape: tuple[int, ...] | None) -> Spl
         if inputs[0].numel() != int(np.prod(shape)):
             raise DataError(f"{where}: {inputs[0].numel()} values per example do not fill the shape {list(shape)}")
         inputs = inputs.reshape(-1, *shape)
-    return Split(inputs, torch.from_numpy(np.ascontiguousarray(y)))
+    labels = y if names is None else np.searchsorted(names, y.astype(str))
+    return Split(inputs, torch.from_numpy(np.ascontiguousarray(labels.astype(dtype))))
 
 
 def _task(
@@ -171,15 +173,3 @@ def _hold_out(examples: Split, share: float, generator: torch.Generator) -> tupl
         count = min(round(share * len(members)), len(members) - 1)
         held[members[torch.randperm(len(members), generator=generator)[:count]]] = True
     return examples[~held], examples[held]
-
-
-def _check_inputs(tasks: Sequence[Task]) -> None:
-    """All parts of all tasks must have inputs of one shape."""
-    wanted = tasks[0].train.x.shape[1:]
-    for task in tasks:
-        for what, part in (("training", task.train), ("validation", task.validation), ("test", task.test)):
-            if part.x.shape[1:] != wanted:
-                raise DataError(
-                    f"{task.name}: {what} inputs have shape {list(part.x.shape[1:])}, but those of {tasks[0].name} "
-                    f"have {list(wanted)}; all tasks need the same"
-                )

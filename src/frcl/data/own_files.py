@@ -7,7 +7,6 @@ import re
 import tomllib
 import zipfile
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +49,11 @@ def read_config(path: Path) -> dict[str, Any]:
     shape = table.get("shape", [1])
     if not (isinstance(shape, list) and shape and all(type(side) is int and side > 0 for side in shape)):
         raise OptionError(f"{path}: shape must be a list of whole numbers of at least 1, not {shape!r}")
-    return DEFAULTS | {"name": path.stem} | table | {"files": _files(path, table)}
-
-
-def _files(path: Path, table: Mapping[str, Any]) -> tuple[Path, ...]:
-    folder = path.parent / table.get("folder", "")
-    if "files" not in table:
-        if "folder" not in table:
-            raise OptionError(f"{path} must say where the tasks are: folder = ... or files = [...]")
-        return _files_in(folder)
-    names = table["files"]
+    folder, names = path.parent / table.get("folder", ""), table.get("files")
+    if names is None and "folder" not in table:
+        raise OptionError(f"{path} must say where the tasks are: folder = ... or files = [...]")
+    if names is None:
+        return DEFAULTS | {"name": path.stem} | table | {"files": _files_in(folder)}
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise OptionError(f"{path}: files must be a list of file names, not {names!r}")
     for name in names:
@@ -67,10 +61,10 @@ def _files(path: Path, table: Mapping[str, Any]) -> tuple[Path, ...]:
             raise DataError(f"{path}: {name!r} is neither an .npz nor a .csv file")
         if not (folder / name).is_file():
             raise DataError(f"{path} names {name!r}, but there is no file {folder / name}")
-    return tuple(folder / name for name in names)
+    return DEFAULTS | {"name": path.stem} | table | {"files": [folder / name for name in names]}
 
 
-def _files_in(folder: Path) -> tuple[Path, ...]:
+def _files_in(folder: Path) -> list[Path]:
     """The .npz and .csv files of a folder by name; digits are compared as numbers, so 2 comes before 10."""
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}; expected one with an .npz or .csv file for each task")
@@ -82,7 +76,7 @@ def _files_in(folder: Path) -> tuple[Path, ...]:
         parts = re.split(r"(\d+)", path.name)
         return [("", int(part)) if part.isdecimal() else (part, -1) for part in parts], path.name
 
-    return tuple(sorted(found, key=key))
+    return sorted(found, key=key)
 
 
 def read_parts(path: Path, label: str | None) -> Parts:

@@ -20,8 +20,7 @@ from frcl.data.tasks import Benchmark
 from frcl.errors import DataError, OptionError
 from frcl.registry import Registry, suggestion
 
-Source = Callable[[int], Benchmark]
-"""A benchmark as a function of the seed."""
+Source = Callable[[int], Benchmark]  # a benchmark as a function of the seed
 
 
 @dataclass(frozen=True)
@@ -61,14 +60,9 @@ def known_name(name: str) -> str:
 
 
 def open_benchmark(
-    name: str,
-    options: BenchmarkOptions | None = None,
-    *,
-    seed: int,
-    data: Path | str | None = None,
-    device: torch.device | str = "cpu",
-    on_progress: Progress | None = None,
-) -> Benchmark:
+    name: str, options: BenchmarkOptions | None = None, *, seed: int, data: Path | str | None = None,
+    device: torch.device | str = "cpu", on_progress: Progress | None = None,
+) -> Benchmark:  # fmt: skip
     """The benchmark of that name, or your own data if `name` is the path of a .toml file; tensors on `device`.
 
     Files are looked for in `data`, FRCL_DATA and the user's cache folder, and downloaded if they are missing.
@@ -77,13 +71,9 @@ def open_benchmark(
 
 
 def benchmark_source(
-    name: str,
-    options: BenchmarkOptions | None = None,
-    *,
-    data: Path | str | None = None,
-    device: torch.device | str = "cpu",
-    on_progress: Progress | None = None,
-) -> Source:
+    name: str, options: BenchmarkOptions | None = None, *, data: Path | str | None = None,
+    device: torch.device | str = "cpu", on_progress: Progress | None = None,
+) -> Source:  # fmt: skip
     """The benchmark as a function of the seed. Files are read once, and tensors that all seeds share are kept once."""
     options = options or BenchmarkOptions()
     folder = None if data is None else Path(data)

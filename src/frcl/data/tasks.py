@@ -91,9 +91,7 @@ class TaskList(Benchmark):
 class Seen(Benchmark):
     """A benchmark whose tasks are transformed by `changed`; `test_data` gives the test data without building them."""
 
-    def __init__(
-        self, inner: Benchmark, changed: Callable[[int, Task], Task], test_data: Callable[[int], Split]
-    ) -> None:
+    def __init__(self, inner: Benchmark, changed: Callable[[int, Task], Task], test_data: Callable[[int], Split]):
         self.name, self.inner, self.changed, self.test_data = inner.name, inner, changed, test_data
 
     @property

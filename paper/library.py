@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from frcl.engine.tensors import in_chunks
-from frcl.trace import trace_search
 from torch import Tensor
 
 from frcl import FRCL, Summary
@@ -20,6 +18,7 @@ from frcl.data.datasets import data_status
 from frcl.data.streams import PermutedTasks
 from frcl.data.tasks import Benchmark, Split
 from frcl.display import Live, Plain, Silent
+from frcl.engine.tensors import in_chunks
 from frcl.errors import BusyError
 from frcl.experiment import environment, runner
 from frcl.experiment.config import PARTS, Config, first_options, read_toml, resolve, saved, suggestion, to_dict
@@ -42,6 +41,7 @@ from frcl.report.run import Floats
 from frcl.seeding import fork
 from frcl.selection import Selected, random_start, run_searches
 from frcl.summary import head_moments, make_head
+from frcl.trace import trace_search
 
 CHUNK = 4096  # inputs that pass through the network at once
 

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from frcl.engine.adam import Optimiser, gradient, stacked
-from frcl.engine.batching import Alone, Block, can_stack
+from frcl.engine.batching import Block, can_stack
 from frcl.engine.program import Drawn, Program, Terms
-from frcl.engine.train import StreamSteps, train
+from frcl.engine.train import Alone, StreamSteps, train
 from frcl.errors import NumericalError, TaskError
 from frcl.seeding import Streams
 from frcl.trees import leaf
@@ -231,10 +231,10 @@ def test_steps_taken_a_chunk_at_a_time_are_the_same_steps(count, monkeypatch):
     for _ in range(10):
         next(steps)
     steps.close()
-    monkeypatch.setattr(module, "_Eager", module._Recorded)
+    monkeypatch.setattr(module, "_Eager", module.Recorded)
     assert [len(taken) for taken in train(chunked)] == [4, 7, 7, 2]
     monkeypatch.undo()
-    monkeypatch.setattr(module, "_Eager", module._Recorded)
+    monkeypatch.setattr(module, "_Eager", module.Recorded)
     whole = [regression(seed) for seed in range(count)]
     assert run(whole) == expected
     for one, other, third in zip(each, chunked, whole, strict=True):
@@ -245,7 +245,7 @@ def test_steps_taken_a_chunk_at_a_time_are_the_same_steps(count, monkeypatch):
 def test_a_chunk_with_a_loss_that_is_not_finite_is_refused(monkeypatch):
     import frcl.engine.train as module
 
-    monkeypatch.setattr(module, "_Eager", module._Recorded)
+    monkeypatch.setattr(module, "_Eager", module.Recorded)
     with pytest.raises(NumericalError):
         run([regression(0, constants={"pull": torch.tensor(float("inf"), dtype=D)})])
 
@@ -277,7 +277,7 @@ def test_a_carry_follows_every_step(unit):
     program = regression(2, carry={"moved": torch.zeros(3, dtype=D)}, follow=follow)
     start = program.optimiser.params["w"].detach().clone()
     one = unit(program)
-    one.load([program.drawn()])
+    one.load([program.next_chunk()[2]])
     for at in range(5):
         one.move(one.terms(at))
     torch.testing.assert_close(program.carry["moved"], program.optimiser.params["w"].detach() - start)
@@ -320,7 +320,7 @@ def test_a_stream_takes_the_steps_of_a_program():
             stream._is_recorded = lambda x: True
         values = stream.step(x[at], y[at])
         assert values == pytest.approx(expected[number][0], rel=1e-12)
-    assert isinstance(stream._recorded[1], module._Recorded)
+    assert isinstance(stream._recorded[1], module.Recorded)
     torch.testing.assert_close(fed.params["w"], whole.params["w"], rtol=1e-12, atol=1e-12)
     assert fed.step == 12
 
@@ -329,7 +329,7 @@ def test_a_stream_takes_the_steps_of_a_program():
 def test_every_minibatch_is_shown_once_after_its_step(count, monkeypatch):
     import frcl.engine.train as module
 
-    for loop in (module._Eager, module._Recorded):
+    for loop in (module._Eager, module.Recorded):
         monkeypatch.setattr(module, "_Eager", loop)
         seen: list[list] = [[] for _ in range(count)]
         programs = [

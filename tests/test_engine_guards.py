@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import frcl.engine.recorded as recorded_module
 import frcl.engine.train as train_module
 from frcl import FRCL, MLP, CheckpointError, ConvNet, NumericalError, TaskError
 from frcl.display import Silent
@@ -70,9 +71,9 @@ def test_networks_that_only_look_alike_are_not_computed_as_one():
         torch.testing.assert_close(ensemble.members[i].mean(task[0], 0), alone.mean(task[0], 0), rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("method", [name for name, _, _ in METHODS if name not in ("progressive", "pnc", "single")])
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("progressive", "pnc", "single")])
 def test_buffers_are_those_of_each_seed(method):
-    options = next(options for name, _, options in METHODS if name == method)
+    options = METHODS[method].options
     have = {**SMALL, "adapt_steps": 3, "fisher_examples": 30, "predict_samples": 4}
     given = {key: value for key, value in have.items() if hasattr(options, key)}
 
@@ -104,7 +105,7 @@ def test_the_padding_row_of_an_embedding_stays():
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, NumericalError])
 def test_a_chunk_that_is_stopped_on_its_way_leaves_nothing_behind(count, stop, monkeypatch):
     """The loop of a GPU: all steps of a chunk or none of them."""
-    monkeypatch.setattr(train_module, "_Eager", train_module._Recorded)
+    monkeypatch.setattr(train_module, "_Eager", train_module.Recorded)
     options = {**SMALL, "steps": 250}
     group, whole = ([FRCL(MLP(4, (8, 6), seed=1), seed=i, **options) for i in range(count)] for _ in range(2))
     task = blobs((0, 1, 2), 60, 1)
@@ -112,7 +113,7 @@ def test_a_chunk_that_is_stopped_on_its_way_leaves_nothing_behind(count, stop, m
         pass
     work = together([one.learn(*task) for one in group])
     next(work)
-    calls, original = 0, train_module.spread
+    calls, original = 0, recorded_module.spread
 
     def failing(*args):
         nonlocal calls
@@ -122,7 +123,7 @@ def test_a_chunk_that_is_stopped_on_its_way_leaves_nothing_behind(count, stop, m
             raise stop("stopped")
 
     with monkeypatch.context() as patch:
-        patch.setattr(train_module, "spread", failing)
+        patch.setattr(recorded_module, "spread", failing)
         with pytest.raises(stop):
             next(work)
     assert group[0].step == 100
@@ -180,9 +181,9 @@ def test_marks_tell_data_apart(dtype):
     assert len(set(marks)) == 5
 
 
-@pytest.mark.parametrize("method", [name for name, _, _ in METHODS])
+@pytest.mark.parametrize("method", list(METHODS))
 def test_an_open_task_wants_its_own_labels_too(method):
-    options = next(options for name, _, options in METHODS if name == method)
+    options = METHODS[method].options
     given = {key: value for key, value in SMALL.items() if hasattr(options, key)}
     learner = make_learner(MLP(4, (8, 6)), type(options)(**{**vars(options), **given}), seed=0)
     x, y = blobs((0, 1, 2), 60, 1)

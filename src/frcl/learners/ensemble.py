@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack
@@ -58,6 +59,8 @@ class Ensemble:
         if len(nets) != members:
             raise OptionError(f"there are {len(nets)} networks for {members} members; give one, or one for each")
         given: dict[str, Any] = dict(keywords) if points is None else {"points": points, **keywords}
+        if "detector" in given:
+            raise OptionError("members cannot look for task boundaries: they would not agree. Leave out detector.")
         chosen = changed(FRCLOptions() if options is None else options, given)
         self.members = [
             FRCL(
@@ -116,7 +119,11 @@ class Ensemble:
             means = [one.target_mean for one in each if one.target_mean is not None]
             variances = [one.target_variance for one in each if one.target_variance is not None]
             target_mean, target_variance = _mixture(means, variances)
-        return Prediction(mean, variance, probs, labels, each[0].classes, target_mean, target_variance)
+
+        def density(y: Any) -> Tensor:
+            return torch.stack([one.log_predictive(y) for one in each]).logsumexp(0) - math.log(len(each))
+
+        return Prediction(mean, variance, probs, labels, each[0].classes, target_mean, target_variance, density)
 
     def mean(self, x: Any, task: int | None = None) -> Tensor:
         """The mean of the functions alone, over the members."""

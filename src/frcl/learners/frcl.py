@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,7 +22,7 @@ from frcl.files import save_state
 from frcl.graphs import Captured
 from frcl.learners import checkpoint
 from frcl.learners.accounting import Parts, added, parts_of
-from frcl.learners.inputs import check_lengths, checked_inputs, checked_size, data_mark
+from frcl.learners.inputs import check_lengths, check_task, checked_inputs, checked_size, data_mark
 from frcl.learners.lockstep import OnStep, Work, finish, run_alone
 from frcl.learners.options import FRCLKeywords, FRCLOptions
 from frcl.learners.predict import Predictor
@@ -33,7 +32,6 @@ from frcl.learners.stream import Score, decide, remember
 from frcl.learners.task import (
     Examples,
     Model,
-    check_held_out,
     check_opening,
     close_task,
     objective_of,
@@ -90,7 +88,6 @@ class FRCL:
     ) -> None:
         given: dict[str, Any] = dict(keywords) if points is None else {"points": points, **keywords}
         self.options = changed(FRCLOptions() if options is None else options, given)
-        check_name(self.options.likelihood)
         check_network(net)
         first = next((p for p in net.parameters() if p.is_floating_point()), torch.empty(0))
         self.dtype = first.dtype
@@ -149,14 +146,13 @@ class FRCL:
             declared = self._state.declared or Declared()
             target = self._likelihood(y, likelihood)
             encoded = target.encode(y, self.device, self.dtype)
-            check_held_out(self._model, target, len(inputs))
             N = checked_size(declared.size if size is None else size, len(inputs))
-            learned, held = split(self.options, len(self._state.past), inputs, encoded)
+            learned, held = split(self._model, target, len(self._state.past), inputs, encoded)
             current = self._open(target, N, *learned)
             current.data_mark = data_mark(inputs, encoded, likelihood, size)
         else:
             encoded = self._continued(current, inputs, y, likelihood, size)
-            learned, held = split(self.options, len(self._state.past), inputs, encoded)
+            learned, held = split(self._model, current.likelihood, len(self._state.past), inputs, encoded)
         yield program_of(self._model, self._state, current, *learned)
         return (yield from self._close(current, *learned, held))
 
@@ -228,7 +224,6 @@ class FRCL:
         after = self._state.snapshot()
         after.past, after.current = self._state.summaries(), None
         self._state = after
-        self._predictor.forget()
         self._state.streams.rewind()
         if self.detector is not None:
             self.detector.reset()
@@ -307,7 +302,6 @@ class FRCL:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly where the learner that gave `state` was; refused as a whole if it does not fit."""
         self._state = checkpoint.unpack(self, state)
-        self._predictor.forget()
 
     def save(self, path: str | Path) -> None:
         """Write the state to one file, atomically; `frcl.load` reads it."""
@@ -356,7 +350,6 @@ class FRCL:
     def _put_back(self, before: Before) -> None:
         self._state = before.state
         self._state.streams.restore(before.streams)
-        self._predictor.forget()
         if self._state.current is not None:
             self._state.current.stream = None  # made again with the state that is now in force
         if self.detector is not None and before.detector is not None:
@@ -401,7 +394,6 @@ class FRCL:
         state.current = open_task(self._model, likelihood, size, state, x, y)
         state.declared = None
         state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
-        self._predictor.forget()
         return state.current
 
     def _close(self, current: CurrentTask, x: Tensor, y: Tensor, held: Examples | None = None) -> Work[Summary]:
@@ -413,7 +405,6 @@ class FRCL:
         try:
             summary = yield from close_task(self._model, current, after, x, y)
             if held is not None:
-                self._predictor.forget()
                 temperature = self._predictor.temperature(after, len(after.past) - 1, *held)
                 summary = replace(summary, temperature=temperature)
                 after.past[-1] = summary
@@ -421,7 +412,6 @@ class FRCL:
             self._state.streams.restore(streams)
             raise
         self._state = after
-        self._predictor.forget()
         return summary
 
     # -- the border -----------------------------------------------------------------------------------------
@@ -443,12 +433,4 @@ class FRCL:
 
     def _task_number(self, task: int | None) -> int:
         count = len(self._state.past) + (self._state.current is not None)
-        if count == 0:
-            raise TaskError("nothing has been learned yet; call fit() or observe() first")
-        if task is None:
-            return count - 1
-        if not isinstance(task, int | np.integer) or isinstance(task, bool):
-            raise TaskError(f"a task is named by its number, 0 to {count - 1}; got {task!r}")
-        if not 0 <= task < count:
-            raise TaskError(f"unknown task {task}; tasks 0 to {count - 1} have been learned")
-        return int(task)
+        return check_task(task, count, "fit() or observe()")

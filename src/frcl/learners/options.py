@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 from frcl.errors import OptionError
-from frcl.options import NOT_NEGATIVE, POSITIVE, SHARE, Options, option
+from frcl.likelihoods import check_name
+from frcl.options import NOT_NEGATIVE, POSITIVE, SHARE, MethodOptions, option
 from frcl.prior import Prior
 from frcl.regularisers import CurrentInputs, Curvature, FunctionalKL, MemoryTargets, Regulariser
 from frcl.selection import Recipe, Search, Start
@@ -16,7 +17,7 @@ Predicted = Literal["summary", "head", "corrected"]
 
 
 @dataclass(frozen=True)
-class FRCLOptions(Options):
+class FRCLOptions(MethodOptions):
     """Everything that can be set on an `FRCL` learner."""
 
     points: int = option(40, "inducing points kept per task")
@@ -87,6 +88,7 @@ class FRCLOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_name(self.likelihood)
         self.recipe.check()
         if self.inference == "function" and self.recipe.is_supervised:
             raise OptionError(

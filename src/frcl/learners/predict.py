@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from frcl.engine.guards import in_chunks
 from frcl.errors import NumericalError
-from frcl.features import network_failures, times
+from frcl.features import in_chunks, network_failures, times
 from frcl.learners.state import LearnerState
 from frcl.learners.task import Model, objective_of
 from frcl.learners.types import Prediction, Summary
@@ -21,11 +22,8 @@ class Predictor:
 
     def __init__(self, model: Model) -> None:
         self._model = model
+        self._state: LearnerState | None = None  # the state that the cached heads belong to
         self._heads: dict[int, tuple[int, Head]] = {}  # by task: the version of θ it was made for, the head
-
-    def forget(self) -> None:
-        """The learner was set to another state, or began or ended a task."""
-        self._heads = {}
 
     def predict(self, state: LearnerState, number: int, x: Tensor) -> Prediction:
         """Mean, variance and the distribution of targets of all inputs in one task."""
@@ -43,7 +41,13 @@ class Predictor:
             each = [likelihood.predictive(*piece, draws, learned) for piece in pieces]
         found = Predictive(*(None if part[0] is None else torch.cat(part) for part in zip(*each, strict=True)))
         labels = None if found.probs is None else likelihood.decode(found.probs.argmax(1))
-        return Prediction(mean, variance, found.probs, labels, likelihood.classes, found.mean, found.variance)
+
+        def density(y: Any) -> Tensor:
+            encoded = likelihood.encode(y, mean.device, mean.dtype).split([len(piece.mean) for piece in pieces])
+            parts = zip(pieces, encoded, strict=True)
+            return torch.cat([likelihood.log_predictive(*piece, some, draws, learned) for piece, some in parts])
+
+        return Prediction(mean, variance, found.probs, labels, likelihood.classes, found.mean, found.variance, density)
 
     def temperature(self, state: LearnerState, number: int, x: Tensor, y: Tensor) -> Tensor:
         """The temperature with which a past task predicts these examples best; it has not learned from them."""
@@ -89,6 +93,8 @@ class Predictor:
         """The head of a past task, made again when θ has moved since."""
         steps = 0 if state.current is None else state.current.step
         version = steps + sum(p._version for p in self._model.net.parameters())  # also if moved from outside
+        if state is not self._state:
+            self._state, self._heads = state, {}
         cached = self._heads.get(number)
         if cached is None or cached[0] != version:
             summary = state.summaries()[number]

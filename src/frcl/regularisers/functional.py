@@ -11,9 +11,9 @@ from torch import Tensor
 
 from frcl.features import times
 from frcl.graphs import inside_a_transform
-from frcl.regularisers.protocol import PastTask, Regulariser, Step, Task, Tree, check_weight, register
+from frcl.regularisers.protocol import PastTask, Regulariser, Step, Task, check_weight, register
 from frcl.summary import FunctionBelief, PriorKL, prior_kl, prior_kl_terms, stack_terms
-from frcl.trees import tree_map
+from frcl.trees import Tree, tree_map
 
 
 class Summarised(PastTask, Protocol):
@@ -34,7 +34,9 @@ class Terms(NamedTuple):
 
 def make_terms(beliefs: Sequence[FunctionBelief]) -> Terms:
     """Stack what the KL needs of past tasks; tasks with fewer points are padded, which changes no value."""
-    return Terms(stack_terms([prior_kl_terms(belief) for belief in beliefs]), min(belief.M for belief in beliefs))
+    return Terms(
+        stack_terms([prior_kl_terms(belief) for belief in beliefs]), min(belief.mean.shape[1] for belief in beliefs)
+    )
 
 
 def stacked_points(inputs: Sequence[Tensor]) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -76,6 +77,8 @@ class Criterion:
 
 
 CRITERIA: Registry[Criterion] = Registry("criterion")
+CRITERIA.add("random", Criterion("random"))  # these two look at features alone: trace.py
+CRITERIA.add("trace", Criterion("trace"))
 
 
 def criterion(name: str, *, needs_classes: bool = False) -> Callable[[Objective], Objective]:
@@ -97,7 +100,7 @@ class Recipe:
     steps: int = 1000
     examples: int = 10_000
 
-    @property
+    @cached_property
     def is_supervised(self) -> bool:
         return CRITERIA[self.criterion].objective is not None
 

@@ -14,7 +14,7 @@ from frcl import FRCL, Summary
 from frcl.boundary import welch
 from frcl.cli import run_app
 from frcl.codec import to_json
-from frcl.data.places import data_status
+from frcl.data.datasets import data_status
 from frcl.data.streams import PermutedTasks
 from frcl.data.tasks import Benchmark, Split
 from frcl.display import Live, Plain, Silent

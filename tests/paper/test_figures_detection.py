@@ -9,8 +9,7 @@ import torch
 from torch.distributions import Normal, kl_divergence
 
 from frcl import FRCL, MLP, BoundaryDetector, TaskError
-from frcl.data.lookup import find
-from frcl.data.sources import MNIST, OMNIGLOT
+from frcl.data.datasets import MNIST, OMNIGLOT
 from frcl.display import Silent
 from frcl.experiment import runner
 from frcl.features import features
@@ -28,7 +27,7 @@ SMALL = {"stream": {"tasks": 3}, "learner": {"steps": 30, "points": 10, "search_
 
 
 def at_hand(*files) -> bool:
-    return bool(os.environ.get("FRCL_DATA")) and all(find(file, None).path is not None for file in files)
+    return bool(os.environ.get("FRCL_DATA")) and all(file.find(None).verified for file in files)
 
 
 @pytest.fixture
@@ -235,7 +234,7 @@ def test_quick_figure_5_on_omniglot(tmp_path):
 
 
 @pytest.mark.real_data
-@pytest.mark.skipif(not at_hand(*MNIST.all()), reason="FRCL_DATA names no folder with the four MNIST files")
+@pytest.mark.skipif(not at_hand(*MNIST.files), reason="FRCL_DATA names no folder with the four MNIST files")
 def test_quick_figure_7_on_mnist(tmp_path):
     kept, *pictures = make_figure(FIGURE_7, Place(tmp_path / "results", tmp_path / "runs", quick=True))
     assert len(read_sheet(kept).where(kind="switch").rows) == 2 * len(VARIANTS)

@@ -25,7 +25,7 @@ from frcl.experiment.config import PARTS, Config, first_options, read_toml, reso
 from frcl.experiment.environment import check_device, describe, threads
 from frcl.experiment.hidden import stream_labels
 from frcl.experiment.keeper import Interrupted, Observer, read_checkpoint
-from frcl.experiment.metrics import AccuracyMatrix, declared_switches, over_seeds, score_boundaries
+from frcl.experiment.metrics import AccuracyMatrix, Floats, declared_switches, over_seeds, score_boundaries
 from frcl.experiment.runner import benchmark_of, seeds_at_once, source_of
 from frcl.features import features
 from frcl.files import write_atomically
@@ -37,7 +37,6 @@ from frcl.report.numbers import number, plural
 from frcl.report.numbers import percent as share
 from frcl.report.palette import LIGHT, SERIES, series
 from frcl.report.pictures import to_rgba
-from frcl.report.run import Floats
 from frcl.seeding import fork
 from frcl.selection import Selected, random_start, run_searches
 from frcl.summary import head_moments, make_head

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,63 +12,24 @@ from frcl.errors import DataError
 from frcl.experiment.results import Result
 from frcl.files import write_atomically
 from frcl.learners.accounting import KINDS
-from frcl.report.comparison import (
-    Comparison,
-    comparison_rows,
-    differing_options,
-    flat,
-    memory_total,
-    show,
-)
+from frcl.report import figures as one_run
 from frcl.report.drawing import Drawing, inline_svg, save, style
-from frcl.report.figures import matrix_figure
-from frcl.report.gallery import draw
-from frcl.report.numbers import (
-    MEANINGS,
-    MISSING,
-    SPACE,
-    Meaning,
-    bare,
-    duration,
-    interval,
-    mean_and_std,
-    plural,
-    size,
-    symbol,
-)
+from frcl.report.numbers import MEANINGS, duration, mean_and_std, plural, size
 from frcl.report.palette import DARK, LIGHT
-from frcl.report.run import Run
-from frcl.report.side_by_side import draw_together
+from frcl.report.pictures import contact_sheets, points_figure
+from frcl.report.run import Comparison, Run, comparison_rows, differing_options
+from frcl.report.side_by_side import Labelled, draw_together
 from frcl.report.tables import Table, paired_table, results_table
 
 REGRESSION = "These tasks have real targets: every accuracy on this page is the share of variance explained (R²)."
-SECTIONS = (
-    ("accuracy", "Accuracy", ("accuracy-matrix", "accuracy-curves", "forgetting")),
-    ("uncertainty", "Uncertainty", ("calibration",)),
-    ("switches", "Task switches", ("boundaries",)),
-    ("training", "Training", ("training-terms", "time")),
-)
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure in the page; a wide one fills a row."""
-
-    drawing: Drawing
-    svg: str
-    wide: bool = False
-
-
-@dataclass(frozen=True)
-class Headline:
-    """A number at the top of the page."""
-
-    title: str
-    value: str
-    says: str
-    unit: str = ""
-    note: str = ""
-    spread: str = ""
+KEPT = "What is kept"
+SECTIONS: dict[str, tuple[Callable[[Run], Drawing | str], ...]] = {
+    "Accuracy": (one_run.matrix_figure, one_run.curves_figure, one_run.forgetting_figure),
+    "Uncertainty": (one_run.calibration_figure,),
+    KEPT: (points_figure,),
+    "Task switches": (one_run.boundary_figure,),
+    "Training": (one_run.terms_figure, one_run.time_figure),
+}
 
 
 def write_report(runs: Sequence[Run], out: Path, figures: Path | None = None) -> Path:
@@ -91,88 +52,122 @@ def write_report(runs: Sequence[Run], out: Path, figures: Path | None = None) ->
     return out
 
 
+def draw(run: Run) -> tuple[dict[str, list[Drawing]], list[str]]:
+    """The figures of each section, and the reason for each missing part; call it inside `style()`."""
+    drawn = {title: [figure(run) for figure in figures] for title, figures in SECTIONS.items()}
+    left_out = [one for part in drawn.values() for one in part if isinstance(one, str)]
+    rest = {"Options": run.result.config, "Environment": run.result.environment, "Command": run.result.command}
+    left_out += [f"{name}: the run recorded none." for name, value in rest.items() if not value]
+    return {title: [one for one in part if isinstance(one, Drawing)] for title, part in drawn.items()}, left_out
+
+
 def _run_page(run: Run) -> tuple[str, list[Drawing]]:
     """The HTML of one run's report, and every figure drawn."""
-    result, gallery = run.result, draw(run)
-    drawn = {drawing.name: drawing for drawing in gallery.drawings}
-    sections = {
-        key: (title, _pictures([drawn[name] for name in names if name in drawn])) for key, title, names in SECTIONS
-    }
-    hero, *headlines = [_headline(result, meaning) for meaning in MEANINGS]
+    result, (sections, left_out) = run.result, draw(run)
     html = _render(
         "run.html.j2",
         title=f"{result.method} on {result.benchmark}",
         kind="Run report",
-        facts=_facts(result),
-        run=result,
-        hero=hero,
-        headlines=headlines,
-        costs=_costs(result),
-        sections={key: section for key, section in sections.items() if section[1]},
-        sheets=gallery.sheets,
+        metrics=[meaning.card(result) for meaning in MEANINGS],
+        costs=_cost_cards(run),
+        sections={title: part for title, part in sections.items() if part and title != KEPT},
+        sheets=contact_sheets(run),
         memory=_memory_tables(result),
-        options=_options_table(result),
-        environment=_environment_table(result),
-        left_out=gallery.left_out,
-        notice=REGRESSION if result.score == "r2" else "",
+        left_out=left_out,
+        notice=_notice([run]),
+        **_about(run),
     )
-    return html, gallery.drawings
+    return html, [drawing for part in sections.values() for drawing in part]
 
 
 def _comparison_page(runs: Sequence[Run]) -> tuple[str, list[Drawing]]:
     """The HTML of a comparison, a section per benchmark, and every figure drawn."""
     comparison = comparison_rows(runs)
-    groups: dict[str, list[tuple[Run, str]]] = {}
+    benchmarks: dict[str, list[tuple[Run, str]]] = {}
     for run, row in zip(runs, comparison.rows, strict=True):
-        groups.setdefault(run.result.benchmark, []).append((run, row.label))
-    parts = [_group(number, name, group, comparison) for number, (name, group) in enumerate(groups.items())]
-    details = [_detail(number, run.result, comparison.rows[number].label) for number, run in enumerate(runs)]
-    where = ", ".join(groups) if len(groups) <= 3 else plural(len(groups), "benchmark")
+        benchmarks.setdefault(row.benchmark, []).append((run, row.label))
+    groups = [_group(n, name, group, comparison) for n, (name, group) in enumerate(benchmarks.items())]
+    details = [_detail(n, run, row.label) for n, (run, row) in enumerate(zip(runs, comparison.rows, strict=True))]
+    count, where = plural(len(runs), "run"), plural(len(groups), "benchmark")
     html = _render(
         "comparison.html.j2",
-        title=f"{plural(len(runs), 'run')} on {where}",
+        title=f"{count} on {', '.join(benchmarks) if len(groups) <= 3 else where}",
         kind="Comparison",
-        facts=[plural(len(runs), "run"), plural(len(groups), "benchmark")],
-        groups=parts,
+        facts=[count, where],
+        groups=groups,
         details=details,
     )
-    pictures = [picture for part in parts for picture in part["pictures"]] + [one["picture"] for one in details]
-    return html, [picture.drawing for picture in pictures]
+    return html, [drawing for part in groups for drawing in part["drawings"]] + [one["drawing"] for one in details]
 
 
-def _pictures(drawings: Sequence[Drawing]) -> list[Picture]:
-    """Two in a row; an odd one at the end is wide."""
-    odd = len(drawings) % 2
-    return [Picture(one, inline_svg(one), bool(odd) and one is drawings[-1]) for one in drawings]
+def _group(number: int, name: str, group: Labelled, comparison: Comparison) -> dict[str, Any]:
+    """The section of one benchmark."""
+    runs = [run for run, _ in group]
+    pairs = [pair for pair in comparison.pairs if pair.benchmark == name]
+    drawings = draw_together(group) if len(group) > 1 else []
+    rows = [(key, *(run.options.get(key, "null") for run in runs)) for key in differing_options(runs)]
+    return {
+        "id": f"benchmark-{number}",
+        "name": name,
+        "notice": _notice(runs),
+        "results": results_table([row for row in comparison.rows if row.benchmark == name]).without("Benchmark"),
+        "drawings": [replace(drawing, name=f"{drawing.name}-{number}") for drawing in drawings],
+        "paired": paired_table(pairs).without("Benchmark") if pairs else None,
+        "differing": Table("differing", "Options that differ", ("Option", *(label for _, label in group)), rows),
+    }
 
 
-def _headline(result: Result, meaning: Meaning) -> Headline:
-    """One metric as a card."""
-    metric, unit = meaning.of(result), meaning.unit
-    if metric is None:
-        return Headline(meaning.title, MISSING, meaning.says)
-    bounds = interval(metric, unit).replace(" ", SPACE)
-    note = "" if metric.low is None else f"95{SPACE}% interval {bounds}"
-    spread = "" if metric.std is None else f"± {bare(metric.std, unit)}"
-    return Headline(meaning.title, bare(metric.mean, unit), meaning.says, symbol(unit), note, spread)
+def _detail(number: int, run: Run, label: str) -> dict[str, Any]:
+    """One run of a comparison."""
+    rows = [(meaning.title_with_unit, mean_and_std(meaning.of(run.result), meaning.unit)) for meaning in MEANINGS]
+    return _about(run) | {
+        "label": f"{label} on {run.result.benchmark}",
+        "drawing": replace(one_run.matrix_figure(run), name=f"accuracy-matrix-run-{number}"),
+        "metrics": Table("metrics", "Metrics, mean ± standard deviation over seeds", ("Metric", "Value"), rows),
+    }
 
 
-def _costs(result: Result) -> list[Headline]:
+def _about(run: Run) -> dict[str, Any]:
+    """The facts under the title, and everything that is needed to repeat the run."""
+    result = run.result
+    facts = [plural(len(result.tasks), "task"), plural(len(result.seeds), "seed")]
+    facts += [fact for fact in (result.environment.get("device"), _when(result.started)) if fact]
+    options, environment = list(run.options.items()), list(result.environment.items())
+    return {
+        "command": result.command,
+        "facts": facts,
+        "options": Table("options", "Resolved options", ("Option", "Value"), options),
+        "environment": Table("environment", "Software and hardware", ("Part", "Version"), environment),
+    }
+
+
+def _notice(runs: Sequence[Run]) -> str:
+    return REGRESSION if any(run.result.score == "r2" for run in runs) else ""
+
+
+def _cost_cards(run: Run) -> list[dict[str, str]]:
     """Memory and time of the run."""
-    memory, seconds, peak = result.memory_bytes, result.seconds, result.peak_memory_bytes
+    memory, seconds, peak = run.result.memory_bytes, run.result.seconds, run.result.peak_memory_bytes
     largest = f"{size(max(memory.per_task))} for the largest task" if memory and memory.per_task else ""
-    time = duration(None if seconds is None else seconds.total)
-    found = [
-        Headline("Memory kept", size(memory_total(result)), "Of past tasks, after the last one.", note=largest),
-        Headline("Time", time, "All seeds together.", note=plural(len(result.seeds), "seed")),
-    ]
-    return found if peak is None else [*found, Headline("Peak memory", size(peak), "The most memory in use at once.")]
+    time, seeds = duration(None if seconds is None else seconds.total), plural(len(run.result.seeds), "seed")
+    cards = [("Memory kept", size(run.memory), "Of past tasks, after the last one.", largest)]
+    cards += [("Time", time, "All seeds together.", seeds)]
+    cards += [] if peak is None else [("Peak memory", size(peak), "The most memory in use at once.", "")]
+    return [dict(zip(("title", "value", "says", "note"), card, strict=True)) for card in cards]
 
 
-def _facts(result: Result) -> list[str]:
-    """The line under the title."""
-    found = [plural(len(result.tasks), "task"), plural(len(result.seeds), "seed")]
-    return [*found, *(fact for fact in (result.environment.get("device"), _when(result.started)) if fact)]
+def _memory_tables(result: Result) -> list[Table]:
+    """Memory kept, by task and by kind."""
+    memory = result.memory_bytes
+    if memory is None:
+        return []
+    tasks = [(task, size(count), f"{count:,}") for task, count in zip(result.tasks, memory.per_task, strict=False)]
+    kinds = [(kind, KINDS.get(kind, ""), size(count), f"{count:,}") for kind, count in memory.parts.items()]
+    tables = (
+        Table("memory", "Memory kept for each task", ("Task", "Kept", "Bytes"), tasks),
+        Table("kinds", "Memory kept by kind, after the last task", ("Kind", "What", "Kept", "Bytes"), kinds),
+    )
+    return [table for table in tables if table.rows]
 
 
 def _when(started: str) -> str:
@@ -184,82 +179,12 @@ def _when(started: str) -> str:
     return f"{moment:%Y-%m-%d %H:%M}{' UTC' if moment.utcoffset() == timedelta(0) else ''}"
 
 
-def _options_table(result: Result) -> Table:
-    rows = tuple((name, show(value)) for name, value in flat(result.config).items())
-    return Table("options", "Resolved options", ("Option", "Value"), rows)
-
-
-def _environment_table(result: Result) -> Table:
-    return Table("environment", "Software and hardware", ("Part", "Version"), tuple(result.environment.items()))
-
-
-def _memory_tables(result: Result) -> list[Table]:
-    """Memory kept, by task and by kind."""
-    memory = result.memory_bytes
-    if memory is None:
-        return []
-    tasks = tuple((task, size(count), f"{count:,}") for task, count in zip(result.tasks, memory.per_task, strict=False))
-    kinds = tuple((kind, KINDS.get(kind, ""), size(count), f"{count:,}") for kind, count in memory.parts.items())
-    tables = (
-        Table("memory", "Memory kept for each task", ("Task", "Kept", "Bytes"), tasks),
-        Table("kinds", "Memory kept by kind, after the last task", ("Kind", "What", "Kept", "Bytes"), kinds),
-    )
-    return [table for table in tables if table.rows]
-
-
-def _without_benchmark(table: Table) -> Table:
-    """The table without the column that repeats the heading of its section."""
-    place = table.columns.index("Benchmark")
-    columns, *rows = (row[:place] + row[place + 1 :] for row in (table.columns, *table.rows))
-    return replace(table, columns=columns, rows=tuple(rows))
-
-
-def _group(number: int, name: str, group: list[tuple[Run, str]], comparison: Comparison) -> dict[str, Any]:
-    """The section of one benchmark."""
-    inside = Comparison(
-        tuple(row for row in comparison.rows if row.benchmark == name),
-        tuple(pair for pair in comparison.pairs if pair.benchmark == name),
-    )
-    results = [(run.result, label) for run, label in group]
-    drawings = draw_together(results) if len(group) > 1 else []
-    options = [flat(result.config) for result, _ in results]
-    rows = [(key, *(show(each.get(key)) for each in options)) for key in differing_options([run for run, _ in group])]
-    columns = ("Option", *(label for _, label in group))
-    return {
-        "id": f"benchmark-{number}",
-        "name": name,
-        "notice": REGRESSION if any(result.score == "r2" for result, _ in results) else "",
-        "results": _without_benchmark(results_table(inside)),
-        "pictures": _pictures([replace(drawing, name=f"{drawing.name}-{number}") for drawing in drawings]),
-        "paired": _without_benchmark(paired_table(inside)) if inside.pairs else None,
-        "differing": Table("differing", "Options that differ", columns, tuple(rows)) if rows else None,
-    }
-
-
-def _detail(number: int, result: Result, label: str) -> dict[str, Any]:
-    """One run of a comparison."""
-    drawing = matrix_figure(result)
-    rows = tuple((meaning.title_with_unit, mean_and_std(meaning.of(result), meaning.unit)) for meaning in MEANINGS)
-    drawing = replace(drawing, name=f"{drawing.name}-run-{number}")
-    return {
-        "label": f"{label} on {result.benchmark}",
-        "run": result,
-        "facts": _facts(result),
-        "picture": Picture(drawing, inline_svg(drawing)),
-        "metrics": Table("metrics", "Metrics, mean ± standard deviation over seeds", ("Metric", "Value"), rows),
-        "options": _options_table(result),
-        "environment": _environment_table(result),
-    }
-
-
 def _render(template: str, **context: Any) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("frcl.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+        loader=PackageLoader("frcl.report", "templates"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters["svg"] = inline_svg
     return environment.get_template(template).render(light=LIGHT, dark=DARK, **context)

@@ -6,64 +6,34 @@ the CSS variable of the role, which follows the theme of the reader.
 
 from __future__ import annotations
 
-HEAT_LEVELS = 9
+HEAT_LEVELS = ORDERED = 9
 SERIES = 8
 
-_HEAT_LIGHT = (
-    "#eef4fb", "#c3defb", "#9cc7f4", "#78afe7", "#5897d7", "#3778b6", "#2569a8", "#13538c", "#063f6d",
-)  # fmt: skip
-_HEAT_DARK = (
-    "#202d3a", "#25405b", "#2b547e", "#336a9f", "#4484c2", "#5496d8", "#6eadee", "#8cc5ff", "#aedcff",
-)  # fmt: skip
-_SERIES_LIGHT = ("#0b6fb8", "#c24a14", "#1d9e78", "#6a2c8c", "#c08a00", "#1f8fb5", "#8f1d4f", "#6b7481")
-_SERIES_DARK = ("#60aef7", "#ee7a45", "#52dcab", "#9e63d2", "#f5d166", "#86e0f7", "#d9577f", "#b4bdc9")
-_ORDER_LIGHT = (
-    "#472b6f", "#3a3d83", "#21518f", "#006492", "#00768d", "#008580", "#0d9170", "#54995d", "#829e4b",
-)  # fmt: skip
-_ORDER_DARK = (
-    "#9175c1", "#8088d5", "#699bdf", "#4eaee0", "#3cbfd7", "#47cdc7", "#6bd8b3", "#97df9e", "#c3e28d",
-)  # fmt: skip
 
-
-def _roles(plain: dict[str, str], series: tuple[str, ...], order: tuple[str, ...], heat: tuple[str, ...],
-           dark_text_on: range) -> dict[str, str]:  # fmt: skip
-    text = {
-        f"on-heat-{level}": f"#0d131{level:x}" if level in dark_text_on else f"#fefef{level:x}"
-        for level in range(HEAT_LEVELS)
-    }
+def _theme(plain: str, series: str, order: str, heat: str, dark_text_on: range) -> dict[str, str]:
+    """Colours by role: those of the page, of series, of ordered items, of heat, and of text on heat."""
+    groups = {"series": series, "order": order, "heat": heat}
     return (
-        plain
-        | {f"series-{number}": colour for number, colour in enumerate(series)}
-        | {f"order-{number}": colour for number, colour in enumerate(order)}
-        | {f"heat-{level}": colour for level, colour in enumerate(heat)}
-        | text
+        dict(zip(("page", "card", "ink", "muted", "line", "axis", "accent"), plain.split(), strict=True))
+        | {f"{name}-{n}": colour for name, colours in groups.items() for n, colour in enumerate(colours.split())}
+        | {f"on-heat-{n}": f"#0d131{n:x}" if n in dark_text_on else f"#fefef{n:x}" for n in range(HEAT_LEVELS)}
     )
 
 
-LIGHT = _roles(
-    {
-        "page": "#f6f7f9",
-        "card": "#ffffff",
-        "ink": "#17202c",
-        "muted": "#566171",
-        "line": "#dfe3e9",
-        "axis": "#98a2b0",
-        "accent": "#0a61a3",
-    },
-    _SERIES_LIGHT, _ORDER_LIGHT, _HEAT_LIGHT, range(0, 5),
-)  # fmt: skip
-DARK = _roles(
-    {
-        "page": "#0f141b",
-        "card": "#171d26",
-        "ink": "#e8ecf2",
-        "muted": "#a0abb9",
-        "line": "#2c3542",
-        "axis": "#66717f",
-        "accent": "#79bdf8",
-    },
-    _SERIES_DARK, _ORDER_DARK, _HEAT_DARK, range(4, HEAT_LEVELS),
-)  # fmt: skip
+LIGHT = _theme(
+    "#f6f7f9 #ffffff #17202c #566171 #dfe3e9 #98a2b0 #0a61a3",
+    "#0b6fb8 #c24a14 #1d9e78 #6a2c8c #c08a00 #1f8fb5 #8f1d4f #6b7481",
+    "#472b6f #3a3d83 #21518f #006492 #00768d #008580 #0d9170 #54995d #829e4b",
+    "#eef4fb #c3defb #9cc7f4 #78afe7 #5897d7 #3778b6 #2569a8 #13538c #063f6d",
+    range(0, 5),
+)
+DARK = _theme(
+    "#0f141b #171d26 #e8ecf2 #a0abb9 #2c3542 #66717f #79bdf8",
+    "#60aef7 #ee7a45 #52dcab #9e63d2 #f5d166 #86e0f7 #d9577f #b4bdc9",
+    "#9175c1 #8088d5 #699bdf #4eaee0 #3cbfd7 #47cdc7 #6bd8b3 #97df9e #c3e28d",
+    "#202d3a #25405b #2b547e #336a9f #4484c2 #5496d8 #6eadee #8cc5ff #aedcff",
+    range(4, HEAT_LEVELS),
+)
 
 
 def series(number: int) -> str:
@@ -73,7 +43,7 @@ def series(number: int) -> str:
 
 def in_order(number: int, of: int) -> str:
     """The colour of the `number`-th of `of` ordered items."""
-    return LIGHT[f"order-{round(number * (len(_ORDER_LIGHT) - 1) / max(of - 1, 1))}"]
+    return LIGHT[f"order-{round(number * (ORDERED - 1) / max(of - 1, 1))}"]
 
 
 def heat(share: float) -> tuple[str, str]:

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frcl.experiment.metrics import Floats
-from frcl.report.drawing import WIDTH, Drawing, blank, name_in_figure
+from frcl.report.drawing import WIDTH, Drawing, blank, drawing, name_in_figure
 from frcl.report.numbers import plural
-from frcl.report.run import Run, learners_task
+from frcl.report.run import Run
 
 COLUMNS = 10
 MOST_IMAGES = 40  # of one task
@@ -50,16 +50,16 @@ class Contact:
 
 def contact_sheets(run: Run) -> list[Contact]:
     """A sheet for each of the learner's tasks whose inducing inputs are images."""
-    pairs = [(learners_task(run.result, number), as_images(points)) for number, points in run.points.items()]
+    pairs = [(run.task(number), as_images(points)) for number, points in run.points.items()]
     found = [(task, images) for task, images in pairs if images is not None and len(images)]
     low = min((float(images.min()) for _, images in found), default=0.0)
     high = max((float(images.max()) for _, images in found), default=1.0)
     low, high = min(low, 0.0), max(high, 1.0 if low >= 0.0 else low + 1e-12)
     sheets = []
     for task, images in found:
-        shown = images[:MOST_IMAGES]
+        shown, side = images[:MOST_IMAGES], images.shape[1]
         part = "" if len(shown) == len(images) else f", the first {len(shown)} shown"
-        caption = f"{plural(len(images), 'image')} of {images.shape[1]}×{images.shape[1]}{part}"
+        caption = f"{plural(len(images), 'image')} of {side}×{side}{part}"
         sheets.append(Contact(task, caption, to_rgba(sheet((shown - low) / (high - low))), images.ndim == 3))
     return sheets
 
@@ -70,22 +70,18 @@ def as_images(points: NDArray[Any]) -> Floats | None:
     if values.ndim >= 3 and values.shape[-1] == values.shape[-2] >= SMALLEST_SIDE:
         if values.ndim == 4 and values.shape[1] == 3:
             return values.transpose(0, 2, 3, 1)
-        grey: Floats = values.reshape(len(values), -1, *values.shape[-2:]).mean(1)
-        return grey
+        return np.asarray(values.reshape(len(values), -1, *values.shape[-2:]).mean(1))
     length = math.prod(values.shape[1:])
     side = math.isqrt(length)
-    if side < SMALLEST_SIDE or side * side != length:
-        return None
-    return values.reshape(len(values), side, side)
+    return values.reshape(len(values), side, side) if side >= SMALLEST_SIDE and side * side == length else None
 
 
 def sheet(images: Floats) -> Floats:
     """Images in rows of `COLUMNS`, a gap of one pixel (two for large ones) between them."""
-    count, side, gap = len(images), images.shape[1], 1 if images.shape[1] < 20 else 2
-    columns = min(count, COLUMNS)
-    rows = math.ceil(count / columns)
+    count, side = images.shape[:2]
+    gap, columns = 1 if side < 20 else 2, min(count, COLUMNS)
     step = side + gap
-    found = np.full((rows * step - gap, columns * step - gap, *images.shape[3:]), np.nan)
+    found = np.full((math.ceil(count / columns) * step - gap, columns * step - gap, *images.shape[3:]), np.nan)
     for place, image in enumerate(images):
         top, left = step * (place // columns), step * (place % columns)
         found[top : top + side, left : left + side] = image
@@ -103,14 +99,16 @@ def to_rgba(sheet: Floats) -> NDArray[np.uint8]:
     return np.asarray(np.rint(255 * shown), dtype=np.uint8)
 
 
-def points_figure(contacts: list[Contact]) -> Drawing:
+def points_figure(run: Run) -> Drawing | str:
     """All sheets in one figure, for the files; the page shows the same sheets in a grid."""
-    ratios = [max(contact.pixels.shape[0] / contact.pixels.shape[1], 0.1) for contact in contacts]
-    height = sum(0.72 * WIDTH * ratio + 0.3 for ratio in ratios)
-    figure, places = blank(height, rows=len(contacts), height_ratios=ratios)
-    for axes, contact in zip(places, contacts, strict=True):
-        axes.imshow(contact.pixels, interpolation="none")
-        axes.set_title(name_in_figure(contact.task), loc="left")
+    sheets = contact_sheets(run)
+    if not sheets:
+        kept = "the inputs kept are not images" if run.points else "the run kept no inducing points"
+        return f"Inducing images: {kept}."
+    ratios = [max(one.pixels.shape[0] / one.pixels.shape[1], 0.1) for one in sheets]
+    figure, places = blank(sum(0.72 * WIDTH * ratio + 0.3 for ratio in ratios), rows=len(sheets), height_ratios=ratios)
+    for axes, one in zip(places, sheets, strict=True):
+        axes.imshow(one.pixels, interpolation="none")
+        axes.set_title(name_in_figure(one.task), loc="left")
         axes.axis("off")
-    text = "; ".join(contact.text for contact in contacts)
-    return Drawing("inducing-images", "Inducing images", "The inputs kept of each task, first seed.", text, figure)
+    return drawing("inducing-images", figure, told="; ".join(one.text for one in sheets))

@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from frcl.files import write_atomically
 from frcl.report.numbers import TEXTS
 from frcl.report.palette import LIGHT
 from frcl.report.tables import Rows, Table
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 WIDTH = 4.6  # inches; 10-point text stays readable on a phone
 LONGEST_NAME = 18
@@ -60,8 +60,6 @@ def drawing(
 @contextmanager
 def style() -> Iterator[None]:
     """Inside, figures are drawn and written in the style of the report."""
-    import matplotlib
-
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
         matplotlib.rcdefaults()
@@ -73,8 +71,6 @@ def style() -> Iterator[None]:
 
 def blank(height: float, rows: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
     """A new figure with `rows` axes in one column."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     return figure, list(figure.subplots(rows, 1, squeeze=False, **options)[:, 0])
 
@@ -95,8 +91,6 @@ def save(drawing: Drawing, folder: Path) -> list[Path]:
 
 
 def _saved(figure: Figure, kind: str, text_as: str, *, transparent: bool) -> bytes:
-    import matplotlib
-
     metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.fonttype": text_as}):

@@ -6,9 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import ListedColormap, Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from frcl.experiment.metrics import Floats, average_so_far, forgetting_by_task, spread
 from frcl.experiment.results import Score, StepCurves
@@ -17,10 +23,6 @@ from frcl.report.numbers import SCORE_NAMES, duration, number, percent, plural
 from frcl.report.palette import HEAT_LEVELS, LIGHT, SERIES, heat, in_order, series
 from frcl.report.run import Run
 from frcl.report.tables import matrix_rows, matrix_table
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "p")
 NAMED_TICKS = NUMBERS_IN_CELLS = 10  # with more tasks than this the axes count them, and cells have no numbers
@@ -31,8 +33,6 @@ TERMS = {"loss": "loss", "log_likelihood": "−log-likelihood", "kl_now": "KL no
 
 def matrix_figure(run: Run) -> Drawing:
     """Accuracy after learning task i (rows) on task j (columns), mean over seeds, as a heat map."""
-    from matplotlib.patches import Rectangle
-
     mean, names, tasks = run.result.accuracy.mean(0), run.result.tasks, len(run.result.tasks)
     least = float(np.nanmin(mean))
     lowest = min(math.floor(10 * least + 1e-9) / 10, 0.9)
@@ -58,9 +58,6 @@ def matrix_figure(run: Run) -> Drawing:
 
 
 def _heat_scale(figure: Figure, axes: Axes, lowest: float, label: str) -> None:
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import ListedColormap, Normalize
-
     colours = ListedColormap([LIGHT[f"heat-{level}"] for level in range(HEAT_LEVELS)])
     scale = ScalarMappable(Normalize(100 * lowest, 100), colours)
     bar = figure.colorbar(scale, ax=axes, shrink=0.75, aspect=22, pad=0.03)
@@ -119,8 +116,6 @@ def line_with_band(axes: Axes, x: Any, mean: Floats, std: Floats | None, score: 
 
 def accuracy_axis(axes: Axes, lowest: float, label: str) -> None:
     """Percent on the y axis, from a round number under the lowest value to 100."""
-    from matplotlib.ticker import FuncFormatter
-
     bottom = math.floor(20 * (lowest - 0.01)) / 20
     bottom = max(bottom, 0.0) if lowest >= 0 else bottom
     axes.set(ylim=(bottom, 1 + 0.02 * (1 - bottom)), ylabel=label)
@@ -272,8 +267,6 @@ def terms_figure(run: Run) -> Drawing | str:
 
 def _nats_axis(axes: Axes, values: Floats) -> None:
     """Logarithmic if every value is positive."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
     finite = values[np.isfinite(values)]
     if len(finite) and (finite > 0).all():
         decades = np.log10(finite.max() / finite.min())

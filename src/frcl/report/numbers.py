@@ -42,16 +42,6 @@ class Meaning:
             least, most = -math.inf, 1.0 if self.unit == "percent" else math.inf
         return metric and metric.clipped(least, most)
 
-    def card(self, result: Result) -> dict[str, str]:
-        """The metric of a run for the top of a page: its title, value, unit, spread and explanation."""
-        metric, card = self.of(result), {"title": self.title, "says": self.says, "value": MISSING}
-        if metric is None:
-            return card
-        bounds, std = interval(metric, self.unit).replace(" ", SPACE), in_unit(metric.std, self.unit)
-        card |= {"value": in_unit(metric.mean, self.unit), "unit": SYMBOLS[self.unit]}
-        card |= {} if metric.low is None else {"note": f"95{SPACE}% interval {bounds}"}
-        return card | ({} if metric.std is None else {"spread": f"± {std}"})
-
 
 MEANINGS = tuple(Meaning(**{"key": key, **texts}) for key, texts in TEXTS["metrics"].items())
 BY_KEY = {meaning.key: meaning for meaning in MEANINGS}

@@ -8,20 +8,21 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from frcl.errors import DataError
 from frcl.experiment.results import Result
 from frcl.files import write_atomically
 from frcl.learners.accounting import KINDS
 from frcl.report import figures as one_run
 from frcl.report.drawing import Drawing, inline_svg, save, style
-from frcl.report.numbers import MEANINGS, duration, mean_and_std, plural, size
+from frcl.report.numbers import MEANINGS, MISSING, SYMBOLS, duration, in_unit, interval, mean_and_std, plural, size
 from frcl.report.palette import DARK, LIGHT
 from frcl.report.pictures import contact_sheets, points_figure
 from frcl.report.run import Comparison, Run, comparison_rows, differing_options
 from frcl.report.side_by_side import Labelled, draw_together
 from frcl.report.tables import Table, paired_table, results_table
 
-REGRESSION = "These tasks have real targets: every accuracy on this page is the share of variance explained (R²)."
 KEPT = "What is kept"
 SECTIONS: dict[str, tuple[Callable[[Run], Drawing | str], ...]] = {
     "Accuracy": (one_run.matrix_figure, one_run.curves_figure, one_run.forgetting_figure),
@@ -33,11 +34,7 @@ SECTIONS: dict[str, tuple[Callable[[Run], Drawing | str], ...]] = {
 
 
 def write_report(runs: Sequence[Run], out: Path, figures: Path | None = None) -> Path:
-    """Write the report of one run, or the comparison of several, as one file at `out`.
-
-    With `figures`, the figures drawn for it are also written to that folder, as PNG and SVG files.
-    """
-    out = Path(out)
+    """See `frcl.report.write_report`."""
     if not runs:
         raise DataError("no run to report on; name at least one run folder")
     if not out.parent.is_dir():
@@ -63,19 +60,16 @@ def draw(run: Run) -> tuple[dict[str, list[Drawing]], list[str]]:
 
 def _run_page(run: Run) -> tuple[str, list[Drawing]]:
     """The HTML of one run's report, and every figure drawn."""
-    result, (sections, left_out) = run.result, draw(run)
+    sections, left_out = draw(run)
     html = _render(
         "run.html.j2",
-        title=f"{result.method} on {result.benchmark}",
+        title=f"{run.result.method} on {run.result.benchmark}",
         kind="Run report",
-        metrics=[meaning.card(result) for meaning in MEANINGS],
-        costs=_cost_cards(run),
+        run=run,
         sections={title: part for title, part in sections.items() if part and title != KEPT},
         sheets=contact_sheets(run),
-        memory=_memory_tables(result),
+        memory_tables=_memory_tables(run.result),
         left_out=left_out,
-        notice=_notice([run]),
-        **_about(run),
     )
     return html, [drawing for part in sections.values() for drawing in part]
 
@@ -83,77 +77,43 @@ def _run_page(run: Run) -> tuple[str, list[Drawing]]:
 def _comparison_page(runs: Sequence[Run]) -> tuple[str, list[Drawing]]:
     """The HTML of a comparison, a section per benchmark, and every figure drawn."""
     comparison = comparison_rows(runs)
-    benchmarks: dict[str, list[tuple[Run, str]]] = {}
-    for run, row in zip(runs, comparison.rows, strict=True):
-        benchmarks.setdefault(row.benchmark, []).append((run, row.label))
-    groups = [_group(n, name, group, comparison) for n, (name, group) in enumerate(benchmarks.items())]
-    details = [_detail(n, run, row.label) for n, (run, row) in enumerate(zip(runs, comparison.rows, strict=True))]
-    count, where = plural(len(runs), "run"), plural(len(groups), "benchmark")
-    html = _render(
-        "comparison.html.j2",
-        title=f"{count} on {', '.join(benchmarks) if len(groups) <= 3 else where}",
-        kind="Comparison",
-        facts=[count, where],
-        groups=groups,
-        details=details,
-    )
+    labelled = [(run, row.label) for run, row in zip(runs, comparison.rows, strict=True)]
+    benchmarks = list(dict.fromkeys(run.result.benchmark for run in runs))
+    groups = [_group(place, name, labelled, comparison) for place, name in enumerate(benchmarks)]
+    details = [_detail(place, *one) for place, one in enumerate(labelled)]
+    where = ", ".join(benchmarks) if len(groups) <= 3 else plural(len(groups), "benchmark")
+    title = f"{plural(len(runs), 'run')} on {where}"
+    html = _render("comparison.html.j2", title=title, kind="Comparison", groups=groups, details=details)
     return html, [drawing for part in groups for drawing in part["drawings"]] + [one["drawing"] for one in details]
 
 
-def _group(number: int, name: str, group: Labelled, comparison: Comparison) -> dict[str, Any]:
+def _group(place: int, name: str, labelled: Labelled, comparison: Comparison) -> dict[str, Any]:
     """The section of one benchmark."""
-    runs = [run for run, _ in group]
+    group = [(run, label) for run, label in labelled if run.result.benchmark == name]
+    runs, labels = zip(*group, strict=True)
     pairs = [pair for pair in comparison.pairs if pair.benchmark == name]
     drawings = draw_together(group) if len(group) > 1 else []
     rows = [(key, *(run.options.get(key, "null") for run in runs)) for key in differing_options(runs)]
     return {
-        "id": f"benchmark-{number}",
+        "id": f"benchmark-{place}",
         "name": name,
-        "notice": _notice(runs),
+        "runs": runs,
         "results": results_table([row for row in comparison.rows if row.benchmark == name]).without("Benchmark"),
-        "drawings": [replace(drawing, name=f"{drawing.name}-{number}") for drawing in drawings],
+        "drawings": [replace(drawing, name=f"{drawing.name}-{place}") for drawing in drawings],
         "paired": paired_table(pairs).without("Benchmark") if pairs else None,
-        "differing": Table("differing", "Options that differ", ("Option", *(label for _, label in group)), rows),
+        "differing": Table("differing", "Options that differ", ("Option", *labels), rows),
     }
 
 
-def _detail(number: int, run: Run, label: str) -> dict[str, Any]:
+def _detail(place: int, run: Run, label: str) -> dict[str, Any]:
     """One run of a comparison."""
     rows = [(meaning.title_with_unit, mean_and_std(meaning.of(run.result), meaning.unit)) for meaning in MEANINGS]
-    return _about(run) | {
+    return {
         "label": f"{label} on {run.result.benchmark}",
-        "drawing": replace(one_run.matrix_figure(run), name=f"accuracy-matrix-run-{number}"),
+        "run": run,
+        "drawing": replace(one_run.matrix_figure(run), name=f"accuracy-matrix-run-{place}"),
         "metrics": Table("metrics", "Metrics, mean ± standard deviation over seeds", ("Metric", "Value"), rows),
     }
-
-
-def _about(run: Run) -> dict[str, Any]:
-    """The facts under the title, and everything that is needed to repeat the run."""
-    result = run.result
-    facts = [plural(len(result.tasks), "task"), plural(len(result.seeds), "seed")]
-    facts += [fact for fact in (result.environment.get("device"), _when(result.started)) if fact]
-    options, environment = list(run.options.items()), list(result.environment.items())
-    return {
-        "command": result.command,
-        "facts": facts,
-        "options": Table("options", "Resolved options", ("Option", "Value"), options),
-        "environment": Table("environment", "Software and hardware", ("Part", "Version"), environment),
-    }
-
-
-def _notice(runs: Sequence[Run]) -> str:
-    return REGRESSION if any(run.result.score == "r2" for run in runs) else ""
-
-
-def _cost_cards(run: Run) -> list[dict[str, str]]:
-    """Memory and time of the run."""
-    memory, seconds, peak = run.result.memory_bytes, run.result.seconds, run.result.peak_memory_bytes
-    largest = f"{size(max(memory.per_task))} for the largest task" if memory and memory.per_task else ""
-    time, seeds = duration(None if seconds is None else seconds.total), plural(len(run.result.seeds), "seed")
-    cards = [("Memory kept", size(run.memory), "Of past tasks, after the last one.", largest)]
-    cards += [("Time", time, "All seeds together.", seeds)]
-    cards += [] if peak is None else [("Peak memory", size(peak), "The most memory in use at once.", "")]
-    return [dict(zip(("title", "value", "says", "note"), card, strict=True)) for card in cards]
 
 
 def _memory_tables(result: Result) -> list[Table]:
@@ -180,11 +140,11 @@ def _when(started: str) -> str:
 
 
 def _render(template: str, **context: Any) -> str:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     environment = Environment(
         loader=PackageLoader("frcl.report", "templates"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters["svg"] = inline_svg
-    return environment.get_template(template).render(light=LIGHT, dark=DARK, **context)
+    environment.filters |= {"svg": inline_svg, "when": _when}
+    environment.filters |= {form.__name__: form for form in (duration, in_unit, interval, plural, size)}
+    environment.globals |= {"light": LIGHT, "dark": DARK, "meanings": MEANINGS, "symbols": SYMBOLS, "missing": MISSING}
+    return environment.get_template(template).render(context)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from frcl.experiment.metrics import Floats
 from frcl.report.drawing import WIDTH, Drawing, blank, drawing, name_in_figure
@@ -41,8 +42,6 @@ class Contact:
     @property
     def address(self) -> str:
         """The sheet as a PNG in a data URL."""
-        from PIL import Image
-
         buffer = io.BytesIO()
         Image.fromarray(self.pixels).save(buffer, format="PNG", optimize=True)
         return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
@@ -78,14 +77,13 @@ def as_images(points: NDArray[Any]) -> Floats | None:
 
 def sheet(images: Floats) -> Floats:
     """Images in rows of `COLUMNS`, a gap of one pixel (two for large ones) between them."""
-    count, side = images.shape[:2]
-    gap, columns = 1 if side < 20 else 2, min(count, COLUMNS)
-    step = side + gap
-    found = np.full((math.ceil(count / columns) * step - gap, columns * step - gap, *images.shape[3:]), np.nan)
-    for place, image in enumerate(images):
-        top, left = step * (place // columns), step * (place % columns)
-        found[top : top + side, left : left + side] = image
-    return found
+    count, side, _, *colours = images.shape
+    columns, gap = min(count, COLUMNS), 1 if side < 20 else 2
+    rows, step = math.ceil(count / columns), side + gap
+    tiles = np.full((rows * columns, step, step, *colours), np.nan)
+    tiles[:count, :side, :side] = images
+    grid = tiles.reshape(rows, columns, step, step, *colours).swapaxes(1, 2)
+    return grid.reshape(rows * step, columns * step, *colours)[:-gap, :-gap]
 
 
 def to_rgba(sheet: Floats) -> NDArray[np.uint8]:

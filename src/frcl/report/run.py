@@ -56,6 +56,11 @@ class Run:
         """Bytes kept after the last task, if recorded."""
         return None if self.result.memory_bytes is None else self.result.memory_bytes.total
 
+    @property
+    def seconds(self) -> float | None:
+        """Time of all seeds together, if recorded."""
+        return None if self.result.seconds is None else self.result.seconds.total
+
 
 def read_run(folder: Path) -> Run:
     """The run in a folder; parts that are missing in its files are empty."""
@@ -143,9 +148,8 @@ def comparison_rows(runs: Sequence[Run]) -> Comparison:
 def _row(run: Run, label: str) -> ComparisonRow:
     result = run.result
     average, forgetting, nll, ece = (BY_KEY[key].of(result) for key in ("average_accuracy", "forgetting", "nll", "ece"))
-    seconds = None if result.seconds is None else result.seconds.total
     names = (label, result.benchmark, result.method, len(result.seeds))
-    return ComparisonRow(*names, average, forgetting, nll, ece, run.memory, seconds)
+    return ComparisonRow(*names, average, forgetting, nll, ece, run.memory, run.seconds)
 
 
 def _pair(first: Run, first_label: str, second: Run, second_label: str) -> PairedDifference | None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from frcl.experiment.metrics import average_so_far, spread
 from frcl.experiment.results import MetricName
@@ -14,10 +17,6 @@ from frcl.report.figures import MARKERS, accuracy_axis, line_with_band, name_row
 from frcl.report.numbers import BY_KEY, SCORE_NAMES, SPACE, SYMBOLS, in_unit, interval, number, percent, plural, size
 from frcl.report.palette import LIGHT, SERIES, series
 from frcl.report.run import Run
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Labelled = Sequence[tuple[Run, str]]
 LONGEST_LABEL = 26
@@ -60,8 +59,6 @@ def metric_figure(runs: Labelled, key: MetricName) -> Drawing | None:
 
 def progress_figure(runs: Labelled) -> Drawing:
     """Average accuracy over the tasks so far, after each task, for each run."""
-    from matplotlib.ticker import MaxNLocator
-
     figure, (axes,) = blank(3.2 + 0.2 * ((len(runs) + 1) // 2))
     rows, curves = [], [average_so_far(run.result.accuracy) for run, _ in runs]
     tasks = max(curve.shape[1] for curve in curves)

@@ -31,11 +31,10 @@ from frcl.features import features
 from frcl.files import write_atomically
 from frcl.learners.options import HOLDS as REGULARISERS
 from frcl.posterior import Moments
-from frcl.report.drawing import WIDTH, Drawing, name_in_figure, save, style
+from frcl.report.drawing import LIGHT, SERIES, WIDTH, Drawing, name_in_figure, save, series, style
 from frcl.report.figures import MARKERS
 from frcl.report.numbers import number, plural
 from frcl.report.numbers import percent as share
-from frcl.report.palette import LIGHT, SERIES, series
 from frcl.report.pictures import to_rgba
 from frcl.seeding import fork
 from frcl.selection import Selected, random_start, run_searches

@@ -12,7 +12,7 @@ import pytest
 from frcl.experiment.metrics import average_so_far, forgetting_by_task, spread
 from frcl.experiment.results import Result
 from frcl.report import figures, pictures, read_run, write_report
-from frcl.report.drawing import Drawing, blank, inline_svg, name_in_figure, style
+from frcl.report.drawing import LIGHT, Drawing, blank, inline_svg, name_in_figure, style
 from frcl.report.figures import (
     boundary_figure,
     calibration_figure,
@@ -23,7 +23,6 @@ from frcl.report.figures import (
     time_figure,
 )
 from frcl.report.page import draw
-from frcl.report.palette import LIGHT
 from frcl.report.pictures import as_images, contact_sheets, sheet, to_rgba
 from frcl.report.run import Run
 from frcl.report.side_by_side import draw_together, metric_figure, progress_figure

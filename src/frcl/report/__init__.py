@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from frcl.errors import DataError
+from frcl.files import write_atomically
 from frcl.report.run import Run, comparison_rows, find_runs, read_run
 from frcl.report.tables import write_tables
 
@@ -14,6 +16,17 @@ def write_report(runs: Sequence[Run], out: Path, figures: Path | None = None) ->
 
     With `figures`, the figures drawn for it are also written to that folder, as PNG and SVG files.
     """
-    from frcl.report import page  # loads matplotlib, which the rest of the package does without
+    if not runs:
+        raise DataError("no run to report on; name at least one run folder")
+    if not Path(out).parent.is_dir():
+        raise DataError(f"cannot write {out}: the folder {Path(out).parent} does not exist; create it first")
+    from frcl.report import drawing, page  # here, since they load matplotlib
 
-    return page.write_report(runs, Path(out), figures)
+    with drawing.style():
+        html, drawings = page.render(runs)
+        write_atomically(Path(out), html.encode("utf-8", "replace"))
+        if figures is not None:
+            figures.mkdir(parents=True, exist_ok=True)
+            for one in drawings:
+                drawing.save(one, figures)
+    return Path(out)

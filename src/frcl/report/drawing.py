@@ -1,9 +1,10 @@
-"""Figures as files and as SVG in a page; the same figure always gives the same bytes."""
+"""Colours, and figures as files and as SVG in a page; the same figure always gives the same bytes."""
 
 from __future__ import annotations
 
 import io
 import re
+import tomllib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,20 +18,33 @@ from matplotlib.figure import Figure
 
 from frcl.files import write_atomically
 from frcl.report.numbers import TEXTS
-from frcl.report.palette import LIGHT
 from frcl.report.tables import Rows, Table
 
 WIDTH = 4.6  # inches; 10-point text stays readable on a phone
 LONGEST_NAME = 18
 PNG_DPI = 220
+HEAT_LEVELS = ORDERED = 9
+SERIES = 8
+LOOK = tomllib.loads(Path(__file__).with_name("style.toml").read_text(encoding="utf-8"))
+LIGHT: dict[str, str] = LOOK["light"]  # colours by role
+DARK: dict[str, str] = LOOK["dark"]
 ROLES = {colour: role for role, colour in LIGHT.items()}
-STYLE = Path(__file__).with_name("style.mplstyle")
-COLOURED = {  # the settings of matplotlib that have the colour of a role
-    "axis": ("axes.edgecolor", "xtick.color", "ytick.color"),
-    "muted": ("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"),
-    "ink": ("axes.titlecolor", "text.color", "legend.labelcolor"),
-    "line": ("grid.color",),
-}
+
+
+def series(number: int) -> str:
+    """The colour of the `number`-th series; colours repeat after `SERIES`."""
+    return LIGHT[f"series-{number % SERIES}"]
+
+
+def in_order(number: int, of: int) -> str:
+    """The colour of the `number`-th of `of` ordered items."""
+    return LIGHT[f"order-{round(number * (ORDERED - 1) / max(of - 1, 1))}"]
+
+
+def heat(share: float) -> tuple[str, str]:
+    """The colour for a share between 0 and 1, and that of text on it."""
+    level = min(int(min(max(share, 0.0), 1.0) * HEAT_LEVELS), HEAT_LEVELS - 1)
+    return LIGHT[f"heat-{level}"], LIGHT[f"on-heat-{level}"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,9 +77,8 @@ def style() -> Iterator[None]:
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(matplotlib.rc_params_from_file(STYLE, use_default_template=False))
-        colours: dict[Any, str] = {name: LIGHT[role] for role, names in COLOURED.items() for name in names}
-        matplotlib.rcParams.update(colours)
+        matplotlib.rcParams.update(LOOK["settings"])
+        matplotlib.rcParams.update({name: LIGHT[role] for name, role in LOOK["colours"].items()})
         yield
 
 

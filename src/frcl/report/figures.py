@@ -9,18 +9,13 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from matplotlib import cm, colors, patches, ticker
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import ListedColormap, Normalize
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from frcl.experiment.metrics import Floats, average_so_far, forgetting_by_task, spread
 from frcl.experiment.results import Score, StepCurves
-from frcl.report.drawing import LONGEST_NAME, Drawing, blank, drawing, name_in_figure
+from frcl.report.drawing import LIGHT, SERIES, Drawing, blank, drawing, heat, in_order, name_in_figure, series
 from frcl.report.numbers import SCORE_NAMES, duration, number, percent, plural
-from frcl.report.palette import HEAT_LEVELS, LIGHT, SERIES, heat, in_order, series
 from frcl.report.run import Run
 from frcl.report.tables import matrix_rows, matrix_table
 
@@ -39,7 +34,7 @@ def matrix_figure(run: Run) -> Drawing:
     figure, (axes,) = blank(4.1)
     for i, j in np.argwhere(np.tri(tasks)).tolist():
         colour, on_it = heat((mean[i, j] - lowest) / (1 - lowest))
-        axes.add_patch(Rectangle((j - 0.47, i - 0.47), 0.94, 0.94, facecolor=colour, linewidth=0))
+        axes.add_patch(patches.Rectangle((j - 0.47, i - 0.47), 0.94, 0.94, facecolor=colour, linewidth=0))
         if tasks <= NUMBERS_IN_CELLS:
             text, size = number(100 * mean[i, j], 1), 9.5 if tasks <= 6 else 7.8
             axes.text(j, i, text, ha="center", va="center", color=on_it, fontsize=size)
@@ -50,20 +45,16 @@ def matrix_figure(run: Run) -> Drawing:
     axes.tick_params(length=0)
     axes.set_xticks(*_task_ticks(names))
     axes.set_yticks(*_task_ticks(names))
-    _heat_scale(figure, axes, lowest, f"{SCORE_NAMES[run.result.score]}, %")
+    colours = colors.ListedColormap([colour for role, colour in LIGHT.items() if role.startswith("heat-")])
+    scale = cm.ScalarMappable(colors.Normalize(100 * lowest, 100), colours)
+    bar = figure.colorbar(scale, ax=axes, shrink=0.75, aspect=22, pad=0.03)
+    bar.outline.set_visible(False)
+    bar.set_label(f"{SCORE_NAMES[run.result.score]}, %")
+    bar.ax.tick_params(length=0)
     last = ", ".join(f"{task} {percent(mean[-1, j], 1)}" for j, task in enumerate(names[:MOST_NAMED]))
     last += ", and so on" if tasks > MOST_NAMED else ""
     found = drawing("accuracy-matrix", figure, tasks=tasks, last=last, lowest=percent(least, 1))
     return replace(found, table=matrix_table(run))
-
-
-def _heat_scale(figure: Figure, axes: Axes, lowest: float, label: str) -> None:
-    colours = ListedColormap([LIGHT[f"heat-{level}"] for level in range(HEAT_LEVELS)])
-    scale = ScalarMappable(Normalize(100 * lowest, 100), colours)
-    bar = figure.colorbar(scale, ax=axes, shrink=0.75, aspect=22, pad=0.03)
-    bar.outline.set_visible(False)
-    bar.set_label(label)
-    bar.ax.tick_params(length=0)
 
 
 def _task_ticks(names: Sequence[str]) -> tuple[range, list[str]]:
@@ -119,7 +110,7 @@ def accuracy_axis(axes: Axes, lowest: float, label: str) -> None:
     bottom = math.floor(20 * (lowest - 0.01)) / 20
     bottom = max(bottom, 0.0) if lowest >= 0 else bottom
     axes.set(ylim=(bottom, 1 + 0.02 * (1 - bottom)), ylabel=label)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
+    axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{100 * value:g}%"))
 
 
 def forgetting_figure(run: Run) -> Drawing | str:
@@ -134,17 +125,17 @@ def forgetting_figure(run: Run) -> Drawing | str:
               markeredgecolor=LIGHT["ink"], markeredgewidth=0.9)  # fmt: skip
     axes.axvline(0, color=LIGHT["axis"], linewidth=1)
     axes.set_xlabel(f"{SCORE_NAMES[run.result.score]} lost, percentage points")
-    name_rows(axes, names, fontsize=9.5 if count <= 20 else 6.5)
+    name_rows(axes, [name_in_figure(name) for name in names], fontsize=9.5 if count <= 20 else 6.5)
     rows = [(name, *(number(value, 2) for value in (mean[j], *lost[:, j]))) for j, name in enumerate(names)]
     columns = ("Task", "Mean", *(f"seed {seed}" for seed in run.result.seeds))
     told = {"worst": names[int(mean.argmax())], "most": number(mean.max(), 2), "mean": number(mean.mean(), 2)}
     return drawing("forgetting", figure, rows, columns, tasks=plural(count, "task"), **told)
 
 
-def name_rows(axes: Axes, names: Sequence[str], longest: int = LONGEST_NAME, **text: Any) -> None:
-    """A name for each of the rows 0, 1, …, the first row on top."""
-    axes.set_yticks(range(len(names)), [name_in_figure(name, longest) for name in names], **text)
-    axes.set_ylim(len(names) - 0.4, -0.6)
+def name_rows(axes: Axes, labels: Sequence[str], **text: Any) -> None:
+    """A label for each of the rows 0, 1, …, the first row on top."""
+    axes.set_yticks(range(len(labels)), labels, **text)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
 
@@ -216,12 +207,9 @@ def boundary_figure(run: Run) -> Drawing | str:
                   color=LIGHT["series-1"], label="found switch", clip_on=False)  # fmt: skip
     axes.set(ylim=(1.05 * bottom, 1.14 * top), xlabel="step", ylabel="test statistic")
     figure.legend(loc="outside lower center", ncols=4, columnspacing=1.0, handletextpad=0.5)
-    rows = [
-        (f"{s.threshold:g}", number(s.precision, 3), number(s.recall, 3), number(s.f1, 3), number(s.delay, 1))
-        for s in boundaries.scores
-    ]
-    over_seeds = {"precision": acted.precision, "recall": acted.recall, "f1": acted.f1}
-    scores = ", ".join(f"{name} {number(metric.mean, 3)}" for name, metric in over_seeds.items() if metric)
+    scored = ((f"{s.threshold:g}", s.precision, s.recall, s.f1, number(s.delay, 1)) for s in boundaries.scores)
+    rows = [(at, number(p, 3), number(r, 3), number(f1, 3), delay) for at, p, r, f1, delay in scored]
+    scores = ", ".join(f"{name} {number(metric.mean, 3)}" for name, metric in vars(acted).items() if metric)
     told = f"{len(found)} switch{'es' * (len(found) != 1)}{f' at steps {_listed(found)}' if found else ''}"
     return drawing("boundaries", figure, rows, scores=scores, true=_listed(boundaries.true), found=told)
 
@@ -271,9 +259,9 @@ def _nats_axis(axes: Axes, values: Floats) -> None:
     if len(finite) and (finite > 0).all():
         decades = np.log10(finite.max() / finite.min())
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if decades < 2.5 else (1.0,)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0) if decades < 2.5 else (1.0,)))
+        axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_locator(ticker.NullLocator())
     axes.set_ylabel("nats")
 
 

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from frcl.errors import DataError
-from frcl.experiment.results import Result
-from frcl.files import write_atomically
+from frcl.experiment.results import Memory, Result
 from frcl.learners.accounting import KINDS
 from frcl.report import figures as one_run
-from frcl.report.drawing import Drawing, inline_svg, save, style
+from frcl.report.drawing import DARK, LIGHT, Drawing, inline_svg
 from frcl.report.numbers import MEANINGS, MISSING, SYMBOLS, duration, in_unit, interval, mean_and_std, plural, size
-from frcl.report.palette import DARK, LIGHT
 from frcl.report.pictures import contact_sheets, points_figure
 from frcl.report.run import Comparison, Run, comparison_rows, differing_options
 from frcl.report.side_by_side import Labelled, draw_together
@@ -33,20 +29,9 @@ SECTIONS: dict[str, tuple[Callable[[Run], Drawing | str], ...]] = {
 }
 
 
-def write_report(runs: Sequence[Run], out: Path, figures: Path | None = None) -> Path:
-    """See `frcl.report.write_report`."""
-    if not runs:
-        raise DataError("no run to report on; name at least one run folder")
-    if not out.parent.is_dir():
-        raise DataError(f"cannot write {out}: the folder {out.parent} does not exist; create it first")
-    with style():
-        html, drawings = _run_page(runs[0]) if len(runs) == 1 else _comparison_page(runs)
-        write_atomically(out, html.encode("utf-8", "replace"))
-        if figures is not None:
-            figures.mkdir(parents=True, exist_ok=True)
-            for drawing in drawings:
-                save(drawing, figures)
-    return out
+def render(runs: Sequence[Run]) -> tuple[str, list[Drawing]]:
+    """The HTML of a run's report or of a comparison, and every figure drawn; call it inside `style()`."""
+    return _run_page(runs[0]) if len(runs) == 1 else _comparison_page(runs)
 
 
 def draw(run: Run) -> tuple[dict[str, list[Drawing]], list[str]]:
@@ -59,7 +44,6 @@ def draw(run: Run) -> tuple[dict[str, list[Drawing]], list[str]]:
 
 
 def _run_page(run: Run) -> tuple[str, list[Drawing]]:
-    """The HTML of one run's report, and every figure drawn."""
     sections, left_out = draw(run)
     html = _render(
         "run.html.j2",
@@ -75,7 +59,6 @@ def _run_page(run: Run) -> tuple[str, list[Drawing]]:
 
 
 def _comparison_page(runs: Sequence[Run]) -> tuple[str, list[Drawing]]:
-    """The HTML of a comparison, a section per benchmark, and every figure drawn."""
     comparison = comparison_rows(runs)
     labelled = [(run, row.label) for run, row in zip(runs, comparison.rows, strict=True)]
     benchmarks = list(dict.fromkeys(run.result.benchmark for run in runs))
@@ -88,7 +71,6 @@ def _comparison_page(runs: Sequence[Run]) -> tuple[str, list[Drawing]]:
 
 
 def _group(place: int, name: str, labelled: Labelled, comparison: Comparison) -> dict[str, Any]:
-    """The section of one benchmark."""
     group = [(run, label) for run, label in labelled if run.result.benchmark == name]
     runs, labels = zip(*group, strict=True)
     pairs = [pair for pair in comparison.pairs if pair.benchmark == name]
@@ -106,7 +88,6 @@ def _group(place: int, name: str, labelled: Labelled, comparison: Comparison) ->
 
 
 def _detail(place: int, run: Run, label: str) -> dict[str, Any]:
-    """One run of a comparison."""
     rows = [(meaning.title_with_unit, mean_and_std(meaning.of(run.result), meaning.unit)) for meaning in MEANINGS]
     return {
         "label": f"{label} on {run.result.benchmark}",
@@ -118,9 +99,7 @@ def _detail(place: int, run: Run, label: str) -> dict[str, Any]:
 
 def _memory_tables(result: Result) -> list[Table]:
     """Memory kept, by task and by kind."""
-    memory = result.memory_bytes
-    if memory is None:
-        return []
+    memory = result.memory_bytes or Memory(0)
     tasks = [(task, size(count), f"{count:,}") for task, count in zip(result.tasks, memory.per_task, strict=False)]
     kinds = [(kind, KINDS.get(kind, ""), size(count), f"{count:,}") for kind, count in memory.parts.items()]
     tables = (

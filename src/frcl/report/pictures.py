@@ -25,19 +25,13 @@ SMALLEST_SIDE = 5  # fewer than 25 features are not taken for an image
 
 @dataclass(frozen=True, eq=False)
 class Contact:
-    """The images of one task on one sheet: RGBA pixels [height, width, 4], clear between the images.
-
-    ink: whether the images are grey, so that they can be inverted on a dark page
-    """
+    """The images of one task on one sheet: RGBA pixels [height, width, 4], clear between the images."""
 
     task: str
     caption: str
+    text: str
     pixels: NDArray[np.uint8]
-    ink: bool
-
-    @property
-    def text(self) -> str:
-        return f"Inducing inputs, {self.task}: {self.caption}"
+    ink: bool  # whether the images are grey, so that they can be inverted on a dark page
 
     @property
     def address(self) -> str:
@@ -59,7 +53,8 @@ def contact_sheets(run: Run) -> list[Contact]:
         shown, side = images[:MOST_IMAGES], images.shape[1]
         part = "" if len(shown) == len(images) else f", the first {len(shown)} shown"
         caption = f"{plural(len(images), 'image')} of {side}×{side}{part}"
-        sheets.append(Contact(task, caption, to_rgba(sheet((shown - low) / (high - low))), images.ndim == 3))
+        text, pixels = f"Inducing inputs, {task}: {caption}", to_rgba(sheet((shown - low) / (high - low)))
+        sheets.append(Contact(task, caption, text, pixels, ink=images.ndim == 3))
     return sheets
 
 
@@ -88,11 +83,10 @@ def sheet(images: Floats) -> Floats:
 
 def to_rgba(sheet: Floats) -> NDArray[np.uint8]:
     """Grey images become black on a transparent, faintly tinted ground; colour images stay; NaN is transparent."""
-    clear = np.isnan(sheet) if sheet.ndim == 2 else np.isnan(sheet[..., 0])
+    clear = np.isnan(sheet if sheet.ndim == 2 else sheet[..., 0])
+    colour, cover = np.where(clear[..., None], 0.0, sheet.reshape(*clear.shape, -1)), np.ones(clear.shape)
     if sheet.ndim == 2:
         colour, cover = np.zeros((*sheet.shape, 3)), TINT + (1 - TINT) * sheet
-    else:
-        colour, cover = np.where(clear[..., None], 0.0, sheet), np.ones(clear.shape)
     shown = np.concatenate([colour, np.where(clear, 0.0, cover)[..., None]], axis=-1)
     return np.asarray(np.rint(255 * shown), dtype=np.uint8)
 

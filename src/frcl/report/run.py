@@ -20,7 +20,6 @@ from frcl.experiment.metrics import Interval, average_accuracy, over_seeds
 from frcl.experiment.results import RESULT, Result, read_result
 from frcl.report.numbers import BY_KEY
 
-POINTS = "points.npz"
 MOST_OPTIONS = 2  # in a label
 
 
@@ -35,7 +34,7 @@ class Run:
     @classmethod
     def of(cls, folder: Path, result: Result) -> Run:
         """The run in a folder whose result is already known; reads the inducing inputs alone."""
-        return cls(folder, result, _read_points(folder / POINTS))
+        return cls(folder, result, _read_points(folder / "points.npz"))
 
     def task(self, number: int) -> str:
         """The name of a task by the learner's own number; with hidden boundaries those are the tasks that it found."""
@@ -71,10 +70,10 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
     """The runs at `paths`: each a run folder, or a folder that contains run folders at any depth."""
     folders: dict[Path, None] = {}
     for path in map(Path, paths):
-        is_result = path.name == RESULT and path.is_file()
-        if not is_result and not path.is_dir():
+        files = [path] if path.name == RESULT else sorted(path.rglob(RESULT))
+        found = [file.parent for file in files if file.is_file()]
+        if not found and not path.is_dir():
             raise DataError(f"no such folder: {path}; name a folder that `frcl run` made")
-        found = [path.parent] if is_result else [file.parent for file in sorted(path.rglob(RESULT)) if file.is_file()]
         if not found:
             raise DataError(
                 f"no run in {path}: neither it nor a folder under it has a {RESULT}; name a folder that `frcl run` made"

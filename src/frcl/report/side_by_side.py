@@ -12,10 +12,9 @@ from matplotlib.ticker import MaxNLocator
 
 from frcl.experiment.metrics import average_so_far, spread
 from frcl.experiment.results import MetricName
-from frcl.report.drawing import Drawing, blank, drawing, name_in_figure
+from frcl.report.drawing import LIGHT, SERIES, Drawing, blank, drawing, name_in_figure, series
 from frcl.report.figures import MARKERS, accuracy_axis, line_with_band, name_rows, perfect_line
 from frcl.report.numbers import BY_KEY, SCORE_NAMES, SPACE, SYMBOLS, in_unit, interval, number, percent, plural, size
-from frcl.report.palette import LIGHT, SERIES, series
 from frcl.report.run import Run
 
 Labelled = Sequence[tuple[Run, str]]
@@ -39,22 +38,16 @@ def metric_figure(runs: Labelled, key: MetricName) -> Drawing | None:
     figure, axes = _run_rows([label for _, label, _ in known])
     for row, (place, _, metric) in enumerate(known):
         colour, marker = series(place), MARKERS[place % len(MARKERS)]
-        if metric.low is not None and metric.high is not None:
-            axes.plot([scale * metric.low, scale * metric.high], [row, row], color=colour, linewidth=3, alpha=0.4,
-                      solid_capstyle="round")  # fmt: skip
-        axes.plot([scale * value for value in metric.per_seed], [row + 0.24] * len(metric.per_seed), linestyle="none",
-                  marker="o", markersize=3, color=colour, alpha=0.75)  # fmt: skip
+        low_to_high = [scale * end for end in (metric.low, metric.high) if end is not None]
+        seeds = [scale * value for value in metric.per_seed]
+        axes.plot(low_to_high, [row] * len(low_to_high), color=colour, linewidth=3, alpha=0.4, solid_capstyle="round")
+        axes.plot(seeds, [row + 0.24] * len(seeds), "o", markersize=3, color=colour, alpha=0.75)
         axes.plot([scale * metric.mean], [row], marker=marker, markersize=7.5, color=colour)
     axes.set_xlabel(f"{title.lower()}, {SYMBOLS[unit]}")
     rows = [(label, in_unit(m.mean, unit), in_unit(m.std, unit), interval(m, unit)) for _, label, m in known]
     told = "; ".join(f"{label} {mean}{SPACE}{SYMBOLS[unit]}".strip() for label, mean, *_ in rows)
-    texts: dict[str, Any] = {
-        "title": title,
-        "says": meaning.says,
-        "better": meaning.better.capitalize(),
-        "unit": SYMBOLS[unit],
-    }
-    return drawing("metric", figure, rows, name=key.replace("_", "-"), told=told, **texts)
+    texts: dict[str, Any] = {"says": meaning.says, "better": meaning.better.capitalize(), "unit": SYMBOLS[unit]}
+    return drawing("metric", figure, rows, name=key.replace("_", "-"), title=title, told=told, **texts)
 
 
 def progress_figure(runs: Labelled) -> Drawing:
@@ -115,8 +108,7 @@ def memory_figure(runs: Labelled) -> Drawing | None:
 
 
 def _line(place: int, label: str) -> dict[str, Any]:
-    """The style of a run's line; dashed once the colours are used up."""
-    dash = "-" if place < SERIES else (0, (4, 1.4))
+    dash = "-" if place < SERIES else (0, (4, 1.4))  # once the colours are used up
     name, marker = name_in_figure(label, LONGEST_LABEL), MARKERS[place % len(MARKERS)]
     return {"color": series(place), "marker": marker, "label": name, "linestyle": dash}
 
@@ -124,7 +116,7 @@ def _line(place: int, label: str) -> dict[str, Any]:
 def _run_rows(labels: list[str]) -> tuple[Figure, Axes]:
     """A new figure with a row for each run."""
     figure, (axes,) = blank(0.9 + 0.5 * max(len(labels), 3))
-    name_rows(axes, labels, LONGEST_LABEL)
+    name_rows(axes, [name_in_figure(label, LONGEST_LABEL) for label in labels])
     axes.tick_params(axis="y", labelcolor=LIGHT["ink"])
     axes.spines["left"].set_visible(False)
     return figure, axes

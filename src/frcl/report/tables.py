@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from frcl.errors import DataError
 from frcl.experiment.metrics import Interval, spread
@@ -16,12 +18,9 @@ from frcl.files import write_atomically
 from frcl.report.numbers import BY_KEY, MEANINGS, duration, interval, mean_and_std, number, plural, size
 from frcl.report.run import ComparisonRow, PairedDifference, Run, comparison_rows
 
-Value = str | int | float | None
 Rows = Sequence[tuple[str, ...]]
 PARTS = ("mean", "std", "low", "high")
-COMPARED: dict[MetricName, str] = {
-    "average_accuracy": "Accuracy %", "forgetting": "Forgetting pp", "nll": "NLL nats", "ece": "ECE %"
-}  # fmt: skip
+COMPARED: tuple[MetricName, ...] = ("average_accuracy", "forgetting", "nll", "ece")
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Table:
     caption: str
     columns: tuple[str, ...]
     rows: Rows
-    data: Sequence[tuple[Value, ...]] = ()
+    data: Sequence[tuple[Any, ...]] = ()
 
     def without(self, *columns: str) -> Table:
         kept = [place for place, column in enumerate(self.columns) if column not in columns]
@@ -67,14 +66,14 @@ def results_table(comparison: Sequence[ComparisonRow]) -> Table:
     """One row for each run."""
     rows, data = [], []
     for row in comparison:
-        metrics = {key: getattr(row, key) for key in COMPARED}
-        cells = [mean_and_std(metric, BY_KEY[key].unit) for key, metric in metrics.items()]
+        metrics = [getattr(row, key) for key in COMPARED]
+        cells = [mean_and_std(metric, BY_KEY[key].unit) for key, metric in zip(COMPARED, metrics, strict=True)]
         rows.append((row.label, row.benchmark, str(row.seeds), *cells, size(row.memory_bytes), duration(row.seconds)))
-        values = [part for metric in metrics.values() for part in _parts(metric)]
+        values = [part for metric in metrics for part in _parts(metric)]
         data.append((row.label, row.benchmark, row.method, row.seeds, *values, row.memory_bytes, row.seconds))
     parts = [f"{key}_{part}" for key in COMPARED for part in PARTS]
     head = ("run", "benchmark", "method", "seeds", *parts, "memory_bytes", "seconds")
-    columns = ("Run", "Benchmark", "Seeds", *COMPARED.values(), "Kept", "Time")
+    columns = ("Run", "Benchmark", "Seeds", "Accuracy %", "Forgetting pp", "NLL nats", "ECE %", "Kept", "Time")
     return Table("results", "Results: mean ± standard deviation over seeds", columns, rows, (head, *data))
 
 
@@ -96,15 +95,10 @@ def metrics_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
 def matrix_table(run: Run, name: str = "accuracy") -> Table:
     """The accuracy matrix: a row after learning each task, a column on each task; the data have every seed."""
     result, tasks = run.result, run.result.tasks
-    seeds = plural(len(result.seeds), "seed")
-    caption = f"Accuracy of {result.method} on {result.benchmark} in %, mean over {seeds}: "
+    caption = f"Accuracy of {result.method} on {result.benchmark} in %, mean over {plural(len(result.seeds), 'seed')}: "
     caption += "rows after learning a task, columns on a task"
-    data = [
-        (seed, after, tasks[j], float(result.accuracy[s, i, j]))
-        for i, after in enumerate(tasks)
-        for s, seed in enumerate(result.seeds)
-        for j in range(i + 1)
-    ]
+    cells = [(i, s, j) for i in range(len(tasks)) for s in range(len(result.seeds)) for j in range(i + 1)]
+    data = [(result.seeds[s], tasks[i], tasks[j], float(result.accuracy[s, i, j])) for i, s, j in cells]
     columns, head = ("After learning", *(f"on {task}" for task in tasks)), ("seed", "after_task", "on_task", "accuracy")
     return Table(name, caption, columns, matrix_rows(run), (head, *data))
 
@@ -133,7 +127,7 @@ def paired_table(pairs: Sequence[PairedDifference]) -> Table:
     return Table("paired", caption, columns, rows, (tuple(names.split()), *data))
 
 
-def _parts(metric: Interval | None) -> list[Value]:
+def _parts(metric: Interval | None) -> list[float | None]:
     return [getattr(metric, part, None) for part in PARTS]
 
 
@@ -161,8 +155,7 @@ def latex(table: Table) -> str:
 
 
 def _markdown_text(text: str) -> str:
-    plain = re.sub(r"([\\`*_{}\[\]|~#$])", r"\\\1", " ".join(text.split()))
-    return plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return html.escape(re.sub(r"([\\`*_{}\[\]|~#$])", r"\\\1", " ".join(text.split())), quote=False)
 
 
 _LATEX = {character: f"\\{character}" for character in "&%$#_{}"}

@@ -24,20 +24,18 @@ from frcl.experiment.config import PARTS, Config, parts_of, read_toml, resolve, 
 from frcl.experiment.environment import check_device, describe, threads
 from frcl.experiment.hidden import stream_labels
 from frcl.experiment.keeper import Interrupted, Observer, read_checkpoint
-from frcl.experiment.metrics import AccuracyMatrix, declared_switches, score_boundaries
+from frcl.experiment.metrics import AccuracyMatrix, Floats, declared_switches, score_boundaries
 from frcl.experiment.metrics import over_seeds as interval_over_seeds
 from frcl.experiment.runner import benchmark_of, seeds_at_once, source_of
 from frcl.features import features, in_chunks
 from frcl.files import write_atomically
 from frcl.posterior import Moments
 from frcl.registry import suggestion
-from frcl.report.drawing import WIDTH, Drawing, name_in_figure, save, style
+from frcl.report.drawing import LIGHT, SERIES, WIDTH, Drawing, name_in_figure, save, series, style
 from frcl.report.figures import MARKERS
 from frcl.report.numbers import number, plural
 from frcl.report.numbers import percent as share
-from frcl.report.palette import LIGHT, SERIES, series
 from frcl.report.pictures import to_rgba
-from frcl.report.run import Floats
 from frcl.seeding import fork
 from frcl.selection import Selected, random_start, run_searches
 from frcl.selection.trace import trace_search

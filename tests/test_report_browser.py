@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from frcl.report import find_runs, read_run, write_report
-from frcl.report.palette import DARK, LIGHT
+from frcl.report.drawing import DARK, LIGHT
 from report_browser import Page, find_browser
 from report_samples import SCRIPT, bare_run, result, rich_run, write_run
 

@@ -2,6 +2,7 @@
 
 import re
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -10,15 +11,21 @@ import pytest
 
 from frcl.experiment.metrics import average_so_far, forgetting_by_task, spread
 from frcl.experiment.results import Result
-from frcl.report import figures, pictures, read_run, signals, write_report
-from frcl.report.drawing import blank, inline_svg, name_in_figure, style
-from frcl.report.figures import curves_figure, forgetting_figure, matrix_figure, time_figure
-from frcl.report.gallery import draw
-from frcl.report.palette import LIGHT
+from frcl.report import figures, pictures, read_run, write_report
+from frcl.report.drawing import LIGHT, Drawing, blank, inline_svg, name_in_figure, style
+from frcl.report.figures import (
+    boundary_figure,
+    calibration_figure,
+    curves_figure,
+    forgetting_figure,
+    matrix_figure,
+    terms_figure,
+    time_figure,
+)
+from frcl.report.page import draw
 from frcl.report.pictures import as_images, contact_sheets, sheet, to_rgba
 from frcl.report.run import Run
 from frcl.report.side_by_side import draw_together, metric_figure, progress_figure
-from frcl.report.signals import boundary_figure, calibration_figure, terms_figure
 from report_samples import SCRIPT, bare_run, digits_points, result, rich_run, write_run
 
 NAN = float("nan")
@@ -29,11 +36,15 @@ def run(tmp_path) -> Run:
     return read_run(rich_run(tmp_path / "run"))
 
 
+def drawn(run: Run) -> list[Drawing]:
+    return [drawing for section in draw(run)[0].values() for drawing in section]
+
+
 def test_the_matrix_has_after_in_rows_and_on_in_columns():
     accuracy = np.array([[[0.91, NAN, NAN], [0.72, 0.93, NAN], [0.64, 0.85, 0.96]]])
-    result = Result("b", "m", (0,), ("a", "b", "c"), accuracy)
+    run = Run(Path(), Result("b", "m", (0,), ("a", "b", "c"), accuracy))
     with style():
-        drawing = matrix_figure(result)
+        drawing = matrix_figure(run)
         axes, scale = drawing.figure.axes
         cells = {text.get_position(): text.get_text() for text in axes.texts}
         colours = {tuple(np.add(p.get_xy(), 0.47).round(6)): p.get_facecolor() for p in axes.patches}
@@ -52,7 +63,7 @@ def test_the_matrix_has_after_in_rows_and_on_in_columns():
 def test_curves_follow_columns_and_bands_are_one_standard_deviation(run):
     R = run.result.accuracy
     with style():
-        drawing = curves_figure(run.result)
+        drawing = curves_figure(run)
         (axes,) = drawing.figure.axes
         lines, bands = list(axes.lines), list(axes.collections)
     for task in range(5):
@@ -70,17 +81,18 @@ def test_curves_follow_columns_and_bands_are_one_standard_deviation(run):
 def test_one_seed_has_no_bands_and_one_task_no_forgetting(tmp_path):
     run = read_run(write_run(tmp_path / "run", result(seeds=1, tasks=["only"])))
     with style():
-        (axes,) = curves_figure(run.result).figure.axes
-        gallery = draw(run)
+        (axes,) = curves_figure(run).figure.axes
+        left_out = draw(run)[1]
+        names = [drawing.name for drawing in drawn(run)]
     assert len(axes.collections) == 0
-    assert "forgetting" not in [drawing.name for drawing in gallery.drawings]
-    assert "Forgetting by task: there is one task only." in gallery.left_out
+    assert "forgetting" not in names
+    assert "Forgetting by task: there is one task only." in left_out
 
 
 def test_accuracy_ticks_say_their_true_value(tmp_path):
     run = read_run(bare_run(tmp_path / "run"))
     with style():
-        (axes,) = curves_figure(run.result).figure.axes
+        (axes,) = curves_figure(run).figure.axes
         ticks = axes.get_yticks()
         shown = [axes.yaxis.get_major_formatter()(tick) for tick in ticks]
     assert len(ticks) > 3
@@ -92,8 +104,8 @@ def test_regression_shows_variance_explained_below_zero(tmp_path):
     content["accuracy"][0][4][0] = -0.6
     run = read_run(write_run(tmp_path / "run", content))
     with style():
-        (axes,) = curves_figure(run.result).figure.axes
-        matrix = matrix_figure(run.result).figure.axes
+        (axes,) = curves_figure(run).figure.axes
+        matrix = matrix_figure(run).figure.axes
     assert axes.get_ylabel() == "R²"
     assert axes.get_ylim()[0] < -0.6
     assert matrix[1].get_ylabel() == "R², %"
@@ -102,7 +114,7 @@ def test_regression_shows_variance_explained_below_zero(tmp_path):
 def test_forgetting_bars_and_dots(run):
     lost = forgetting_by_task(run.result.accuracy)
     with style():
-        (axes,) = forgetting_figure(run.result).figure.axes
+        (axes,) = forgetting_figure(run).figure.axes
         widths = [patch.get_width() for patch in axes.patches]
         dots = [line.get_xdata() for line in axes.lines[:3]]
     np.testing.assert_allclose(widths, 100 * lost.mean(0))
@@ -111,7 +123,7 @@ def test_forgetting_bars_and_dots(run):
 
 def test_time_adds_up(run):
     with style():
-        drawing = time_figure(run.result)
+        drawing = time_figure(run)
         (axes,) = drawing.figure.axes
         widths = [patch.get_width() for patch in axes.patches]
     np.testing.assert_allclose(widths, np.array([31.42, 6.1, 1.25, 40.5 - 38.77]) / 40.5)
@@ -121,7 +133,7 @@ def test_time_adds_up(run):
 
 def test_boundaries_show_true_found_and_threshold(run):
     with style():
-        drawing = boundary_figure(run.result.boundaries)
+        drawing = boundary_figure(run)
         (axes,) = drawing.figure.axes
         lines = {line.get_label(): line for line in axes.lines}
         true = [line.get_xdata()[0] for line in axes.lines if line.get_linewidth() == 6]
@@ -138,7 +150,7 @@ def test_boundaries_show_true_found_and_threshold(run):
 
 def test_calibration_shows_filled_bins_only(run):
     with style():
-        axes, counts = calibration_figure(run.result.calibration).figure.axes
+        axes, counts = calibration_figure(run).figure.axes
         curve = axes.lines[1]
         heights = [patch.get_height() for patch in counts.patches]
     np.testing.assert_array_equal(curve.get_xdata(), run.result.calibration.confidence[5:])
@@ -148,7 +160,7 @@ def test_calibration_shows_filled_bins_only(run):
 
 def test_training_terms_are_drawn_with_the_sign_of_the_loss(run):
     with style():
-        drawing = terms_figure(run.result, run.result.steps)
+        drawing = terms_figure(run)
         lines = {line.get_label(): line.get_ydata() for axes in drawing.figure.axes for line in axes.lines}
     np.testing.assert_allclose(lines["loss"], lines["−log-likelihood"] + lines["KL now"] + lines["KL past"])
     assert lines["−log-likelihood"].min() > 0
@@ -166,14 +178,14 @@ def test_a_method_without_kl_has_one_panel_and_a_negative_loss_no_logarithm(tmp_
     }
     run = read_run(write_run(tmp_path / "run", content))
     with style():
-        (axes,) = terms_figure(run.result, run.result.steps).figure.axes
+        (axes,) = terms_figure(run).figure.axes
     assert axes.get_yscale() == "linear"
     assert [line.get_label() for line in axes.lines] == ["loss", "−log-likelihood"]
 
 
 def test_a_logarithmic_axis_has_plain_numbers(run):
     with style():
-        svg = inline_svg(terms_figure(run.result, run.result.steps))
+        svg = inline_svg(terms_figure(run))
     assert ">0.1<" in svg
     assert "mathdefault" not in svg
 
@@ -225,16 +237,16 @@ def test_points_that_are_no_images_are_left_out_and_said(tmp_path):
     run = read_run(write_run(tmp_path / "run", result(), {"task_0": np.zeros((3, 7))}))
     assert contact_sheets(run) == []
     with style():
-        assert "Inducing images: the inputs kept are not images." in draw(run).left_out
+        assert "Inducing images: the inputs kept are not images." in draw(run)[1]
 
 
 def test_what_a_poor_run_lacks_is_said(tmp_path):
     run = read_run(bare_run(tmp_path / "run"))
     with style():
-        gallery = draw(run)
-    names = ["accuracy-matrix", "accuracy-curves", "forgetting", "time"]
-    assert [drawing.name for drawing in gallery.drawings] == names
-    assert [reason.partition(":")[0] for reason in gallery.left_out] == [
+        left_out = draw(run)[1]
+        names = [drawing.name for drawing in drawn(run)]
+    assert names == ["accuracy-matrix", "accuracy-curves", "forgetting", "time"]
+    assert [reason.partition(":")[0] for reason in left_out] == [
         "Calibration",
         "Inducing images",
         "Task switches",
@@ -262,7 +274,7 @@ def test_figure_files_are_png_and_svg_and_the_same_each_time(run, tmp_path):
 
 def test_inline_svg_is_themed_and_has_ids_of_its_own(run):
     with style():
-        drawings = [one for one in draw(run).drawings if one.name != "inducing-images"]  # the page shows the sheets
+        drawings = [one for one in drawn(run) if one.name != "inducing-images"]  # the page shows the sheets
         figures = {drawing.name: inline_svg(drawing) for drawing in drawings}
     colours = set(LIGHT.values())
     seen: set[str] = set()
@@ -288,7 +300,8 @@ HOSTILE = ["</svg><script>x", "$\\frac{1", "_hidden", "", 'id="a" #0b6fb8', "日
 def test_hostile_names_are_drawn_as_text(tmp_path):
     run = read_run(write_run(tmp_path / "run", result(tasks=HOSTILE)))
     with style():
-        drawings = [*draw(run).drawings, *draw_together([(run.result, HOSTILE[0]), (run.result, HOSTILE[1])])]
+        alone = len(drawn(run))
+        drawings = [*drawn(run), *draw_together([(run, HOSTILE[0]), (run, HOSTILE[1])])]
         for drawing in drawings:
             svg = inline_svg(drawing)
             assert "<script" not in svg
@@ -297,12 +310,7 @@ def test_hostile_names_are_drawn_as_text(tmp_path):
     for shown in ("&lt;/svg&gt;&lt;script", "$\\frac{1", "_hidden", 'id="a" #0b6fb8'):
         assert shown in legend
     write_report([run], tmp_path / "r.html", figures=tmp_path / "figures")
-    assert len(list((tmp_path / "figures").iterdir())) == 2 * len(draw_names(run))
-
-
-def draw_names(run: Run) -> list[str]:
-    with style():
-        return [drawing.name for drawing in draw(run).drawings]
+    assert len(list((tmp_path / "figures").iterdir())) == 2 * alone
 
 
 def test_names_fit_to_be_drawn():
@@ -316,7 +324,7 @@ def test_fifty_tasks_are_drawn_without_names_in_the_way(tmp_path):
     tasks = [f"Alphabet of {number}" for number in range(50)]
     run = read_run(write_run(tmp_path / "run", result(tasks=tasks, loss=0.001)))
     with style():
-        matrix, curves = matrix_figure(run.result), curves_figure(run.result)
+        matrix, curves = matrix_figure(run), curves_figure(run)
         assert len(matrix.figure.axes[0].patches) == 50 * 51 // 2
         assert len(matrix.figure.axes[0].texts) == 0
         assert [tick.get_text() for tick in matrix.figure.axes[0].get_xticklabels()][:3] == ["1", "6", "11"]
@@ -325,19 +333,19 @@ def test_fifty_tasks_are_drawn_without_names_in_the_way(tmp_path):
 
 
 def test_side_by_side_figures_show_each_run(tmp_path):
-    one, two = read_run(rich_run(tmp_path / "a")).result, read_run(bare_run(tmp_path / "b")).result
+    one, two = read_run(rich_run(tmp_path / "a")), read_run(bare_run(tmp_path / "b"))
     with style():
         progress = progress_figure([(one, "one"), (two, "two")])
         lines = {line.get_label(): line.get_ydata() for line in progress.figure.axes[0].lines}
         names = [drawing.name for drawing in draw_together([(one, "one"), (two, "two")])]
         without = metric_figure([(two, "two")], "nll")
         accuracy = metric_figure([(one, "one"), (two, "two")], "average_accuracy")
-    np.testing.assert_allclose(lines["two"], average_so_far(two.accuracy).mean(0))
+    np.testing.assert_allclose(lines["two"], average_so_far(two.result.accuracy).mean(0))
     assert names == ["average-accuracy", "progress", "forgetting", "calibration", "memory"]
     assert without is None
     assert accuracy is not None
     assert accuracy.table is not None
-    metric = two.average_accuracy
+    metric = two.result.average_accuracy
     assert accuracy.table.rows[1][:2] == ("two", f"{100 * metric.mean:.2f}")
 
 
@@ -346,7 +354,7 @@ def test_drawing_leaves_the_plotting_library_as_it_was(run, global_random_state_
 
     before = dict(matplotlib.rcParams)
     with style():
-        for drawing in draw(run).drawings:
+        for drawing in drawn(run):
             inline_svg(drawing)
     assert dict(matplotlib.rcParams) == before
 
@@ -358,7 +366,7 @@ def test_every_figure_is_drawn_once_for_the_page_and_for_the_files(run, tmp_path
         drawn.append(given)
         return blank(*given, **options)
 
-    for module in (figures, pictures, signals):
+    for module in (figures, pictures):
         monkeypatch.setattr(module, "blank", counted)
     write_report([run], tmp_path / "report.html", figures=tmp_path / "figures")
     assert len(drawn) == len(list((tmp_path / "figures").glob("*.png"))) == 8

@@ -12,8 +12,7 @@ import pytest
 from frcl.errors import DataError
 from frcl.experiment.results import METRICS, Seconds, StepCurves, read_result, write_result
 from frcl.report import find_runs, read_run
-from frcl.report.numbers import score_word
-from frcl.report.run import learners_task
+from frcl.report.numbers import SCORE_NAMES
 from report_samples import bare_run, digits_points, result, rich_run, write_run
 
 
@@ -76,7 +75,7 @@ def test_variance_explained_may_be_negative_where_accuracy_may_not(tmp_path):
     content = result() | {"score": "r2"}
     content["accuracy"][0][4][0] = -3.5
     run = read_run(write_run(tmp_path / "run", content))
-    assert (score_word(run.result.score), run.result.accuracy[0, 4, 0]) == ("R²", -3.5)
+    assert (SCORE_NAMES[run.result.score], run.result.accuracy[0, 4, 0]) == ("R²", -3.5)
     refused(write_run(tmp_path / "wrong", content | {"score": "accuracy"}), "-3.5, not between 0 and 1")
     refused(write_run(tmp_path / "other", content | {"score": "points"}), "\"score\" is 'points'")
 
@@ -86,9 +85,9 @@ def test_points_keep_the_number_of_their_task(tmp_path):
     kept = {"task_7": arrays["task_0"], "task_1": arrays["task_1"][:4], "other": arrays["task_2"]}
     run = read_run(write_run(tmp_path / "run", result(), kept))
     assert {number: len(points) for number, points in run.points.items()} == {1: 4, 7: 10}
-    assert [learners_task(run.result, number) for number in run.points] == ["2/3", "task 8"]
+    assert [run.task(number) for number in run.points] == ["2/3", "task 8"]
     hidden = read_run(write_run(tmp_path / "hidden", result(hidden=True), kept))
-    assert [learners_task(hidden.result, number) for number in hidden.points] == ["found task 2", "found task 8"]
+    assert [hidden.task(number) for number in hidden.points] == ["found task 2", "found task 8"]
 
 
 def test_steps_that_start_again_with_each_task_are_put_in_a_row():

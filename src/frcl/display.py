@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -17,6 +20,7 @@ from frcl.learners.types import StepLog
 
 WIDE = 8  # more tasks than this do not fit a matrix in a terminal
 REDRAW = 0.1  # seconds between two updates of the bar
+FIELDS = (("{task.description}", len("seed 10 task 10/10")), ("{task.fields[terms]}", None))  # of the bar, with widths
 PLAIN_SECONDS = 10.0  # between two lines while a task is learned
 
 
@@ -35,40 +39,34 @@ class Plain(Silent):
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._said = time.monotonic()
 
     def begin(self, config: Config, names: list[str]) -> None:
-        self._config, self._names = config, names
+        self._names = names
         self._say(f"{config.benchmark}: {len(names)} tasks, method {config.method}, seeds {list(config.seeds)}")
 
     def step(self, seed: int, task: int, log: StepLog) -> None:
         if time.monotonic() - self._said > PLAIN_SECONDS:
-            self._say(f"seed {seed}, task {task + 1}/{len(self._names)}, step {log.step}: {terms(log)}")
+            parts = f"fit {-log.log_likelihood:.3f}, KL now {log.kl_now:.3f}, KL past {log.kl_past:.3f}"
+            self._say(
+                f"seed {seed}, task {task + 1}/{len(self._names)}, step {log.step}: loss {log.loss:.3f} ({parts})"
+            )
 
     def evaluated(self, seed: int, task: int, row: list[float]) -> None:
-        self._say(
-            f"seed {seed}, task {task + 1}/{len(self._names)} ({self._names[task]}): "
-            f"average {sum(row) / len(row):.2%}, this task {row[-1]:.2%}"
-        )
+        average = f"average {sum(row) / len(row):.2%}, this task {row[-1]:.2%}"
+        self._say(f"seed {seed}, task {task + 1}/{len(self._names)} ({self._names[task]}): {average}")
 
     def _say(self, line: str) -> None:
         self._said = time.monotonic()
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-class Live:
+class Live(Silent):
     """A progress bar over all steps of all seeds, with the terms of the loss and the accuracy so far."""
 
     def __init__(self, console: Console) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}", table_column=Column(no_wrap=True, min_width=len("seed 10 task 10/10"))),
-            BarColumn(bar_width=14),
-            TaskProgressColumn(),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[terms]}", table_column=Column(no_wrap=True)),
-            console=console,
-            transient=True,
-        )
+        name, terms = (TextColumn(text, table_column=Column(no_wrap=True, min_width=width)) for text, width in FIELDS)
+        columns = (name, BarColumn(bar_width=14), TaskProgressColumn(), TimeRemainingColumn(compact=True), terms)
+        self._progress = Progress(*columns, console=console, transient=True)
         self._accuracy = ""
         self._done: dict[int, int] = {}  # steps by seed
         self._drawn = 0.0
@@ -80,59 +78,36 @@ class Live:
         self._progress.start()
 
     def step(self, seed: int, task: int, log: StepLog) -> None:
-        steps = self._config.learner.steps
+        steps, tasks = self._config.learner.steps, len(self._names)
         self._done[seed] = task * steps + (log.step - 1) % steps + 1
-        now = time.monotonic()
-        if now - self._drawn < REDRAW:
+        if time.monotonic() - self._drawn < REDRAW:
             return
-        self._drawn = now
+        self._drawn = time.monotonic()
         before = min(self._config.seeds.index(one) for one in self._done)  # seeds finished before the run was resumed
-        done = before * len(self._names) * steps + sum(self._done.values())
-        text = f"seed {seed} task {task + 1}/{len(self._names)}"
+        done = before * tasks * steps + sum(self._done.values())
         parts = f"loss {log.loss:.3f} now {log.kl_now:.3f} past {log.kl_past:.3f}{self._accuracy}"
+        text = f"seed {seed} task {task + 1}/{tasks}"
         self._progress.update(self._bar, completed=done, description=text, terms=parts)
 
     def evaluated(self, seed: int, task: int, row: list[float]) -> None:
         self._accuracy = f" accuracy {sum(row) / len(row):.1%}"
-
-    def end(self, result: Result) -> None:
-        self.close()
 
     def close(self) -> None:
         """Give the terminal back."""
         self._progress.stop()
 
 
-class Several:
-    """Passes everything on to more than one observer."""
+class Several(Silent):
+    """Passes every event on to more than one observer."""
 
     def __init__(self, *observers: Observer) -> None:
-        self._observers = observers
-
-    def begin(self, config: Config, names: list[str]) -> None:
-        for observer in self._observers:
-            observer.begin(config, names)
-
-    def step(self, seed: int, task: int, log: StepLog) -> None:
-        for observer in self._observers:
-            observer.step(seed, task, log)
-
-    def evaluated(self, seed: int, task: int, row: list[float]) -> None:
-        for observer in self._observers:
-            observer.evaluated(seed, task, row)
-
-    def end(self, result: Result) -> None:
-        for observer in self._observers:
-            observer.end(result)
-
-    def close(self) -> None:
-        for observer in self._observers:
-            observer.close()
+        for event in ("begin", "step", "evaluated", "end", "close"):
+            setattr(self, event, partial(_pass_on, [getattr(observer, event) for observer in observers]))
 
 
-def terms(log: StepLog) -> str:
-    """The loss and its parts, in nats per example."""
-    return f"loss {log.loss:.3f} (fit {-log.log_likelihood:.3f}, KL now {log.kl_now:.3f}, KL past {log.kl_past:.3f})"
+def _pass_on(receivers: Sequence[Callable[..., None]], *event: Any) -> None:
+    for receive in receivers:
+        receive(*event)
 
 
 def accuracy_table(result: Result) -> Table:
@@ -140,13 +115,12 @@ def accuracy_table(result: Result) -> Table:
 
     With many tasks, a row for each task: just after it was learned, and at the end.
     """
-    names, mean = result.tasks, 100 * result.accuracy.mean(0)
+    names, mean, seeds = result.tasks, 100 * result.accuracy.mean(0), len(result.seeds)
     if len(names) > WIDE:
-        table = Table("task", title=f"Accuracy (mean of {len(result.seeds)} seeds, %)")
+        table = Table("task", title=f"Accuracy (mean of {seeds} seeds, %)")
         columns = [("just after learning it", mean.diagonal()), ("at the end", mean[-1])]
     else:
-        seeds = f"seeds: {len(result.seeds)}"
-        table = Table("after learning", title=f"Accuracy on each task after learning each task (%, {seeds})")
+        table = Table("after learning", title=f"Accuracy on each task after learning each task (%, seeds: {seeds})")
         columns = list(zip(names, mean.T, strict=True))
     for heading, _ in columns:
         table.add_column(heading, justify="right")

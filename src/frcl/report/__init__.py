@@ -1,18 +1,32 @@
 """Reports of finished runs: the HTML page, figures and tables."""
 
-from frcl.report.comparison import Comparison, ComparisonRow, PairedDifference, comparison_rows
-from frcl.report.page import write_report
-from frcl.report.run import Run, find_runs, read_run
+from collections.abc import Sequence
+from pathlib import Path
+
+from frcl.errors import DataError
+from frcl.files import write_atomically
+from frcl.report.run import Run, comparison_rows, find_runs, read_run
 from frcl.report.tables import write_tables
 
-__all__ = [
-    "Comparison",
-    "ComparisonRow",
-    "PairedDifference",
-    "Run",
-    "comparison_rows",
-    "find_runs",
-    "read_run",
-    "write_report",
-    "write_tables",
-]
+__all__ = ["Run", "comparison_rows", "find_runs", "read_run", "write_report", "write_tables"]
+
+
+def write_report(runs: Sequence[Run], out: Path, figures: Path | None = None) -> Path:
+    """Write the report of one run, or the comparison of several, as one file at `out`.
+
+    With `figures`, the figures drawn for it are also written to that folder, as PNG and SVG files.
+    """
+    if not runs:
+        raise DataError("no run to report on; name at least one run folder")
+    if not Path(out).parent.is_dir():
+        raise DataError(f"cannot write {out}: the folder {Path(out).parent} does not exist; create it first")
+    from frcl.report import drawing, page  # here, since they load matplotlib
+
+    with drawing.style():
+        html, drawings = page.render(runs)
+        write_atomically(Path(out), html.encode("utf-8", "replace"))
+        if figures is not None:
+            figures.mkdir(parents=True, exist_ok=True)
+            for one in drawings:
+                drawing.save(one, figures)
+    return Path(out)

@@ -1,28 +1,50 @@
-"""Figures as files and as SVG in a page; the same figure always gives the same bytes."""
+"""Colours, and figures as files and as SVG in a page; the same figure always gives the same bytes."""
 
 from __future__ import annotations
 
 import io
 import re
+import tomllib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from frcl.files import write_atomically
-from frcl.report.palette import LIGHT
-from frcl.report.tables import Table
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from frcl.report.numbers import TEXTS
+from frcl.report.tables import Rows, Table
 
 WIDTH = 4.6  # inches; 10-point text stays readable on a phone
 LONGEST_NAME = 18
 PNG_DPI = 220
+HEAT_LEVELS = ORDERED = 9
+SERIES = 8
+LOOK = tomllib.loads(Path(__file__).with_name("style.toml").read_text(encoding="utf-8"))
+LIGHT: dict[str, str] = LOOK["light"]  # colours by role
+DARK: dict[str, str] = LOOK["dark"]
 ROLES = {colour: role for role, colour in LIGHT.items()}
+
+
+def series(number: int) -> str:
+    """The colour of the `number`-th series; colours repeat after `SERIES`."""
+    return LIGHT[f"series-{number % SERIES}"]
+
+
+def in_order(number: int, of: int) -> str:
+    """The colour of the `number`-th of `of` ordered items."""
+    return LIGHT[f"order-{round(number * (ORDERED - 1) / max(of - 1, 1))}"]
+
+
+def heat(share: float) -> tuple[str, str]:
+    """The colour for a share between 0 and 1, and that of text on it."""
+    level = min(int(min(max(share, 0.0), 1.0) * HEAT_LEVELS), HEAT_LEVELS - 1)
+    return LIGHT[f"heat-{level}"], LIGHT[f"on-heat-{level}"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,54 +59,33 @@ class Drawing:
     table: Table | None = None
 
 
+def drawing(
+    key: str, figure: Figure, rows: Rows = (), columns: tuple[str, ...] = (), name: str = "", **values: Any
+) -> Drawing:
+    """A drawing with the texts that texts.toml has under `key`, `values` filled in, and a table of `rows`."""
+    given = dict(TEXTS["figures"][key])
+    columns = columns or tuple(given.pop("columns", ()))
+    texts = {part: text.format_map(values) for part, text in given.items()}
+    caption = texts.pop("table", "")
+    table = Table(key, caption, columns, rows) if caption else None
+    return Drawing(name or key, figure=figure, table=table, **texts)
+
+
 @contextmanager
 def style() -> Iterator[None]:
     """Inside, figures are drawn and written in the style of the report."""
-    import matplotlib
-
-    look: dict[Any, Any] = {
-        "svg.hashsalt": "frcl",
-        "text.parse_math": False,
-        "font.family": "sans-serif",
-        "font.sans-serif": ["DejaVu Sans"],
-        "font.size": 9.8,
-        "axes.titlesize": 10,
-        "axes.edgecolor": LIGHT["axis"],
-        "axes.labelcolor": LIGHT["muted"],
-        "axes.titlecolor": LIGHT["ink"],
-        "axes.linewidth": 0.8,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.axisbelow": True,
-        "axes.grid": True,
-        "grid.color": LIGHT["line"],
-        "grid.linewidth": 0.8,
-        "xtick.color": LIGHT["axis"],
-        "ytick.color": LIGHT["axis"],
-        "xtick.labelcolor": LIGHT["muted"],
-        "ytick.labelcolor": LIGHT["muted"],
-        "text.color": LIGHT["ink"],
-        "lines.linewidth": 1.8,
-        "lines.markersize": 4.5,
-        "legend.frameon": False,
-        "legend.labelcolor": LIGHT["ink"],
-        "legend.handlelength": 1.6,
-        "legend.columnspacing": 1.4,
-    }
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(look)
+        matplotlib.rcParams.update(LOOK["settings"])
+        matplotlib.rcParams.update({name: LIGHT[role] for name, role in LOOK["colours"].items()})
         yield
 
 
 def blank(height: float, rows: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
     """A new figure with `rows` axes in one column."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    axes = figure.subplots(rows, 1, squeeze=False, **options)
-    return figure, list(axes[:, 0])
+    return figure, list(figure.subplots(rows, 1, squeeze=False, **options)[:, 0])
 
 
 def name_in_figure(name: str, longest: int = LONGEST_NAME) -> str:
@@ -94,22 +95,37 @@ def name_in_figure(name: str, longest: int = LONGEST_NAME) -> str:
     return f" {short}" if short.startswith("_") else short
 
 
+def save(drawing: Drawing, folder: Path) -> list[Path]:
+    """Write the figure as `name.png` and `name.svg` on white."""
+    paths = [folder / f"{drawing.name}.{kind}" for kind in ("png", "svg")]
+    for path in paths:
+        write_atomically(path, _saved(drawing.figure, path.suffix[1:], "path", transparent=False))
+    return paths
+
+
+def _saved(figure: Figure, kind: str, text_as: str, *, transparent: bool) -> bytes:
+    metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({"svg.fonttype": text_as}):
+        figure.savefig(buffer, format=kind, dpi=PNG_DPI, transparent=transparent, metadata=metadata)
+    return buffer.getvalue()
+
+
 def inline_svg(drawing: Drawing) -> str:
     """SVG for an HTML page: text as text, colours as CSS variables, unique ids, hidden from screen readers.
 
     The description for screen readers belongs to the surrounding element. Only tags are rewritten, never the text
     between them, which may come from anyone.
     """
-    svg = _saved(drawing.figure, "svg", {"svg.fonttype": "none"}, transparent=True).decode()
+    svg = _saved(drawing.figure, "svg", "none", transparent=True).decode()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r">\s+<", "><", svg)
-    tags = "".join(re.findall(r"<[^>]+>", svg))
-    used = frozenset(re.findall(r'(?:url\(#|href="#)([^)"]+)', tags))
+    used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', "".join(re.findall(r"<[^>]+>", svg))))
     return re.sub(r"<[^>]+>", lambda match: _page_tag(match[0], drawing.name, used), svg).strip()
 
 
-def _page_tag(tag: str, name: str, used: frozenset[str]) -> str:
+def _page_tag(tag: str, name: str, used: set[str]) -> str:
     """One tag of a saved figure, rewritten for the page."""
     tag = re.sub(r"\s+", " ", tag)
     if tag.startswith("<svg "):
@@ -118,33 +134,6 @@ def _page_tag(tag: str, name: str, used: frozenset[str]) -> str:
     tag = re.sub(r' id="([^"]*)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", tag)
     tag = re.sub(r'(url\(#|href="#)', rf"\g<1>{name}-", tag)
     tag = re.sub(r"font-family: [^;\"]*", "font-family: inherit", tag)
-    tag = re.sub(r"font: ([^;\"]*)", _page_font, tag)
+    tag = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-family: inherit; font-size: \1", tag)
     tag = re.sub(r"#[0-9a-f]{6}\b", lambda m: f"var(--{ROLES[m[0]]})" if m[0] in ROLES else m[0], tag)
     return re.sub(r"\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}", tag)
-
-
-def _page_font(match: re.Match[str]) -> str:
-    """The font of the page, with the size and weight of the figure."""
-    size = re.search(r"[\d.]+px", match[1])
-    weight = "; font-weight: bold" if "bold" in match[1] or "700" in match[1] else ""
-    return f"font-family: inherit; font-size: {size[0] if size else '10px'}{weight}"
-
-
-def save(drawing: Drawing, folder: Path) -> list[Path]:
-    """Write the figure as `name.png` and `name.svg` on white."""
-    paths = []
-    for kind, settings in (("png", {}), ("svg", {"svg.fonttype": "path"})):
-        path = folder / f"{drawing.name}.{kind}"
-        write_atomically(path, _saved(drawing.figure, kind, settings, transparent=False))
-        paths.append(path)
-    return paths
-
-
-def _saved(figure: Figure, kind: str, settings: dict[Any, Any], *, transparent: bool) -> bytes:
-    import matplotlib
-
-    metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-    buffer = io.BytesIO()
-    with matplotlib.rc_context(settings):
-        figure.savefig(buffer, format=kind, dpi=PNG_DPI, transparent=transparent, metadata=metadata)
-    return buffer.getvalue()

@@ -1,89 +1,100 @@
-"""Figures of the accuracy and the time of one run. Each comes with a caption, a description and its data."""
+"""Figures of one run, each with its texts and its data; a figure that a run does not allow gives the reason as text."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
+from matplotlib import cm, colors, patches, ticker
+from matplotlib.axes import Axes
 
 from frcl.experiment.metrics import Floats, average_so_far, forgetting_by_task, spread
-from frcl.experiment.results import Result, Score
-from frcl.report.drawing import Drawing, blank, name_in_figure
-from frcl.report.numbers import duration, number, percent, plural, score_word
-from frcl.report.palette import HEAT_LEVELS, LIGHT, SERIES, heat, in_order, series
-from frcl.report.tables import Table, matrix_table
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from frcl.experiment.results import Score, StepCurves
+from frcl.report.drawing import LIGHT, SERIES, Drawing, blank, drawing, heat, in_order, name_in_figure, series
+from frcl.report.numbers import SCORE_NAMES, duration, number, percent, plural
+from frcl.report.run import Run
+from frcl.report.tables import matrix_rows, matrix_table
 
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "p")
-NAMED_TICKS = 10  # with more tasks than this the axes count them
-NUMBERS_IN_CELLS = 10
+NAMED_TICKS = NUMBERS_IN_CELLS = 10  # with more tasks than this the axes count them, and cells have no numbers
+MOST_NAMED = 12  # in a description
+MOST_POINTS = 1200  # of a line over steps
+TERMS = {"loss": "loss", "log_likelihood": "−log-likelihood", "kl_now": "KL now", "kl_past": "KL past"}
 
 
-def matrix_figure(result: Result) -> Drawing:
+def matrix_figure(run: Run) -> Drawing:
     """Accuracy after learning task i (rows) on task j (columns), mean over seeds, as a heat map."""
-    from matplotlib.patches import Rectangle
-
-    mean, tasks = result.accuracy.mean(0), len(result.tasks)
-    lowest = min(math.floor(10 * float(np.nanmin(mean)) + 1e-9) / 10, 0.9)
+    mean, names, tasks = run.result.accuracy.mean(0), run.result.tasks, len(run.result.tasks)
+    least = float(np.nanmin(mean))
+    lowest = min(math.floor(10 * least + 1e-9) / 10, 0.9)
     figure, (axes,) = blank(4.1)
-    for i in range(tasks):
-        for j in range(i + 1):
-            colour, on_it = heat((mean[i, j] - lowest) / (1 - lowest))
-            axes.add_patch(Rectangle((j - 0.47, i - 0.47), 0.94, 0.94, facecolor=colour, linewidth=0))
-            if tasks <= NUMBERS_IN_CELLS:
-                axes.text(
-                    j, i, number(100 * mean[i, j], 1), ha="center", va="center", color=on_it,
-                    fontsize=9.5 if tasks <= 6 else 7.8,
-                )  # fmt: skip
+    for i, j in np.argwhere(np.tri(tasks)).tolist():
+        colour, on_it = heat((mean[i, j] - lowest) / (1 - lowest))
+        axes.add_patch(patches.Rectangle((j - 0.47, i - 0.47), 0.94, 0.94, facecolor=colour, linewidth=0))
+        if tasks <= NUMBERS_IN_CELLS:
+            text, size = number(100 * mean[i, j], 1), 9.5 if tasks <= 6 else 7.8
+            axes.text(j, i, text, ha="center", va="center", color=on_it, fontsize=size)
     axes.set(xlim=(-0.5, tasks - 0.5), ylim=(tasks - 0.5, -0.5), aspect="equal")
     axes.set(xlabel="on task", ylabel="after learning task")
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    axes.set_xticks(*_task_ticks(result))
-    axes.set_yticks(*_task_ticks(result))
-    _heat_scale(figure, axes, lowest, score_word(result.score))
-    last = ", ".join(f"{task} {percent(mean[-1, j], 1)}" for j, task in enumerate(result.tasks[:12]))
-    text = (
-        f"Heat map of accuracy, rows after learning a task, columns on a task. After the last of {tasks} tasks: {last}"
-        f"{', and so on' if tasks > 12 else ''}. Lowest cell {percent(float(np.nanmin(mean)), 1)}."
-    )
-    caption = (
-        "Each row is the state after learning one task, each column the accuracy on one task. In %, mean over seeds."
-    )
-    return Drawing("accuracy-matrix", "Accuracy matrix", caption, text, figure, matrix_table(result))
+    axes.set_xticks(*_task_ticks(names))
+    axes.set_yticks(*_task_ticks(names))
+    colours = colors.ListedColormap([colour for role, colour in LIGHT.items() if role.startswith("heat-")])
+    scale = cm.ScalarMappable(colors.Normalize(100 * lowest, 100), colours)
+    bar = figure.colorbar(scale, ax=axes, shrink=0.75, aspect=22, pad=0.03)
+    bar.outline.set_visible(False)
+    bar.set_label(f"{SCORE_NAMES[run.result.score]}, %")
+    bar.ax.tick_params(length=0)
+    last = ", ".join(f"{task} {percent(mean[-1, j], 1)}" for j, task in enumerate(names[:MOST_NAMED]))
+    last += ", and so on" if tasks > MOST_NAMED else ""
+    found = drawing("accuracy-matrix", figure, tasks=tasks, last=last, lowest=percent(least, 1))
+    return replace(found, table=matrix_table(run))
 
 
-def curves_figure(result: Result) -> Drawing:
+def _task_ticks(names: Sequence[str]) -> tuple[range, list[str]]:
+    tasks = len(names)
+    if tasks <= NAMED_TICKS and all(len(name) <= 40 / tasks for name in names):
+        return range(tasks), [name_in_figure(name) for name in names]
+    shown = range(0, tasks, math.ceil(tasks / NAMED_TICKS))
+    return shown, [str(task + 1) for task in shown]
+
+
+def curves_figure(run: Run) -> Drawing:
     """Accuracy on every task from its learning on, with a band of one standard deviation over seeds."""
-    R, tasks, few = result.accuracy, len(result.tasks), len(result.tasks) <= SERIES
+    R, names, score, tasks = run.result.accuracy, run.result.tasks, run.result.score, len(run.result.tasks)
+    few = tasks <= SERIES
     figure, (axes,) = blank(3.7 if few else 3.3)
-    for task, name in enumerate(result.tasks):
+    for task, name in enumerate(names):
         mean, std = spread(R[:, task:, task])  # a column of R
-        x = np.arange(task, tasks)
-        if few:
-            label = name_in_figure(name)
-            line_with_band(axes, x, mean, std, result.score, color=series(task), label=label, marker=MARKERS[task])
-        else:
-            label, mark = {0: "first task", tasks - 1: "last task"}.get(task, ""), "." if task == tasks - 1 else None
-            axes.plot(x, mean, color=in_order(task, tasks), linewidth=1, label=label, marker=mark)
+        look: dict[str, Any] = {"color": series(task), "label": name_in_figure(name), "marker": MARKERS[task % SERIES]}
+        if not few:
+            label, marker = {0: ("first task", None), tasks - 1: ("last task", ".")}.get(task, ("", None))
+            look = {"color": in_order(task, tasks), "label": label, "marker": marker, "linewidth": 1}
+        line_with_band(axes, np.arange(task, tasks), mean, std if few else None, score, **look)
     average, std = spread(average_so_far(R))
-    line_with_band(axes, np.arange(tasks), average, None if few else std, result.score, color=LIGHT["ink"],
-                   label="average so far", linewidth=2.4, linestyle=(0, (3, 1.4)))  # fmt: skip
-    accuracy_axis(axes, float(np.nanmin(R)), score_word(result.score))
+    look = {"color": LIGHT["ink"], "label": "average so far", "linewidth": 2.4, "linestyle": (0, (3, 1.4))}
+    line_with_band(axes, np.arange(tasks), average, None if few else std, score, **look)
+    accuracy_axis(axes, float(np.nanmin(R)), SCORE_NAMES[score])
     axes.set(xlabel="after learning task", xlim=(-0.2, tasks - 0.8))
-    axes.set_xticks(*_task_ticks(result))
+    axes.set_xticks(*_task_ticks(names))
     figure.legend(loc="outside lower center", ncols=3)
-    caption = "Accuracy on each task from the moment it is learned"
-    caption += "." if few else ", colours in the order of the tasks."
-    if std is not None:
-        caption += f" Band{'s' if few else ' of the average'}: ± one standard deviation over seeds."
-    return Drawing("accuracy-curves", "Every task over time", caption, _curves_text(result, average), figure,
-                   _curves_table(result, average))  # fmt: skip
+    mean = R.mean(0)
+    told = [f"{name} from {percent(mean[j, j], 1)} to {percent(mean[-1, j], 1)}" for j, name in enumerate(names)]
+    told[MOST_NAMED:] = [f"and {tasks - MOST_NAMED} more tasks"] if tasks > MOST_NAMED else []
+    bands = f" Band{'s' if few else ' of the average'}: ± one standard deviation over seeds."
+    rows = [(*row, number(100 * a, 2)) for row, a in zip(matrix_rows(run, with_std=True), average, strict=True)]
+    return drawing(
+        "accuracy-curves", figure, rows, ("After learning", *(f"on {name}" for name in names), "average so far"),
+        colours="" if few else ", colours in the order of the tasks", bands="" if std is None else bands,
+        told=", ".join(told), first=percent(average[0], 1), last=percent(average[-1], 1),
+        spread="" if std is None else ", mean ± standard deviation over seeds",
+    )  # fmt: skip
 
 
 def line_with_band(axes: Axes, x: Any, mean: Floats, std: Floats | None, score: Score, **line: Any) -> None:
@@ -94,127 +105,171 @@ def line_with_band(axes: Axes, x: Any, mean: Floats, std: Floats | None, score: 
         axes.fill_between(x, low, high, color=line["color"], alpha=0.15, linewidth=0)
 
 
-def forgetting_figure(result: Result) -> Drawing:
+def accuracy_axis(axes: Axes, lowest: float, label: str) -> None:
+    """Percent on the y axis, from a round number under the lowest value to 100."""
+    bottom = math.floor(20 * (lowest - 0.01)) / 20
+    bottom = max(bottom, 0.0) if lowest >= 0 else bottom
+    axes.set(ylim=(bottom, 1 + 0.02 * (1 - bottom)), ylabel=label)
+    axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{100 * value:g}%"))
+
+
+def forgetting_figure(run: Run) -> Drawing | str:
     """Forgetting of each task but the last: mean as a bar, every seed as a dot."""
-    lost = forgetting_by_task(result.accuracy)
-    mean, count = lost.mean(0), lost.shape[1]
-    rows = np.arange(count)
+    names, lost = run.result.tasks[:-1], 100 * forgetting_by_task(run.result.accuracy)
+    mean, count = lost.mean(0), len(names)
+    if not names:
+        return "Forgetting by task: there is one task only."
     figure, (axes,) = blank(max(1.9, 0.8 + min(0.34 * count, 1.6 + 0.15 * count)))
-    axes.barh(rows, 100 * mean, color=LIGHT["series-0"], height=0.62, alpha=0.85)
-    for each in lost:
-        axes.plot(100 * each, rows, linestyle="none", marker="o", markersize=3.2, markerfacecolor=LIGHT["card"],
-                  markeredgecolor=LIGHT["ink"], markeredgewidth=0.9)  # fmt: skip
+    axes.barh(range(count), mean, color=LIGHT["series-0"], height=0.62, alpha=0.85)
+    axes.plot(lost.T, range(count), linestyle="none", marker="o", markersize=3.2, markerfacecolor=LIGHT["card"],
+              markeredgecolor=LIGHT["ink"], markeredgewidth=0.9)  # fmt: skip
     axes.axvline(0, color=LIGHT["axis"], linewidth=1)
-    axes.set(ylim=(count - 0.4, -0.6), xlabel=f"{score_word(result.score)} lost, percentage points")
-    axes.set_yticks(rows, [name_in_figure(name) for name in result.tasks[:-1]], fontsize=9.5 if count <= 20 else 6.5)
+    axes.set_xlabel(f"{SCORE_NAMES[run.result.score]} lost, percentage points")
+    name_rows(axes, [name_in_figure(name) for name in names], fontsize=9.5 if count <= 20 else 6.5)
+    rows = [(name, *(number(value, 2) for value in (mean[j], *lost[:, j]))) for j, name in enumerate(names)]
+    columns = ("Task", "Mean", *(f"seed {seed}" for seed in run.result.seeds))
+    told = {"worst": names[int(mean.argmax())], "most": number(mean.max(), 2), "mean": number(mean.mean(), 2)}
+    return drawing("forgetting", figure, rows, columns, tasks=plural(count, "task"), **told)
+
+
+def name_rows(axes: Axes, labels: Sequence[str], **text: Any) -> None:
+    """A label for each of the rows 0, 1, …, the first row on top."""
+    axes.set_yticks(range(len(labels)), labels, **text)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
-    worst = int(mean.argmax())
-    text = (
-        f"Bar chart of forgetting by task. Most: {result.tasks[worst]} with {number(100 * mean[worst], 2)} points. "
-        + (f"Mean over {plural(count, 'task')}: {number(100 * float(mean.mean()), 2)} points.")
-    )
-    table = Table(
-        "forgetting",
-        "Accuracy lost from the best before the last task to the end, in percentage points",
-        ("Task", "Mean", *(f"seed {seed}" for seed in result.seeds)),
-        tuple(
-            (result.tasks[j], number(100 * mean[j], 2), *(number(100 * value, 2) for value in lost[:, j]))
-            for j in range(count)
-        ),
-    )
-    caption = (
-        "From the best accuracy a task ever had to its accuracy at the end. Dots are seeds; left of zero is a gain."
-    )
-    return Drawing("forgetting", "Forgetting by task", caption, text, figure, table)
 
 
-def time_figure(result: Result) -> Drawing:
-    """Where the time went, as one bar."""
-    parts = time_parts(result)
-    total = sum(value for _, value in parts)
+def time_figure(run: Run) -> Drawing | str:
+    """Where the time went, as one bar: its named parts, and the remainder of the total."""
+    seconds = run.result.seconds
+    if seconds is None or not seconds.total:
+        return "Time: the run recorded none."
+    parts = {"training": seconds.train, "choosing points": seconds.select, "evaluation": seconds.evaluate}
+    rest = seconds.total - sum(parts.values())
+    parts |= {"the rest": rest} if rest > 0.005 * seconds.total else {}
+    total, left, rows = sum(parts.values()), 0.0, [(name, duration(value)) for name, value in parts.items()]
     figure, (axes,) = blank(1.35)
-    left = 0.0
-    for place, (name, value) in enumerate(parts):
-        share = value / total
-        colour = series(place) if name != "the rest" else LIGHT["axis"]
-        label = f"{name} {duration(value)} ({100 * share:.0f} %)"
+    for place, (name, shown) in enumerate(rows):
+        share, colour = parts[name] / total, LIGHT["axis"] if name == "the rest" else series(place)
+        label = f"{name} {shown} ({100 * share:.0f} %)"
         axes.barh([0], [share], left=[left], color=colour, height=0.6, label=label)
         left += share
     axes.set(xlim=(0, 1), ylim=(-0.4, 0.4))
     axes.axis("off")
     figure.legend(loc="outside lower center", ncols=2, handlelength=0.9, handleheight=0.9)
-    text = "Bar of the time spent: " + ", ".join(f"{name} {duration(value)}" for name, value in parts) + "."
-    table = Table("time", "Time spent, all seeds together", ("Part", "Time"),
-                  tuple((name, duration(value)) for name, value in parts))  # fmt: skip
-    caption = f"{duration(total)} in all, all seeds together."
-    return Drawing("time", "Where the time went", caption, text, figure, table)
+    return drawing("time", figure, rows, told=", ".join(map(" ".join, rows)), total=duration(total))
 
 
-def time_parts(result: Result) -> list[tuple[str, float]]:
-    """The named parts of the time and the remainder of the total; empty if no time was recorded."""
-    seconds = result.seconds
-    if seconds is None or not seconds.total:
-        return []
-    parts = [("training", seconds.train), ("choosing points", seconds.select), ("evaluation", seconds.evaluate)]
-    rest = seconds.total - sum(value for _, value in parts)
-    return [*parts, ("the rest", rest)] if rest > 0.005 * seconds.total else parts
+def calibration_figure(run: Run) -> Drawing | str:
+    """Accuracy against confidence in bins, and the share of predictions in each."""
+    curve = run.result.calibration
+    if curve is None or not curve.filled.any():
+        return "Calibration: the run recorded no class probabilities."
+    x, y = curve.confidence[curve.filled], curve.accuracy[curve.filled]
+    figure, (axes, counts) = blank(4.0, rows=2, sharex=True, height_ratios=(3.2, 1))
+    perfect_line(axes)
+    axes.vlines(x, np.minimum(x, y), np.maximum(x, y), color=LIGHT["series-1"], linewidth=3, alpha=0.45)
+    axes.plot(x, y, color=LIGHT["series-0"], marker="o")
+    axes.annotate("perfect", (0.2, 0.13), color=LIGHT["muted"])
+    share = np.array(curve.count) / max(sum(curve.count), 1)
+    counts.bar(curve.edges[:-1], 100 * share, width=0.92 * np.diff(curve.edges), align="edge", color=LIGHT["axis"])
+    counts.set(xlabel="confidence", ylabel="% of inputs")
+    bins = zip(pairwise(curve.edges), curve.count, curve.confidence, curve.accuracy, strict=True)
+    rows = [(f"{a:.1f} to {b:.1f}", f"{n:,}", percent(c, 1), percent(right, 1)) for (a, b), n, c, right in bins]
+    told = ", ".join(f"{percent(b, 0)} right at {percent(a, 0)} confidence" for a, b in zip(x, y, strict=True))
+    return drawing("calibration", figure, rows, told=told)
 
 
-def _heat_scale(figure: Figure, axes: Axes, lowest: float, word: str) -> None:
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import ListedColormap, Normalize
-
-    colours = ListedColormap([LIGHT[f"heat-{level}"] for level in range(HEAT_LEVELS)])
-
-    bar = figure.colorbar(
-        ScalarMappable(Normalize(100 * lowest, 100), colours), ax=axes, shrink=0.75, aspect=22, pad=0.03
-    )
-    bar.outline.set_visible(False)
-    bar.set_label(f"{word}, %")
-    bar.ax.tick_params(length=0)
+def perfect_line(axes: Axes) -> None:
+    """The axes of a calibration curve, with the diagonal of perfect calibration."""
+    axes.plot([0, 1], [0, 1], color=LIGHT["axis"], linewidth=1.2, linestyle=(0, (4, 2)))
+    axes.set(xlim=(0, 1), ylim=(0, 1.03), ylabel="accuracy")
 
 
-def _task_ticks(result: Result) -> tuple[list[int], list[str]]:
-    tasks = len(result.tasks)
-    if tasks <= NAMED_TICKS and all(len(name) <= 40 / tasks for name in result.tasks):
-        return list(range(tasks)), [name_in_figure(name) for name in result.tasks]
-    every = max(1, math.ceil(tasks / NAMED_TICKS))
-    return list(range(0, tasks, every)), [str(number + 1) for number in range(0, tasks, every)]
+def boundary_figure(run: Run) -> Drawing | str:
+    """The statistic over steps with its threshold, the true switches and those that were found."""
+    boundaries = run.result.boundaries
+    if boundaries is None:
+        return "Task switches: the learner was told where tasks begin."
+    found, threshold, acted = boundaries.found, boundaries.threshold, boundaries.acted_on
+    step, value = thin_by_peaks(np.array(boundaries.statistic_step, np.float64), boundaries.statistic, MOST_POINTS)
+    figure, (axes,) = blank(3.1)
+    for place, switch in enumerate(boundaries.true):
+        label = "" if place else "true switch"
+        axes.axvline(switch, color=LIGHT["series-2"], linewidth=6, alpha=0.3, label=label)
+    axes.plot(step, value, color=LIGHT["series-0"], linewidth=1.1, label="statistic")
+    axes.axhline(threshold, color=LIGHT["muted"], linewidth=1.1, label=f"threshold {threshold:g}")
+    top = float(np.nanmax(np.append(value, [threshold, 1e-9])))
+    bottom = float(np.nanmin(np.append(value, 0.0)))
+    if found:
+        axes.plot(found, np.full(len(found), 1.06 * top), linestyle="none", marker="v", markersize=7,
+                  color=LIGHT["series-1"], label="found switch", clip_on=False)  # fmt: skip
+    axes.set(ylim=(1.05 * bottom, 1.14 * top), xlabel="step", ylabel="test statistic")
+    figure.legend(loc="outside lower center", ncols=4, columnspacing=1.0, handletextpad=0.5)
+    scored = ((f"{s.threshold:g}", s.precision, s.recall, s.f1, number(s.delay, 1)) for s in boundaries.scores)
+    rows = [(at, number(p, 3), number(r, 3), number(f1, 3), delay) for at, p, r, f1, delay in scored]
+    scores = ", ".join(f"{name} {number(metric.mean, 3)}" for name, metric in vars(acted).items() if metric)
+    told = f"{len(found)} switch{'es' * (len(found) != 1)}{f' at steps {_listed(found)}' if found else ''}"
+    return drawing("boundaries", figure, rows, scores=scores, true=_listed(boundaries.true), found=told)
 
 
-def accuracy_axis(axes: Axes, lowest: float, label: str) -> None:
-    """Percent on the y axis, from a round number under the lowest value to 100."""
-    from matplotlib.ticker import FuncFormatter
-
-    bottom = math.floor(20 * (lowest - 0.01)) / 20
-    bottom = max(bottom, 0.0) if lowest >= 0 else bottom
-    axes.set(ylim=(bottom, 1 + 0.02 * (1 - bottom)), ylabel=label)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
+def _listed(steps: Sequence[int]) -> str:
+    shown = ", ".join(f"{step:,}" for step in steps[:MOST_NAMED])
+    return (shown or "none") + (" and more" if len(steps) > MOST_NAMED else "")
 
 
-def _curves_text(result: Result, average: Floats) -> str:
-    mean = result.accuracy.mean(0)
-    told = [
-        f"{name} from {percent(mean[j, j], 1)} to {percent(mean[-1, j], 1)}" for j, name in enumerate(result.tasks[:12])
-    ]
-    more = f", and {len(result.tasks) - 12} more tasks" if len(result.tasks) > 12 else ""
-    return (
-        f"Lines of accuracy over time, from just after learning to the end: {', '.join(told)}{more}. "
-        f"The average over the tasks so far goes from {percent(average[0], 1)} to {percent(average[-1], 1)}."
-    )
+def thin_by_peaks(position: Floats, values: Floats, limit: int) -> tuple[Floats, Floats]:
+    """At most `limit` points: the largest value of each stretch at its own position, so that no peak is lost."""
+    if len(values) <= limit:
+        return position, values
+    ranked = np.where(np.isnan(values), -np.inf, values)
+    kept = [part[int(ranked[part].argmax())] for part in np.array_split(np.arange(len(values)), limit)]
+    return position[kept], values[kept]
 
 
-def _curves_table(result: Result, average: Floats) -> Table:
-    mean, std = spread(result.accuracy)
+def terms_figure(run: Run) -> Drawing | str:
+    """Loss and −log-likelihood above, the KL terms below, over the steps of all tasks."""
+    steps = run.result.steps
+    if steps is None or not steps.step:
+        return "Training terms: the run has no step log."
+    terms = {name: (-1 if name == "log_likelihood" else 1) * getattr(steps, name) for name in TERMS}
+    terms = {name: values for name, values in terms.items() if np.isfinite(values).any() and np.nanmax(abs(values)) > 0}
+    panels = [panel for kl in (False, True) if (panel := [name for name in terms if name.startswith("kl") == kl])]
+    figure, axes = blank(2.5 if len(panels) == 1 else 4.0, rows=len(panels), sharex=True)
+    for panel, place in zip(panels, axes, strict=True):
+        for name in panel:
+            colour, dash = series(list(TERMS).index(name)), "-" if name in ("loss", "kl_now") else (0, (4, 1.2))
+            place.plot(steps.position, terms[name], color=colour, linewidth=1.2, label=TERMS[name], linestyle=dash)
+        _nats_axis(place, np.concatenate([terms[name] for name in panel]))
+        _shade_tasks(place, steps)
+        place.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
+    axes[-1].set_xlabel("step, all tasks in a row")
+    last = {task: place for place, task in enumerate(steps.task)}  # the last logged step of each task
+    rows = [(run.task(task), *(number(values[at], 4) for values in terms.values())) for task, at in last.items()]
+    names = [TERMS[name] for name in terms]
+    ends = ", ".join(f"{name} {value}" for name, value in zip(names, rows[-1][1:], strict=True))
+    every, logged = f", every {steps.every} steps" if steps.every > 1 else "", plural(len(steps.step), "logged step")
+    return drawing("training-terms", figure, rows, ("Task", *names), logged=logged, ends=ends, every=every)
 
-    def cell(i: int, j: int) -> str:
-        if j > i:
-            return ""
-        return number(100 * mean[i, j], 2) + ("" if std is None else f" ± {number(100 * std[i, j], 2)}")
 
-    tasks = range(len(result.tasks))
-    rows = [(result.tasks[i], *(cell(i, j) for j in tasks), number(100 * average[i], 2)) for i in tasks]
-    columns = ("After learning", *(f"on {name}" for name in result.tasks), "average so far")
-    caption = "Accuracy over time in %" + ("" if std is None else ", mean ± standard deviation over seeds")
-    return Table("curves", caption, columns, tuple(rows))
+def _nats_axis(axes: Axes, values: Floats) -> None:
+    """Logarithmic if every value is positive."""
+    finite = values[np.isfinite(values)]
+    if len(finite) and (finite > 0).all():
+        decades = np.log10(finite.max() / finite.min())
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0) if decades < 2.5 else (1.0,)))
+        axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_locator(ticker.NullLocator())
+    axes.set_ylabel("nats")
+
+
+def _shade_tasks(axes: Axes, steps: StepCurves) -> None:
+    """A faint band behind every second task."""
+    position, task = steps.position, np.array(steps.task)
+    edges = [*np.flatnonzero(np.diff(task, prepend=task[0] - 1)), len(task) - 1]
+    for start, end in list(pairwise(edges))[1::2]:
+        axes.axvspan(position[start], position[end], color=LIGHT["line"], alpha=0.45, linewidth=0)
+    axes.set_xlim(position[0], max(position[-1], position[0] + 1))
+    axes.grid(visible=False, axis="x")

@@ -1,12 +1,14 @@
-"""Run folders: the result of each run and the inducing inputs it kept. A damaged file is refused in one line."""
+"""Run folders, read and compared: one row for each run, and paired differences over the seeds that two runs share."""
 
 from __future__ import annotations
 
-import os
+import json
 import re
 import zipfile
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frcl.errors import DataError
-from frcl.experiment.metrics import Floats as Floats
+from frcl.experiment.metrics import Interval, average_accuracy, over_seeds
 from frcl.experiment.results import RESULT, Result, read_result
+from frcl.report.numbers import BY_KEY
 
-POINTS = "points.npz"
+MOST_OPTIONS = 2  # in a label
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +34,31 @@ class Run:
     @classmethod
     def of(cls, folder: Path, result: Result) -> Run:
         """The run in a folder whose result is already known; reads the inducing inputs alone."""
-        return cls(folder, result, _read_points(folder / POINTS))
+        return cls(folder, result, _read_points(folder / "points.npz"))
+
+    def task(self, number: int) -> str:
+        """The name of a task by the learner's own number; with hidden boundaries those are the tasks that it found."""
+        if self.result.boundaries is not None:
+            return f"found task {number + 1}"
+        return self.result.tasks[number] if 0 <= number < len(self.result.tasks) else f"task {number + 1}"
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options by dotted name, as they would be typed."""
+        return {
+            name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+            for name, value in flat(self.result.config).items()
+        }
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes kept after the last task, if recorded."""
+        return None if self.result.memory_bytes is None else self.result.memory_bytes.total
+
+    @property
+    def seconds(self) -> float | None:
+        """Time of all seeds together, if recorded."""
+        return None if self.result.seconds is None else self.result.seconds.total
 
 
 def read_run(folder: Path) -> Run:
@@ -43,27 +70,17 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
     """The runs at `paths`: each a run folder, or a folder that contains run folders at any depth."""
     folders: dict[Path, None] = {}
     for path in map(Path, paths):
-        found = _run_folders(path)
+        files = [path] if path.name == RESULT else sorted(path.rglob(RESULT))
+        found = [file.parent for file in files if file.is_file()]
+        if not found and not path.is_dir():
+            raise DataError(f"no such folder: {path}; name a folder that `frcl run` made")
         if not found:
             raise DataError(
                 f"no run in {path}: neither it nor a folder under it has a {RESULT}; name a folder that `frcl run` made"
             )
-        folders.update((folder.resolve(), None) for folder in found)
+        outermost = [folder for folder in found if not set(folder.parents) & set(found)]
+        folders.update((folder.resolve(), None) for folder in outermost)
     return [read_run(folder) for folder in folders]
-
-
-def _run_folders(path: Path) -> list[Path]:
-    if path.name == RESULT and path.is_file():
-        return [path.parent]
-    if not path.is_dir():
-        raise DataError(f"no such folder: {path}; name a folder that `frcl run` made")
-    found = []
-    for place, below, files in os.walk(path):
-        below.sort()
-        if RESULT in files:
-            found.append(Path(place))
-            below.clear()
-    return found
 
 
 def _read_points(path: Path) -> dict[int, NDArray[Any]]:
@@ -83,8 +100,107 @@ def _read_points(path: Path) -> dict[int, NDArray[Any]]:
     return points
 
 
-def learners_task(result: Result, number: int) -> str:
-    """The name of a task by the learner's own number; with hidden boundaries those are the tasks that it found."""
-    if result.boundaries is not None:
-        return f"found task {number + 1}"
-    return result.tasks[number] if 0 <= number < len(result.tasks) else f"task {number + 1}"
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One run; None where a value was not recorded."""
+
+    label: str
+    benchmark: str
+    method: str
+    seeds: int
+    average_accuracy: Interval | None
+    forgetting: Interval | None
+    nll: Interval | None
+    ece: Interval | None
+    memory_bytes: int | None
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """Average accuracy of `first` minus `second` over the seeds that both have, with its 95 % interval."""
+
+    benchmark: str
+    first: str
+    second: str
+    seeds: tuple[int, ...]
+    difference: Interval
+    memory_first: int | None
+    memory_second: int | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The rows and paired differences that `frcl compare` shows."""
+
+    rows: tuple[ComparisonRow, ...]
+    pairs: tuple[PairedDifference, ...]
+
+
+def comparison_rows(runs: Sequence[Run]) -> Comparison:
+    """A row for each run in the order given, and every pair of the same benchmark with common seeds."""
+    labelled = list(zip(runs, run_labels(runs), strict=True))
+    pairs = (_pair(*first, *second) for first, second in combinations(labelled, 2))
+    return Comparison(tuple(_row(*one) for one in labelled), tuple(pair for pair in pairs if pair is not None))
+
+
+def _row(run: Run, label: str) -> ComparisonRow:
+    result = run.result
+    average, forgetting, nll, ece = (BY_KEY[key].of(result) for key in ("average_accuracy", "forgetting", "nll", "ece"))
+    names = (label, result.benchmark, result.method, len(result.seeds))
+    return ComparisonRow(*names, average, forgetting, nll, ece, run.memory, run.seconds)
+
+
+def _pair(first: Run, first_label: str, second: Run, second_label: str) -> PairedDifference | None:
+    one, two = first.result, second.result
+    if one.benchmark != two.benchmark or len(one.tasks) != len(two.tasks):
+        return None
+    ours, theirs = (dict(zip(r.seeds, average_accuracy(r.accuracy).tolist(), strict=True)) for r in (one, two))
+    seeds = tuple(seed for seed in ours if seed in theirs)
+    gap = over_seeds([ours[seed] - theirs[seed] for seed in seeds])
+    if gap is None:
+        return None
+    return PairedDifference(one.benchmark, first_label, second_label, seeds, gap, first.memory, second.memory)
+
+
+def run_labels(runs: Sequence[Run]) -> list[str]:
+    """A short name for each run, different for each run of a benchmark.
+
+    The method; among runs of the same method also the options that differ, or the folder if there are many.
+    """
+    kinds = [(run.result.benchmark, run.result.method) for run in runs]
+    labels = [method for _, method in kinds]
+    for place, run in enumerate(runs):
+        differing = differing_options([other for other, kind in zip(runs, kinds, strict=True) if kind == kinds[place]])
+        if len(differing) <= MOST_OPTIONS:
+            options = run.options
+            labels[place] += "".join(f" {_last(key, options)}={options.get(key, 'null')}" for key in differing)
+    for suffixes in ([run.folder.name for run in runs], range(1, len(runs) + 1)):
+        names = [(benchmark, label) for (benchmark, _), label in zip(kinds, labels, strict=True)]
+        seen = Counter(names)
+        labels = [
+            f"{name[1]} ({end})" if seen[name] > 1 else name[1] for name, end in zip(names, suffixes, strict=True)
+        ]
+    return labels
+
+
+def differing_options(runs: Sequence[Run]) -> list[str]:
+    """The dotted names of the options in which the runs are not all the same."""
+    options = [run.options for run in runs]
+    names = dict.fromkeys(name for each in options for name in each)
+    return [name for name in names if len({each.get(name, "null") for each in options}) > 1]
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested options by dotted name."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        nested = isinstance(value, Mapping) and value
+        found |= flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return found
+
+
+def _last(key: str, options: Mapping[str, str]) -> str:
+    """The last part of a dotted name, unless another option ends the same."""
+    last = key.rpartition(".")[2]
+    return last if sum(name.rpartition(".")[2] == last for name in options) <= 1 else key

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from frcl.errors import DataError
-from frcl.experiment.metrics import Interval
-from frcl.experiment.results import Result
+from frcl.experiment.metrics import Interval, spread
+from frcl.experiment.results import MetricName
 from frcl.files import write_atomically
-from frcl.report.comparison import COMPARED, Comparison, comparison_rows
 from frcl.report.numbers import BY_KEY, MEANINGS, duration, interval, mean_and_std, number, plural, size
-from frcl.report.run import Run
+from frcl.report.run import ComparisonRow, PairedDifference, Run, comparison_rows
 
-Value = str | int | float | None
+Rows = Sequence[tuple[str, ...]]
 PARTS = ("mean", "std", "low", "high")
+COMPARED: tuple[MetricName, ...] = ("average_accuracy", "forgetting", "nll", "ece")
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,13 @@ class Table:
     name: str
     caption: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    data: tuple[tuple[Value, ...], ...] = ()
+    rows: Rows
+    data: Sequence[tuple[Any, ...]] = ()
+
+    def without(self, *columns: str) -> Table:
+        kept = [place for place, column in enumerate(self.columns) if column not in columns]
+        head, *rows = (tuple(row[place] for place in kept) for row in (self.columns, *self.rows))
+        return replace(self, columns=head, rows=rows)
 
 
 def write_tables(runs: Sequence[Run], folder: Path) -> list[Path]:
@@ -39,9 +46,9 @@ def write_tables(runs: Sequence[Run], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for table in tables(runs):
-        for suffix, content in (("md", markdown(table)), ("csv", comma_separated(table)), ("tex", latex(table))):
+        for suffix, form in (("md", markdown), ("csv", comma_separated), ("tex", latex)):
             paths.append(folder / f"{table.name}.{suffix}")
-            write_atomically(paths[-1], content.encode("utf-8", "replace"))
+            write_atomically(paths[-1], form(table).encode("utf-8", "replace"))
     return paths
 
 
@@ -49,73 +56,79 @@ def tables(runs: Sequence[Run]) -> list[Table]:
     """Every table of the runs, each with its own name."""
     comparison = comparison_rows(runs)
     labels = [row.label for row in comparison.rows]
-    names = ["accuracy"] if len(runs) == 1 else [f"accuracy-{n + 1}-{_slug(label)}" for n, label in enumerate(labels)]
-    found = [results_table(comparison), metrics_table(runs, labels)]
-    found += [matrix_table(run.result, name) for run, name in zip(runs, names, strict=True)]
-    return [*found, paired_table(comparison)] if comparison.pairs else found
+    slugs = [re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")[:40] or "run" for label in labels]
+    names = ["accuracy"] if len(runs) == 1 else [f"accuracy-{n}-{slug}" for n, slug in enumerate(slugs, 1)]
+    found = [results_table(comparison.rows), metrics_table(runs, labels), *map(matrix_table, runs, names)]
+    return [*found, paired_table(comparison.pairs)] if comparison.pairs else found
 
 
-def results_table(comparison: Comparison) -> Table:
+def results_table(comparison: Sequence[ComparisonRow]) -> Table:
     """One row for each run."""
     rows, data = [], []
-    for row in comparison.rows:
-        metrics = [(getattr(row, key), BY_KEY[key].unit) for key in COMPARED]
-        cells = [mean_and_std(metric, unit) for metric, unit in metrics]
+    for row in comparison:
+        metrics = [getattr(row, key) for key in COMPARED]
+        cells = [mean_and_std(metric, BY_KEY[key].unit) for key, metric in zip(COMPARED, metrics, strict=True)]
         rows.append((row.label, row.benchmark, str(row.seeds), *cells, size(row.memory_bytes), duration(row.seconds)))
-        values = [part for metric, _ in metrics for part in _parts(metric)]
+        values = [part for metric in metrics for part in _parts(metric)]
         data.append((row.label, row.benchmark, row.method, row.seeds, *values, row.memory_bytes, row.seconds))
-    names = [f"{key}_{part}" for key in COMPARED for part in PARTS]
-    head = ("run", "benchmark", "method", "seeds", *names, "memory_bytes", "seconds")
+    parts = [f"{key}_{part}" for key in COMPARED for part in PARTS]
+    head = ("run", "benchmark", "method", "seeds", *parts, "memory_bytes", "seconds")
     columns = ("Run", "Benchmark", "Seeds", "Accuracy %", "Forgetting pp", "NLL nats", "ECE %", "Kept", "Time")
-    return Table("results", "Results: mean ± standard deviation over seeds", columns, tuple(rows), (head, *data))
+    return Table("results", "Results: mean ± standard deviation over seeds", columns, rows, (head, *data))
 
 
 def metrics_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
-    """Every metric of every run with its 95 % interval."""
+    """Every metric of every run with its 95 % interval; the run is named if there are several."""
     rows, data = [], []
     for run, label in zip(runs, labels, strict=True):
         for meaning in MEANINGS:
-            metric, unit = meaning.of(run.result), meaning.unit
-            names = (label, run.result.benchmark) if len(runs) > 1 else ()
-            shown = (mean_and_std(metric, unit), interval(metric, unit), meaning.better)
+            metric, names = meaning.of(run.result), (label, run.result.benchmark)
+            shown = (mean_and_std(metric, meaning.unit), interval(metric, meaning.unit), meaning.better)
             rows.append((*names, meaning.title_with_unit, *shown))
-            data.append((label, run.result.benchmark, run.result.method, meaning.key, *_parts(metric)))
+            data.append((*names, run.result.method, meaning.key, *_parts(metric)))
+    columns = ("Run", "Benchmark", "Metric", "Mean ± std", "95 % interval", "Better")
     head = ("run", "benchmark", "method", "metric", *PARTS)
-    first = ("Run", "Benchmark") if len(runs) > 1 else ()
-    columns = (*first, "Metric", "Mean ± std", "95 % interval", "Better")
-    return Table("metrics", "Metrics over seeds", columns, tuple(rows), (head, *data))
+    table = Table("metrics", "Metrics over seeds", columns, rows, (head, *data))
+    return table if len(runs) > 1 else table.without("Run", "Benchmark")
 
 
-def matrix_table(result: Result, name: str = "accuracy") -> Table:
+def matrix_table(run: Run, name: str = "accuracy") -> Table:
     """The accuracy matrix: a row after learning each task, a column on each task; the data have every seed."""
-    R, tasks = result.accuracy, result.tasks
-    rows, data = [], []
-    for i, after in enumerate(tasks):
-        cells = [number(100 * value, 2) for value in R[:, i, : i + 1].mean(0)]
-        rows.append((after, *cells, *[""] * (len(tasks) - i - 1)))
-        for s, seed in enumerate(result.seeds):
-            data += [(seed, after, on, float(R[s, i, j])) for j, on in enumerate(tasks[: i + 1])]
-    caption = (
-        f"Accuracy of {result.method} on {result.benchmark} in %, mean over {plural(len(result.seeds), 'seed')}: "
-        "rows after learning a task, columns on a task"
-    )
-    columns = ("After learning", *(f"on {task}" for task in tasks))
-    return Table(name, caption, columns, tuple(rows), (("seed", "after_task", "on_task", "accuracy"), *data))
+    result, tasks = run.result, run.result.tasks
+    caption = f"Accuracy of {result.method} on {result.benchmark} in %, mean over {plural(len(result.seeds), 'seed')}: "
+    caption += "rows after learning a task, columns on a task"
+    cells = [(i, s, j) for i in range(len(tasks)) for s in range(len(result.seeds)) for j in range(i + 1)]
+    data = [(result.seeds[s], tasks[i], tasks[j], float(result.accuracy[s, i, j])) for i, s, j in cells]
+    columns, head = ("After learning", *(f"on {task}" for task in tasks)), ("seed", "after_task", "on_task", "accuracy")
+    return Table(name, caption, columns, matrix_rows(run), (head, *data))
 
 
-def paired_table(comparison: Comparison) -> Table:
+def matrix_rows(run: Run, *, with_std: bool = False) -> Rows:
+    """The accuracy matrix in %, empty where a task was not learned yet."""
+    (mean, std), tasks = spread(run.result.accuracy), run.result.tasks
+
+    def cell(i: int, j: int) -> str:
+        return mean_and_std(Interval(mean[i, j], std[i, j] if with_std and std is not None else None), "percent")
+
+    return tuple((task, *("" if j > i else cell(i, j) for j in range(len(tasks)))) for i, task in enumerate(tasks))
+
+
+def paired_table(pairs: Sequence[PairedDifference]) -> Table:
     """Average accuracy of one run minus another's over the seeds that both have."""
     rows, data = [], []
-    for pair in comparison.pairs:
+    for pair in pairs:
         gap, seeds, memory = pair.difference, len(pair.seeds), (pair.memory_first, pair.memory_second)
         shown = (number(100 * gap.mean, 2), interval(gap, "points"), *map(size, memory))
         rows.append((f"{pair.first} − {pair.second}", pair.benchmark, str(seeds), *shown))
         data.append((pair.benchmark, pair.first, pair.second, seeds, gap.mean, gap.low, gap.high, *memory))
     columns = ("Runs", "Benchmark", "Common seeds", "Difference pp", "95 % interval", "First keeps", "Second keeps")
-    head = ("benchmark", "first", "second", "common_seeds", "difference", "low", "high", "memory_bytes_first",
-            "memory_bytes_second")  # fmt: skip
+    names = "benchmark first second common_seeds difference low high memory_bytes_first memory_bytes_second"
     caption = "Difference in average accuracy over paired seeds (Student t)"
-    return Table("paired", caption, columns, tuple(rows), (head, *data))
+    return Table("paired", caption, columns, rows, (tuple(names.split()), *data))
+
+
+def _parts(metric: Interval | None) -> list[float | None]:
+    return [getattr(metric, part, None) for part in PARTS]
 
 
 def markdown(table: Table) -> str:
@@ -134,47 +147,23 @@ def comma_separated(table: Table) -> str:
 
 def latex(table: Table) -> str:
     """A floating table in the style of the package booktabs; all text is escaped."""
-    lines = [" & ".join(map(_latex_text, line)) + r" \\" for line in (table.columns, *table.rows)]
-    head = r"""% needs \usepackage{booktabs}
-\begin{table}
-\centering
-"""
-    form = f"l{'r' * (len(table.columns) - 1)}"
-    opening = [rf"\caption{{{_latex_text(table.caption)}}}", rf"\begin{{tabular}}{{{form}}}", r"\toprule", lines[0]]
-    closing = [r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]
-    return head + "\n".join([*opening, r"\midrule", *lines[1:], *closing])
-
-
-def _parts(metric: Interval | None) -> list[Value]:
-    return [None if metric is None else getattr(metric, part) for part in PARTS]
+    head, *rows = [" & ".join(map(_latex_text, line)) + r" \\" for line in (table.columns, *table.rows)]
+    before = ["% needs \\usepackage{booktabs}", r"\begin{table}", r"\centering"]
+    before += [rf"\caption{{{_latex_text(table.caption)}}}", rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}"]
+    after = [r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]
+    return "\n".join([*before, r"\toprule", head, r"\midrule", *rows, *after])
 
 
 def _markdown_text(text: str) -> str:
-    plain = re.sub(r"([\\`*_{}\[\]|~#$])", r"\\\1", " ".join(text.split()))
-    return plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return html.escape(re.sub(r"([\\`*_{}\[\]|~#$])", r"\\\1", " ".join(text.split())), quote=False)
 
 
-_LATEX = str.maketrans(
-    {character: f"\\{character}" for character in "&%$#_{}"}
-    | {
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "<": r"\textless{}",
-        ">": r"\textgreater{}",
-        "|": r"\textbar{}",
-        "−": "$-$",
-        "±": r"$\pm$",
-        "–": "--",
-        "…": r"\dots{}",
-        "\N{NO-BREAK SPACE}": "~",
-    }
-)
+_LATEX = {character: f"\\{character}" for character in "&%$#_{}"}
+_LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"}
+_LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "−": "$-$", "±": r"$\pm$", "–": "--", "…": r"\dots{}"}
+_LATEX |= {"\N{NO-BREAK SPACE}": "~"}
 
 
 def _latex_text(text: str) -> str:
-    return re.sub(r"[^\S\N{NO-BREAK SPACE}]+", " ", text).translate(_LATEX)
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40] or "run"
+    plain = re.sub(r"[^\S\N{NO-BREAK SPACE}]+", " ", text)
+    return "".join(_LATEX.get(character, character) for character in plain)

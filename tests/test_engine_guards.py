@@ -9,9 +9,9 @@ from torch import nn
 import frcl.engine.recorded as recorded_module
 import frcl.engine.train as train_module
 from frcl import FRCL, MLP, CheckpointError, ConvNet, NumericalError, TaskError
-from frcl.display import Silent
 from frcl.experiment import runner
 from frcl.experiment.config import resolve
+from frcl.experiment.display import Silent
 from frcl.experiment.keeper import Interrupted
 from frcl.learners.inputs import data_mark
 from frcl.learners.lockstep import together

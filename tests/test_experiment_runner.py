@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from frcl import CheckpointError, DataError, OptionError
-from frcl.display import Silent
 from frcl.experiment import runner
 from frcl.experiment.config import resolve
+from frcl.experiment.display import Silent
 from frcl.experiment.environment import describe
 from frcl.experiment.keeper import CHECKPOINT, Interrupted, read_checkpoint
 from frcl.experiment.metrics import score_boundaries

@@ -5,9 +5,9 @@ import os
 import pytest
 
 from frcl.data.datasets import MNIST
-from frcl.display import Silent
 from frcl.experiment import runner
 from frcl.experiment.config import resolve
+from frcl.experiment.display import Silent
 
 MISSING = "FRCL_DATA names no folder with the four MNIST files"
 

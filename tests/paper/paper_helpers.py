@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from frcl.display import Silent
+from frcl.experiment.display import Silent
 from paper.cells import Cell, Paper, Table
 from paper.cli import main as paper_main
 from paper.measure import Place, Session, Wanted, measure, state_of

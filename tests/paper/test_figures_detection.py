@@ -10,8 +10,8 @@ from torch.distributions import Normal, kl_divergence
 
 from frcl import FRCL, MLP, BoundaryDetector, TaskError
 from frcl.data.datasets import MNIST, OMNIGLOT
-from frcl.display import Silent
 from frcl.experiment import runner
+from frcl.experiment.display import Silent
 from frcl.features import features
 from frcl.report.drawing import style
 from paper.cells import Cell

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from frcl import DataError, OptionError
 from frcl.codec import to_json
-from frcl.display import Silent
 from frcl.experiment import runner
 from frcl.experiment.config import resolve
+from frcl.experiment.display import Silent
 from frcl.experiment.metrics import over_seeds
 from frcl.methods import METHODS
 from paper.cells import BOUNDARIES_3, TABLES

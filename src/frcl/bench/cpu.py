@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from frcl.bench.measure import Goal, Measurement, Timed, clocked, in_turn
 from frcl.bench.references import covariance_factors, direct_past_kl, direct_trace, plain_prediction, plain_training
-from frcl.display import Silent
 from frcl.engine.program import CHUNK, Program
 from frcl.engine.train import train
 from frcl.experiment import environment, runner
 from frcl.experiment.config import resolve
+from frcl.experiment.display import Silent
 from frcl.features import MLP
 from frcl.learners.frcl import FRCL
 from frcl.learners.options import PLUS

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from frcl.bench.measure import Goal, Measurement, in_turn
-from frcl.display import Silent, in_words
 from frcl.experiment import runner
 from frcl.experiment.config import Config, resolve
+from frcl.experiment.display import Silent, in_words
 from frcl.learners.options import FRCLOptions
 
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -15,12 +15,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from frcl.cli_bench import bench
+from frcl.cli.bench import bench
 from frcl.data.registry import BENCHMARKS, known_name
-from frcl.display import Live, Plain, Several, Silent, accuracy_table, in_words
 from frcl.errors import FrclError, OptionError
 from frcl.experiment import runner
 from frcl.experiment.config import Config, parse_setting, parts_of, read_toml, resolve, to_toml
+from frcl.experiment.display import Live, Plain, Several, Silent, accuracy_table, in_words
 from frcl.experiment.keeper import Interrupted, Observer
 from frcl.experiment.results import Result
 from frcl.experiment.tensorboard import TensorBoard

@@ -5,11 +5,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: help run test check format mutants bench reproduce-quick docs clean
+.PHONY: help run test test-all check format mutants bench reproduce-quick docs clean
 
 help:
 	@echo "make run      set up, learn split-digits, write a report"
-	@echo "make test     set up, run the tests"
+	@echo "make test     set up, run the tests but for the slow ones; make test-all: all of them"
 	@echo "make check    lint, formatting, strict types"
 	@echo "make docs     build the documentation, warnings are errors"
 	@echo "make mutants  break the formulas one at a time and show that the tests notice"
@@ -26,6 +26,9 @@ run: $(READY)
 	$(BIN)/frcl run --out runs/split-digits --overwrite
 
 test: $(READY)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow"
+
+test-all: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 check: $(READY)
@@ -45,7 +48,7 @@ bench: $(READY)
 	$(BIN)/frcl bench --out runs/bench.json $(BENCH)
 
 reproduce-quick: $(READY)
-	$(BIN)/frcl reproduce all --quick --again
+	$(BIN)/python -m paper all --quick --again
 
 docs: $(READY)
 	$(BIN)/sphinx-build -W -q -b html docs site

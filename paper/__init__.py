@@ -1,1 +1,1 @@
-"""The paper's tables, measured: cells, the runs they need, the files they are kept in, and the page made of them."""
+"""The reproduction of the paper: what is measured, the result files, and the page and figures made from them."""

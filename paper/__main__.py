@@ -1,4 +1,4 @@
-"""`python -m paper`: the paper's tables and figures."""
+"""`python -m paper`: the command line of the reproduction."""
 
 from paper.cli import main
 

@@ -1,4 +1,4 @@
-"""The holds of FRCL+ on and off: none, each alone, all but one, all; with the fewest points of each benchmark."""
+"""Ablation of FRCL+: no regulariser, each alone, all but one, all; with the fewest points of each benchmark."""
 
 from __future__ import annotations
 
@@ -7,46 +7,42 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from frcl.experiment.config import resolve
-from frcl.learners.options import HOLDS
 from paper.cells import OMNIGLOT, ONE, THREE, Cell, Layer, Table
 from paper.frontier import METHOD, budget_options
-from paper.markdown import NOT, TITLES, Found, documents_of, grid, how_measured, in_percent, seeds_of
+from paper.library import REGULARISERS
+from paper.markdown import NOT, TITLES, Found, documents_of, grid, in_percent, seeds_of, ways_of
 
 NONE, ALL = "none", "all"
-POINTS = {"split-mnist": 2, "permuted-mnist": 10, OMNIGLOT: 1}  # a task; on Omniglot a character
-SHORT = {OMNIGLOT: {"stream": {"tasks": 10}, "learner": {"steps": 1000}}}  # the first alphabets, not trained to the end
+POINTS = {"split-mnist": 2, "permuted-mnist": 10, OMNIGLOT: 1}  # per task; on Omniglot per character
+SHORT = {OMNIGLOT: {"stream": {"tasks": 10}, "learner": {"steps": 1000}}}  # the first alphabets, with fewer steps
 
 
 def _rows() -> Iterator[tuple[str, tuple[str, ...]]]:
+    names = {regulariser: regulariser.replace("_", " ") for regulariser in REGULARISERS}
     yield NONE, ()
-    for hold in HOLDS:
-        yield f"only {_plain(hold)}", (hold,)
-    for hold in HOLDS:
-        yield f"all but {_plain(hold)}", tuple(one for one in HOLDS if one != hold)
-    yield ALL, HOLDS
+    for regulariser, name in names.items():
+        yield f"only {name}", (regulariser,)
+    for regulariser, name in names.items():
+        yield f"all but {name}", tuple(one for one in REGULARISERS if one != regulariser)
+    yield ALL, REGULARISERS
 
 
-def _plain(hold: str) -> str:
-    return hold.replace("_", " ")
-
-
-ROWS = dict(_rows())  # name: what is on
+ROWS = dict(_rows())  # name: the regularisers that are on
 
 
 def name_of(benchmark: str, row: str) -> str:
-    """The cell of a row: split-mnist-only-memory-targets."""
+    """The name of a cell: split-mnist-only-memory-targets."""
     return f"{benchmark}-{row.replace(' ', '-')}"
 
 
 def _cells() -> Iterator[Cell]:
-    """Weights are those that `frcl-plus` has on the benchmark; 0 where a hold is off.
+    """Weights are those of `frcl-plus` on the benchmark, 0 for a regulariser that is off.
 
-    An old task is predicted by its head. The paper's term alone keeps no heads, so there it is by the summary.
+    Old tasks are predicted by their heads. The paper's term alone keeps no heads, so there the summary predicts.
     """
     for benchmark, points in POINTS.items():
         for row, on in ROWS.items():
-            off: dict[str, Any] = {hold: 0.0 for hold in HOLDS if hold not in on}
+            off: dict[str, Any] = {one: 0.0 for one in REGULARISERS if one not in on}
             prediction = "summary" if on == ("functional",) else "head"
             layers: tuple[Layer, ...] = (
                 {"method": METHOD},
@@ -59,34 +55,32 @@ def _cells() -> Iterator[Cell]:
 
 
 def weights_in_words(table: Table) -> str:
-    """The weights of the holds where they are on, on each benchmark."""
-    told = []
+    """The weights of the regularisers on each benchmark."""
+    parts = []
     for cell in table.cells:
         if cell.row == ALL:
-            options = asdict(resolve(cell.benchmark, *cell.layers).learner)
-            weights = ", ".join(f"`{hold}` {options[hold]:g}" for hold in HOLDS)
-            told.append(f"{TITLES[cell.benchmark]} {weights}")
-    return f"Weights where a hold is on: {'; '.join(told)}."
+            options = asdict(cell.config().learner)
+            weights = ", ".join(f"`{one}` {options[one]:g}" for one in REGULARISERS)
+            parts.append(f"{TITLES[cell.benchmark]} {weights}")
+    return f"Weights of the regularisers that are on: {'; '.join(parts)}."
 
 
 def ablation_view(table: Table, results: Path, quick: bool) -> Iterator[str]:
-    """Accuracy and forgetting with the benchmarks side by side, then how they were measured."""
+    """Accuracy and forgetting on all benchmarks, then how they were measured."""
     found, cells = documents_of(table, results, quick=quick), {cell.name: cell for cell in table.cells}
     yield weights_in_words(table)
     for metric, title in (("average_accuracy", "average accuracy %"), ("forgetting", "forgetting %")):
         rows = []
         for row, on in ROWS.items():
-            marks = ["on" if hold in on else "" for hold in HOLDS]
+            marks = ["on" if one in on else "" for one in REGULARISERS]
             values = [_value(cells.get(name_of(benchmark, row)), found, metric) for benchmark in POINTS]
             rows.append([row, *marks, *values])
-        yield grid((title, *(f"`{hold}`" for hold in HOLDS), *(TITLES[one] for one in POINTS)), rows)
-    ways = [way for cell in table.cells if cell.name in found for way in how_measured(cell, found[cell.name])]
-    if ways:
-        yield "\n".join(ways)
+        yield grid((title, *(f"`{one}`" for one in REGULARISERS), *(TITLES[one] for one in POINTS)), rows)
+    yield from ways_of(table.cells, found)
 
 
 def _value(cell: Cell | None, found: Found, metric: str) -> str:
-    """Mean ± standard deviation, with the number of seeds where some are missing."""
+    """Mean ± standard deviation, with the number of seeds if some are missing."""
     one = None if cell is None else found.get(cell.name)
     if cell is None or one is None:
         return NOT
@@ -96,12 +90,12 @@ def _value(cell: Cell | None, found: Found, metric: str) -> str:
 
 ABLATION = Table(
     "ablation",
-    "Ablation: what each hold does",
-    "[FRCL+](docs/frcl-plus.md) with some of its holds; with none of them it is finetuning with a head for each task. "
+    "Ablation: what each regulariser does",
+    "[FRCL+](docs/frcl-plus.md) with some of its regularisers; without any it is finetuning with one head per task. "
     "Split-MNIST with 2 points, Permuted-MNIST with 10, three seeds; the first ten alphabets of Omniglot with 1 point "
     "per character and 1,000 steps, one seed. Old tasks are predicted by their heads; with the paper's term alone, "
-    "`functional`, by the summary. In all rows the rate falls over the second half of a task's "
-    "steps, as in FRCL+.",
+    "`functional`, by the summary. In all rows the learning rate decays over the second half of a task's steps, as in "
+    "FRCL+.",
     tuple(_cells()),
     view=ablation_view,
     sample=(*(name_of("split-mnist", row) for row in ROWS), name_of(OMNIGLOT, ALL)),

@@ -1,6 +1,6 @@
-"""The cells of the paper's tables: what is run for each, and what the paper has there. The one place that types it.
+"""The cells of the paper's tables: the options of each, and the value that the paper prints.
 
-Numbers are written as the paper prints them: per cent, mean ± standard deviation; Table 3 precision/recall/F1.
+Values are written as in the paper: per cent, mean ± standard deviation; in Table 3 precision/recall/F1.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paper.library import Config, resolve
+
 Layer = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Paper:
-    """What the paper prints: its own measurement, or one that it quotes."""
+    """A value of the paper: its own measurement, or one that it quotes."""
 
-    value: str  # "61.7 ± 1.8", or without a deviation
+    value: str  # "61.7 ± 1.8", or without a standard deviation
     quoted: bool = False
     remark: str = ""
 
@@ -28,32 +30,34 @@ class Cell:
 
     name: str
     benchmark: str
-    row: str  # as the page names it
-    layers: tuple[Layer, ...]  # what differs from the defaults of the benchmark; the method is in the first
+    row: str  # its name on the page
+    layers: tuple[Layer, ...]  # options that differ from the defaults of the benchmark; the first names the method
     seeds: tuple[int, ...]
     paper: Paper | None = None
-    thresholds: Mapping[float, str] = field(default_factory=dict)  # hidden boundaries: what the paper prints for each
+    thresholds: Mapping[float, str] = field(default_factory=dict)  # hidden boundaries: the paper's value at each
 
     @property
     def method(self) -> str:
         return str(self.layers[0]["method"])
 
+    def config(self, *layers: Layer) -> Config:
+        """All options of its runs; `layers` are applied on top."""
+        return resolve(self.benchmark, *self.layers, *layers)
+
 
 @dataclass(frozen=True)
 class Table:
-    """Cells in the order in which they are run: what matters most comes first."""
+    """Cells in the order in which they are run, the most important first."""
 
     name: str
     title: str
-    note: str  # what the page says about it
+    note: str  # the introduction of its section on the page
     cells: tuple[Cell, ...]
-    view: View | None = None  # how the page shows it; None: a table of all metrics for each benchmark
-    sample: tuple[str, ...] = ()  # names of the cells that a quick figure is made of; none: all of them
+    view: View | None = None  # renders its section of the page; None: one table of all metrics per benchmark
+    sample: tuple[str, ...] = ()  # names of the cells used by a quick figure; empty: all
 
 
-View = Callable[[Table, Path, bool], Iterator[str]]  # the cells, the folder of results, whether they are quick ones
-
-
+View = Callable[[Table, Path, bool], Iterator[str]]  # the table, the folder of results, quick or not
 TEN, FIVE, THREE, ONE = tuple(range(10)), tuple(range(5)), tuple(range(3)), (0,)
 MNIST, OMNIGLOT = ("permuted-mnist", "split-mnist"), "omniglot"
 
@@ -104,11 +108,11 @@ QUOTED_1 = {  # from Nguyen et al. (2017); Permuted-MNIST, Split-MNIST
     "vcl-kcenter": ("93", "98.4"),
 }
 CORESET = {"permuted-mnist": 200, "split-mnist": 40}
-SCALE_1 = {  # features times this, by the number of points: chosen on validation data
+SCALE_1 = {  # feature_scale by the number of points, chosen on validation data
     "permuted-mnist": {10: 0.01, 200: 1.0},
     "split-mnist": {2: 0.25, 40: 0.0625},
 }
-UNSAID = "how its coreset was chosen is not said"  # of the 98.4
+UNSAID = "how its coreset was chosen is not stated"  # for the value 98.4
 
 
 def _table_1() -> Iterator[Cell]:
@@ -139,7 +143,7 @@ def make_cell(
     label: str,
     *layers: Layer,
 ) -> Cell:
-    """A cell whose learner has some options of its own; `label` says which, for the page and for the name."""
+    """A cell with options of its own for the learner; `label` describes them on the page and in the name."""
     title, first = ROWS[row]
     name = "-".join((benchmark, row, *label.split()[:1]))
     own: tuple[Layer, ...] = ({"learner": learner},) if learner else ()
@@ -170,7 +174,7 @@ def per_character(points: int) -> str:
 
 def _table_2() -> Iterator[Cell]:
     for row, values in MEASURED_2.items():
-        # points "per character": Appendix D shows random ones with the same number of each character
+        # Appendix D shows random points with the same number of each character
         start = {"start": "balanced"} if row.startswith("frcl") else {}
         for points, value in enumerate(values, 1):
             learner = {"points_per_class": points, **start}
@@ -196,10 +200,13 @@ BOUNDARIES_3 = {  # precision/recall/F1 at a threshold
 }  # fmt: skip
 
 
-CALM_3: Layer = {"initial_scale": 1.0, "feature_scale": 1.0}  # L starts at I as in Algorithm 1: scores drift least
-CLEAR_3: Layer = {**CALM_3, "feature_scale": 0.25}  # on Omniglot: with features as they are that noise is too much
+CALM_3: Layer = {
+    "initial_scale": 1.0,
+    "feature_scale": 1.0,
+}  # L starts at I, as in Algorithm 1: scores drift least
+CLEAR_3: Layer = {**CALM_3, "feature_scale": 0.25}  # on Omniglot that noise is too large for unscaled features
 ONE_AGAIN_3: Layer = {"window": 1, "rescore": True}
-WINDOWS_3: dict[str, Layer] = {  # what a minibatch is compared with, by the name of the row
+WINDOWS_3: dict[str, Layer] = {  # the reference of the boundary test, by row
     "window of 1": {"window": 1},
     "window of 1, scored again": ONE_AGAIN_3,
     "window of 10": {"window": 10},
@@ -208,11 +215,11 @@ WINDOWS_3: dict[str, Layer] = {  # what a minibatch is compared with, by the nam
 
 
 def _table_3() -> Iterator[Cell]:
-    """The reference of the test is the last minibatch, as in the paper, or the last ten, as it suggests.
+    """The reference of the test is the last minibatch, as in the paper, or the last ten, as the paper suggests.
 
-    Scored again it has no drift, so the learner has the defaults of the benchmark. On Omniglot such a learner that
-    misses a switch has a dead network before long, whose test is no test any more: there it acts on the one with ten,
-    and has options of its own, with which the scores of 32 examples differ less by chance.
+    A reference that is scored again does not drift, so the learner has the defaults of the benchmark. On Omniglot, a
+    learner that misses a switch ends up with a dead network, on which the test means nothing. There the learner acts
+    on the test with ten minibatches, and has options with which the scores of 32 examples vary less by chance.
     """
     for row, window in WINDOWS_3.items():
         for benchmark, printed in BOUNDARIES_3.items():
@@ -246,15 +253,15 @@ FRCL_7 = {
     "lr": 1e-4,
     "search_steps": 2000,
     "start": "balanced",
-    "initial_scale": 0.01,  # at this rate noise of 0.1 does not go away in time; the scale: chosen on validation data
+    "initial_scale": 0.01,  # at this lr noise of 0.1 does not decay in time; both scales were chosen on validation data
     "feature_scale": 1.0,
 }
 VCL_7 = {
-    "steps": 520,  # 100 epochs of the drawings of an alphabet of mean size: 1623 · 16 / 50 in batches of 100
+    "steps": 520,  # 100 epochs of an alphabet of average size: 1623 · 16 / 50 drawings in batches of 100
     "batch_size": 100,
     "lr": 1e-3,
 }
-ADAPT_7 = {"adapt_steps": 50, "adapt_lr": 1e-3}  # 50 epochs: a coreset is about one batch
+ADAPT_7 = {"adapt_steps": 50, "adapt_lr": 1e-3}  # 50 epochs; a coreset is about one batch
 
 
 def _table_7() -> Iterator[Cell]:
@@ -266,14 +273,14 @@ def _table_7() -> Iterator[Cell]:
     yield make_cell(OMNIGLOT, "vcl", FIVE, Paper(WITHOUT_CORESET_7), VCL_7, "", MLP_7)
 
 
-# -- every method ------------------------------------------------------------------------------------------------
+# -- all methods ------------------------------------------------------------------------------------------------
 
 METHODS_IN_ORDER = (
     "frcl", "frcl-plus", "replay", "single", "joint", "progressive", "finetune", "lwf", "ewc", "online-ewc", "dlp",
     "si", "pnc", "vcl", "vcl-random", "vcl-kcenter",
 )  # fmt: skip
-ALPHABETS = 5  # Omniglot: the first so many
-SAME_AS = {"frcl": "frcl-trace", "replay": "baseline"}  # rows of Table 1 that a method with its defaults is
+ALPHABETS = 5  # the number of alphabets of Omniglot
+SAME_AS = {"frcl": "frcl-trace", "replay": "baseline"}  # rows of Table 1 with the defaults of a method
 
 
 def _methods() -> Iterator[Cell]:
@@ -286,20 +293,20 @@ def _methods() -> Iterator[Cell]:
 
 
 def _paper_of(benchmark: str, method: str) -> Paper | None:
-    """What Table 1 has for a method, with as many points as the defaults have."""
+    """The value of Table 1 for a method, at the default number of points."""
     if method in SAME_AS:
         value = MEASURED_1[SAME_AS[method]][benchmark][CORESET[benchmark]]
         return None if value is None else Paper(value)
     return _quoted_1(benchmark, method) if method in QUOTED_1 else None
 
 
-# -- all of them ------------------------------------------------------------------------------------------------
+# -- all tables ------------------------------------------------------------------------------------------------
 
 TABLES = (
     Table(
         "table1",
         "Table 1: Permuted-MNIST and Split-MNIST",
-        "Average test accuracy after the last task, ten seeds: permutations, splits and weights are those of the seed.",
+        "Average test accuracy after the last task, ten seeds. The seed sets permutations, splits and initial weights.",
         tuple(_table_1()),
     ),
     Table(
@@ -311,8 +318,8 @@ TABLES = (
     Table(
         "table3",
         "Table 3: task boundary detection",
-        "Precision/recall/F1 of the switches found in a stream whose boundaries are hidden, means over seeds. The "
-        "learner acts on threshold 5; the others are replayed on the statistic that it recorded (docs/metrics.md).",
+        "Precision/recall/F1 of the switches found in a stream with hidden boundaries, means over seeds. The learner "
+        "acts on threshold 5; the other thresholds are replayed on the recorded statistic (docs/metrics.md).",
         tuple(_table_3()),
     ),
     Table(
@@ -324,7 +331,7 @@ TABLES = (
     Table(
         "methods",
         "Every method, one seed",
-        "All methods of `frcl list` with their defaults; of Omniglot the first five alphabets. The paper's values are "
+        "All methods of `frcl list` with their defaults; the first five alphabets of Omniglot. The paper's values are "
         "those of Table 1.",
         tuple(_methods()),
     ),
@@ -334,7 +341,7 @@ TABLES = (
 # -- Figure 3 ------------------------------------------------------------------------------------------------
 
 POINTS_3 = {"split-mnist": (2, 10, 40), "permuted-mnist": (10, 50, 200)}  # per task
-SCALE_3 = {  # as Table 1; with the number of points that it does not have about half-way, on logarithmic scales
+SCALE_3 = {  # as in Table 1; numbers of points that it lacks are interpolated on logarithmic scales
     "split-mnist": {**SCALE_1["split-mnist"], 10: 0.125},
     "permuted-mnist": {**SCALE_1["permuted-mnist"], 50: 0.1},
 }
@@ -342,22 +349,22 @@ CRITERIA_3 = ("frcl-trace", "frcl-random", "frcl-elbo", "frcl-error", "frcl-pred
 
 
 def _figure_3() -> Iterator[Cell]:
-    """Every criterion with every number of points, but for what Table 1 has."""
-    there = {cell.name for cell in TABLES[0].cells}
+    """Every criterion with every number of points, except for the cells of Table 1."""
+    in_table_1 = {cell.name for cell in TABLES[0].cells}
     for benchmark, numbers in POINTS_3.items():
         for points in numbers:
             for row in CRITERIA_3:
                 own = {"points": points, "feature_scale": SCALE_3[benchmark][points]}
                 cell = make_cell(benchmark, row, THREE, None, own, f"{points} points")
-                if cell.name not in there:
+                if cell.name not in in_table_1:
                     yield cell
 
 
 FIGURE_3 = Table(
     "figure3",
     "Figure 3: criteria for choosing inducing points",
-    "Average test accuracy after the last task, three seeds; the other cells of the figure are those of Table 1. Cells "
-    "with the same number of points differ in the criterion alone.",
+    "Average test accuracy after the last task, three seeds; the other cells of the figure are in Table 1. Cells with "
+    "the same number of points differ only in the criterion.",
     tuple(_figure_3()),
     sample=tuple(f"{benchmark}-{row}-{points[0]}" for benchmark, points in POINTS_3.items() for row in CRITERIA_3),
 )

@@ -1,6 +1,6 @@
-"""FRCL+ at every memory budget of Tables 1 and 2, beside the best numbers that were published for them.
+"""FRCL+ at every memory budget of Tables 1 and 2, and the best published numbers.
 
-At equal points it is compared with our FRCL; at equal bytes with what our FRCL reaches where it keeps at least as much.
+It is compared with our FRCL twice: with the same number of points, and with at least as many bytes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from frcl.experiment.config import resolve
 from paper.cells import (
     FIGURE_3,
     FIVE,
@@ -33,10 +32,10 @@ from paper.markdown import (
     bytes_of,
     documents_of,
     grid,
-    how_measured,
     in_percent,
     plain_mean,
     seeds_of,
+    ways_of,
 )
 from paper.numbers import Ours, attains, ours, paired, percent, printed
 from paper.quick import reduced
@@ -45,18 +44,18 @@ from paper.store import Document, common_seeds, differences
 METHOD, FRCL = "frcl-plus", "frcl-trace"
 
 
-# -- what is measured, and what is published ------------------------------------------------------------------------
+# -- cells and published numbers ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Line:
-    """One memory budget: inducing points a task, on Omniglot a character."""
+    """A memory budget: inducing points per task, on Omniglot per character."""
 
     benchmark: str
     points: int
-    published: str  # the best that was published, in %, as printed
+    published: str  # the best published accuracy in %, as printed
     who: str
-    goal: float  # what FRCL+ is to reach, in %
+    goal: float  # the target for FRCL+, in %
 
     @property
     def cell(self) -> str:
@@ -64,7 +63,7 @@ class Line:
 
     @property
     def frcl(self) -> str:
-        """The cell of our FRCL with as many points."""
+        """The cell of our FRCL with the same number of points."""
         return f"{self.benchmark}-{FRCL}-{self.points}"
 
     @property
@@ -77,7 +76,7 @@ class Line:
 
 
 def paper_frcl(benchmark: str, points: int) -> str:
-    """What the paper has for FRCL, with optimised or with random points: the higher of the two."""
+    """The paper's value for FRCL: the higher of optimised and random points."""
     rows = ("frcl-trace", "frcl-random")
     if benchmark == OMNIGLOT:
         values = [MEASURED_2[row][points - 1] for row in rows]
@@ -98,7 +97,7 @@ LINES = (
 )
 
 
-OWN: dict[tuple[str, int], dict[str, Any]] = {  # what one set of defaults does not serve; chosen on validation data
+OWN: dict[tuple[str, int], dict[str, Any]] = {  # where the defaults do not serve well; chosen on validation data
     ("permuted-mnist", 200): {
         "steps": 4000, "lr": 2e-3, "current_inputs": 0.0, "memory_targets": 0.0, "curvature": 0.3,
         "prediction": "summary", "held_out": 0.05,
@@ -107,18 +106,18 @@ OWN: dict[tuple[str, int], dict[str, Any]] = {  # what one set of defaults does 
 
 
 def own_options(benchmark: str, points: int) -> str:
-    """The same in words; nothing where there is none."""
+    """Those options in words; empty if there are none."""
     return ", ".join(f"`{name}={value}`" for name, value in OWN.get((benchmark, points), {}).items())
 
 
 def budget_options(benchmark: str, points: int) -> dict[str, Any]:
-    """The options of a learner with so many points, as Tables 1 and 2 have them."""
+    """The options that set the number of points, as in Tables 1 and 2."""
     if benchmark == OMNIGLOT:
         return {"points_per_class": points, "start": "balanced"}
     return {"points": points}
 
 
-EQUAL = {"split-mnist": 200, "permuted-mnist": 215}  # points with which FRCL keeps as many bytes as FRCL+ at most does
+EQUAL = {"split-mnist": 200, "permuted-mnist": 215}  # points with which FRCL keeps as many bytes as the largest FRCL+
 
 
 def _cells() -> Iterator[Cell]:
@@ -132,12 +131,12 @@ def _cells() -> Iterator[Cell]:
         yield make_cell(benchmark, FRCL, TEN, None, {"points": points, "feature_scale": scale}, f"{points} points")
 
 
-# -- what is found --------------------------------------------------------------------------------------------------
+# -- results --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A line with what is there of it; `others` are all cells of our FRCL on the benchmark that are measured."""
+    """The results of a line; `others` are all measured cells of our FRCL on the benchmark."""
 
     line: Line
     plus: Document | None
@@ -152,12 +151,12 @@ class Measured:
         return "" if found is None else attains(found, self.line.goal)
 
     def above(self, other: Document | None) -> str:
-        """By how many points FRCL+ is above another cell on the seeds that both have."""
+        """The difference of FRCL+ to another cell over their common seeds."""
         gain = None if self.plus is None or other is None else paired(self.plus["seeds"], other["seeds"])
         return "" if gain is None else gain.show()
 
     def on_the_same_seeds(self) -> tuple[Document | None, Document | None]:
-        """FRCL and FRCL+ with the seeds that both have; as they are where there are none, or one is missing."""
+        """FRCL and FRCL+ reduced to their common seeds; unchanged if there are none, or one is missing."""
         if self.plus is None or self.frcl is None:
             return self.frcl, self.plus
         both = common_seeds(self.frcl, self.plus)
@@ -169,7 +168,7 @@ class Measured:
         return frcl, plus
 
     def not_worse(self) -> str:
-        """Whether FRCL+ is at least as well calibrated as FRCL with as many points, in the digits that are shown."""
+        """Whether NLL and ECE of FRCL+ are at most those of FRCL with the same points, in the digits shown."""
         frcl, plus = self.on_the_same_seeds()
         if plus is None or frcl is None or not common_seeds(plus, frcl):
             return ""
@@ -183,20 +182,20 @@ class Measured:
         return f"no: {' and '.join(worse)}" if worse else "yes"
 
     def at_equal_bytes(self) -> str | None:
-        """The cell of FRCL that is compared with it at equal bytes; None where one of the two is not measured."""
+        """The name of the cell of FRCL to compare with at equal bytes; None if one of the two is not measured."""
         if self.plus is None or not self.others:
             return None
         return equal_budget(bytes_of(self.plus), {name: bytes_of(one) for name, one in self.others.items()})
 
 
 def equal_budget(size: int, budgets: Mapping[str, int]) -> str:
-    """The name of the smallest budget that is not below `size`; where all are below it, of the largest."""
+    """The name of the smallest budget of at least `size`; of the largest if all are smaller."""
     fits = {name: budget for name, budget in budgets.items() if budget >= size}
     return min(fits, key=fits.__getitem__) if fits else max(budgets, key=budgets.__getitem__)
 
 
 def frcl_tables(*, quick: bool = False) -> list[Table]:
-    """Where our FRCL is measured with points chosen by the trace: its cells alone."""
+    """The tables reduced to the cells of our FRCL whose points are chosen by the trace."""
     return [
         Table(table.name, table.title, table.note, tuple(cell for cell in table.cells if f"-{FRCL}-" in cell.name))
         for table in (reduced(one) if quick else one for one in (*TABLES[:2], FIGURE_3, FRONTIER))
@@ -204,7 +203,7 @@ def frcl_tables(*, quick: bool = False) -> list[Table]:
 
 
 def measured_lines(table: Table, results: Path, *, quick: bool = False) -> list[Measured]:
-    """Every line with the result files that there are."""
+    """All lines with their result files."""
     plus = documents_of(table, results, quick=quick)
     frcl = {
         name: one
@@ -221,28 +220,25 @@ def measured_lines(table: Table, results: Path, *, quick: bool = False) -> list[
 # -- the page -------------------------------------------------------------------------------------------------------
 
 ACCURACY = (
-    "average accuracy", "paper's FRCL %", "best published %", "to reach %", "our FRCL %", "our FRCL+ %", "seeds",
-    "reached", "above our FRCL by",
+    "average accuracy", "paper's FRCL %", "best published %", "target %", "our FRCL %", "our FRCL+ %", "seeds",
+    "reached", "difference to our FRCL",
 )  # fmt: skip
-CALIBRATION = ("calibration", "NLL, FRCL", "NLL, FRCL+", "ECE, FRCL", "ECE, FRCL+", "FRCL+ is not worse")
+CALIBRATION = ("calibration", "NLL, FRCL", "NLL, FRCL+", "ECE, FRCL", "ECE, FRCL+", "FRCL+ not worse")
 MEMORY = (
-    "memory", "bytes kept, FRCL", "bytes kept, FRCL+", "of these", "FRCL that keeps as much", "its bytes",
-    "its accuracy %", "FRCL+ is above it by",
+    "memory", "bytes kept, FRCL", "bytes kept, FRCL+", "by kind", "FRCL with as many bytes", "its bytes",
+    "its accuracy %", "difference of FRCL+ to it",
 )  # fmt: skip
 
 
 def frontier_view(table: Table, results: Path, quick: bool) -> Iterator[str]:
-    """Accuracy, calibration and memory of FRCL+ beside those of FRCL, then how they were measured."""
+    """Accuracy, calibration and memory of FRCL+ and FRCL, then how they were measured."""
     lines = measured_lines(table, results, quick=quick)
     cells = {cell.name: cell for cell in table.cells}
-    there = documents_of(table, results, quick=quick)
     yield grid(ACCURACY, [_accuracy(one, cells[one.line.cell]) for one in lines])
     yield grid(CALIBRATION, [_calibration(one) for one in lines])
     yield grid(MEMORY, [_memory(one) for one in lines])
-    ways = [way for name, one in there.items() for way in how_measured(cells[name], one)]
-    ways += [*_told_apart(), *_other_options(lines, quick)]
-    if ways:
-        yield "\n".join(ways)
+    found = documents_of(table, results, quick=quick)
+    yield from ways_of(table.cells, found, [*_own_options(), *_other_options(lines, quick)])
 
 
 def _accuracy(one: Measured, cell: Cell) -> list[str]:
@@ -265,39 +261,40 @@ def _memory(one: Measured) -> list[str]:
     if name is None or one.plus is None:
         return [one.line.title, *kept, parts, *["" if one.plus is None else NOT, "", "", ""]]
     other = one.others[name]
-    points = name.rpartition("-")[2] + " points" + " a character" * (one.line.benchmark == OMNIGLOT)
-    less = " (keeps less; none that keeps as much is measured)" * (bytes_of(other) < bytes_of(one.plus))
+    points = name.rpartition("-")[2] + " points" + " per character" * (one.line.benchmark == OMNIGLOT)
+    less = " (fewer bytes; no cell with as many is measured)" * (bytes_of(other) < bytes_of(one.plus))
     return [one.line.title, *kept, parts, points + less, f"{bytes_of(other):,}", in_percent(other), one.above(other)]
 
 
-def _told_apart() -> Iterator[str]:
-    """What differs from the one set of defaults that the others have."""
+def _own_options() -> Iterator[str]:
+    """Options that differ from the defaults of `frcl-plus`."""
     for benchmark, points in OWN:
         options = own_options(benchmark, points)
-        yield f"- `{METHOD}` on {TITLES[benchmark]} with {points} points has options of its own: {options}"
+        yield f"- `{METHOD}` on {TITLES[benchmark]} with {points} points has its own options: {options}"
 
 
 def _other_options(lines: list[Measured], quick: bool) -> Iterator[str]:
-    """Cells of FRCL that stand here and were measured with other options than they have now."""
+    """Cells of FRCL shown here that were measured with other options than their current ones."""
     shown = {name for one in lines for name in (one.line.frcl, one.at_equal_bytes())}
-    there = {name: document for one in lines for name, document in one.others.items() if name in shown}
+    found = {name: document for one in lines for name, document in one.others.items() if name in shown}
     for table in frcl_tables(quick=quick):
         for cell in table.cells:
-            if cell.name in there:
-                for other in differences(there[cell.name], resolve(cell.benchmark, *cell.layers)):
-                    yield f"- `{table.name}/{cell.name}` was measured with another option than it has: `{other}`"
+            if cell.name in found:
+                name = f"{table.name}/{cell.name}"
+                for other in differences(found[cell.name], cell.config()):
+                    yield f"- `{name}` was measured with another option than the current one: `{other}`"
 
 
 FRONTIER = Table(
     "frontier",
     "FRCL+ against the published numbers",
-    "[FRCL+](docs/frcl-plus.md) with the networks and points of Tables 1 and 2, and their steps where it is not said "
+    "[FRCL+](docs/frcl-plus.md) with the networks and points of Tables 1 and 2, and their steps unless stated "
     "otherwise; ten seeds, on Omniglot five orders of the alphabets. The paper's FRCL is the better of its two rows, "
-    "with optimised or random points; ours has points chosen by the trace, and is read from those tables' results. "
-    "The published numbers come from other code and other settings. FRCL+ keeps more than points, so it is compared "
-    "twice: with FRCL at equal points, and with the smallest measured FRCL that keeps at least as many bytes: two "
-    "cells of this table are for that. Differences, with their standard error, and calibration are over the seeds that "
-    "both have.",
+    "with optimised or random points; ours has points chosen by the trace, from the results of those tables. The "
+    "published numbers come from other code and other settings. FRCL+ keeps more than points, so it is compared twice: "
+    "with FRCL with the same number of points, and with the smallest measured FRCL that keeps at least as many bytes "
+    "(two cells of this table are for that). Differences are ± their standard error; differences and calibration are "
+    "over the common seeds.",
     tuple(_cells()),
     view=frontier_view,
 )

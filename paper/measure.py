@@ -1,4 +1,4 @@
-"""Runs what is missing of a table, and adds it to the result files."""
+"""Measures the missing seeds of cells, and adds them to the result files."""
 
 from __future__ import annotations
 
@@ -8,49 +8,53 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from frcl.errors import BusyError, OptionError
-from frcl.experiment import runner
-from frcl.experiment.config import Config, resolve
-from frcl.experiment.keeper import Observer, read_checkpoint
-from frcl.files import alone_in
+from frcl import OptionError
 from paper.cells import Cell, Table
+from paper.library import BusyError, Config, Observer, carry_out, seeds_at_once
+from paper.locks import locked
 from paper.numbers import percent
 from paper.runs import Home, Run
 from paper.store import Document, differences, document, merged, path_of, read_document, write_document
 
+COMMAND = "python -m paper"
+
 
 @dataclass(frozen=True)
 class Place:
-    """Where it is measured, and where the results are kept."""
+    """The folders of results and of runs in progress, the device and the data."""
 
     results: Path
-    runs: Path  # runs in progress
+    runs: Path
     device: str = "cpu"
     data: Path | None = None
     quick: bool = False
 
     def config(self, cell: Cell, seeds: Sequence[int]) -> Config:
-        where = {"seeds": list(seeds), "device": self.device}
         data = {} if self.data is None else {"data": str(self.data.resolve())}
-        return resolve(cell.benchmark, *cell.layers, {**where, **data})
+        return cell.config({"seeds": list(seeds), "device": self.device, **data})
+
+    def command(self, *words: str) -> str:
+        """A command line that measures something as here. It names no path of this machine."""
+        device = ["--device", self.device] if self.device != "cpu" else []
+        return " ".join([COMMAND, *words, *device, *["--quick"] * self.quick])
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which seeds of a cell are asked for: all, the first so many, or some by their number."""
+    """The requested seeds of a cell: all, the first `count`, or `only` some."""
 
     count: int | None = None
     only: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.count is not None and self.only:
-            raise OptionError("--seeds and --seed exclude each other: the first so many, or some by their number")
+            raise OptionError("--seeds and --seed exclude each other: a number of seeds, or some by their number")
 
     def of(self, cell: Cell) -> tuple[int, ...]:
         return tuple(seed for seed in cell.seeds[: self.count] if not self.only or seed in self.only)
 
     def words(self, cell: Cell, seeds: Sequence[int]) -> list[str]:
-        """How a run of these seeds is asked for on the command line: as it was, if it was asked for all of them."""
+        """Options of the command line for these seeds: those that were given, if they include the seeds."""
         wanted = self.of(cell)
         if set(seeds) <= set(wanted):
             seeds = wanted
@@ -63,13 +67,13 @@ ALL_SEEDS = Wanted()
 
 @dataclass(frozen=True)
 class State:
-    """A cell, and what is there of it."""
+    """A cell, the seeds requested of it and the seeds in its result file."""
 
     table: str
     cell: Cell
     asked: Wanted
-    there: tuple[int, ...]  # the seeds that are in the result file
-    differs: tuple[str, ...]  # options with which the file was made and that are others now
+    measured: tuple[int, ...]
+    differs: tuple[str, ...]  # options of the result file that differ from the current ones
 
     @property
     def name(self) -> str:
@@ -81,70 +85,85 @@ class State:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        return tuple(seed for seed in self.wanted if seed not in self.there)
+        return tuple(seed for seed in self.wanted if seed not in self.measured)
 
     def in_words(self) -> str:
-        text = f"{self.name}: {len(self.there)} of {len(self.cell.seeds)} seeds"
+        text = f"{self.name}: {len(self.measured)} of {len(self.cell.seeds)} seeds"
         text += f", missing {in_words(self.missing)}" if self.missing else ""
         return text + (f"; measured with other options: {'; '.join(self.differs)}" if self.differs else "")
 
 
 def in_words(seeds: Sequence[int]) -> str:
-    """ "0–9" for neighbours, else "0, 3, 5"."""
+    """ "0–9" for consecutive seeds, else "0, 3, 5"."""
     if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
         return f"{seeds[0]}–{seeds[-1]}"
     return ", ".join(map(str, seeds))
 
 
 def chosen_cells(table: Table, patterns: Sequence[str]) -> list[Cell]:
-    """Those whose name fits one of the patterns; all without any."""
+    """The cells whose name matches one of the patterns; all cells without patterns."""
     return [cell for cell in table.cells if not patterns or any(fnmatchcase(cell.name, one) for one in patterns)]
 
 
 def state_of(table: str, cell: Cell, place: Place, asked: Wanted = ALL_SEEDS, *, again: bool = False) -> State:
-    """What is there and what is not, of the seeds asked for; with `again` as if there were nothing."""
+    """The state of a cell; with `again`, as if there were no result file."""
     stored = None if again else read_document(path_of(place.results, table, cell.name), quick=place.quick)
-    there = () if stored is None else tuple(one["seed"] for one in stored["seeds"])
-    differs = () if stored is None else tuple(differences(stored, place.config(cell, cell.seeds)))
-    return State(table, cell, asked, there, differs)
+    if stored is None:
+        return State(table, cell, asked, (), ())
+    measured = tuple(one["seed"] for one in stored["seeds"])
+    return State(table, cell, asked, measured, tuple(differences(stored, cell.config())))
+
+
+def current_accuracy(table: str, cell: Cell, place: Place) -> tuple[float, float | str, int] | None:
+    """Mean and standard deviation ("" with one seed) of the accuracy in %, and the number of seeds.
+
+    None if the cell is not measured, or measured with other options than its current ones.
+    """
+    found = read_document(path_of(place.results, table, cell.name), quick=place.quick)
+    if found is None or differences(found, cell.config()):
+        return None
+    accuracy = percent(found["seeds"])
+    if accuracy is None:
+        return None
+    return accuracy.mean, "" if accuracy.std is None else accuracy.std, len(found["seeds"])
 
 
 def check_options(states: Sequence[State]) -> None:
-    """Refuse cells whose results were made with other options than they would be now."""
+    """Refuse cells whose results were measured with other options than the current ones."""
     other = [f"{one.name} ({'; '.join(one.differs)})" for one in states if one.differs]
     if other:
         raise OptionError(
-            f"results with other options are left as they are: {', '.join(other)}. Say --again to measure them anew, "
-            "in place of what is there."
+            f"results measured with other options are not changed: {', '.join(other)}. Use --again to measure them "
+            "again and replace them."
         )
 
 
 @dataclass(frozen=True)
 class Session:
-    """How cells are measured: where, who watches, who is told, until when."""
+    """How cells are measured: the place, observer and messages, and until when."""
 
     place: Place
-    observer: Callable[[], Observer]  # one for each run
+    observer: Callable[[], Observer]  # creates the observer of a run
     say: Callable[[str], None]
     may_start: Callable[[], bool]
-    again: bool = False  # measure anew, in place of what is there
+    again: bool = False  # replace the results that exist
 
 
 def attend(state: State, session: Session, lacking: str = "") -> None:
-    """Measure what is missing of a cell, or say why not; `lacking` says why its data is not at hand."""
+    """Measure the missing seeds of a cell, or say why not; `lacking` is the reason why its data is unavailable."""
     if state.differs:
-        session.say(f"{state.name}: left as it is, since it was measured with other options")
+        session.say(f"{state.name}: not changed, since it was measured with other options")
     elif lacking and state.missing:
         session.say(f"{state.name}: skipped, since {lacking}")
     else:
         try:
             _report(state, session)
         except BusyError:
-            session.say(f"{state.name}: left to another process that is at work on it")
+            session.say(f"{state.name}: left to another process that is measuring it")
 
 
 def _report(state: State, session: Session) -> None:
-    """Measure what is missing, and say what was found."""
+    """Measure the missing seeds, and say what was found."""
     for found in measure(state, session):
         accuracy = percent(found["seeds"])
         shown = "not available" if accuracy is None else f"{accuracy.show()} %"
@@ -154,95 +173,78 @@ def _report(state: State, session: Session) -> None:
 
 
 def measure(state: State, session: Session) -> Iterator[Document]:
-    """Run the missing seeds of a cell, as many at a time as are trained together; yields the file after each run.
+    """Run the missing seeds of a cell, in groups that are trained together; yields the result file after each run.
 
-    A run that was interrupted is taken up first if it has one of these seeds, also if it has more than were asked for.
-    Several processes may work on a cell, each with seeds of its own; to measure it anew is for one alone.
+    An interrupted run with one of these seeds is resumed first, even if it has more seeds than requested. Several
+    processes may measure a cell, each with its own seeds; replacing it requires that no other process does.
     """
-    left, anew = list(state.missing), session.again
+    left, again = list(state.missing), session.again
     with Home(session.place.runs / state.table / state.cell.name) as home:
-        if anew and not home.claim(state.cell.seeds):
-            raise BusyError(f"another process is at work on {state.name}; wait until it has ended")
+        if again and not home.claim(state.cell.seeds):
+            raise BusyError(f"another process is measuring {state.name}; wait until it has finished")
         first = True
         while left:
             if not session.may_start():
                 session.say(f"{state.name}: seeds {in_words(left)} not started, the time is up")
                 return
-            run = _next_run(state, session.place, home, left, anew=anew)
+            run = _next_run(state, session.place, home, left, again=again)
             if run is None:
-                left = _unmeasured(state, session.place, left, anew=anew)
+                left = _unmeasured(state, session.place, left, again=again)
                 if left and first:
-                    raise BusyError(f"another process is at work on {state.name}")
+                    raise BusyError(f"another process is measuring {state.name}")
                 if left:
                     session.say(f"{state.name}: seeds {in_words(left)} are left to another process")
                 return
-            found = _add(state, session.place, _carried_out(state, session, run), run.config, anew=anew)
+            finished = carry_out(run.config, run.folder, session.observer(), resume=run.interrupted)
+            command = session.place.command(
+                state.table, "--rows", state.cell.name, *state.asked.words(state.cell, run.config.seeds)
+            )
+            new = document(state.table, state.cell.name, run.config, finished, command, quick=session.place.quick)
+            found = _add(state, session.place, new, again=again)
             if found is None:
-                session.say(f"{state.name}: left as it is, other options were measured meanwhile")
+                session.say(f"{state.name}: not changed, since it was measured with other options meanwhile")
                 return
             shutil.rmtree(run.folder)
-            anew = first = False
+            again = first = False
             left = [seed for seed in left if seed not in run.seeds]
             yield found
 
 
-def _next_run(state: State, place: Place, home: Home, left: Sequence[int], *, anew: bool) -> Run | None:
-    """One that was interrupted, else one with the first seeds that are left and free; None if there are none.
+def _next_run(state: State, place: Place, home: Home, left: Sequence[int], *, again: bool) -> Run | None:
+    """An interrupted run, else a new one with the first seeds that are not claimed; None if there are none.
 
-    What is there is looked up after the claim: who had a seed before may have written it.
+    The result file is read after a claim, since the previous owner of a seed may have written it.
     """
     whole = place.config(state.cell, state.cell.seeds)
     for run in home.interrupted(whole):
-        written = not _unmeasured(state, place, run.config.seeds, anew=anew)
+        written = not _unmeasured(state, place, run.config.seeds, again=again)
         if (written or run.seeds & set(left)) and home.claim(run.config.seeds):
-            unmeasured = _unmeasured(state, place, run.config.seeds, anew=anew)
+            unmeasured = _unmeasured(state, place, run.config.seeds, again=again)
             if not unmeasured:
                 shutil.rmtree(run.folder)  # it was killed after its seeds had been written
             elif run.seeds == set(unmeasured):
                 return run
     mine: list[int] = []
     for seed in left:
-        if len(mine) < runner.seeds_at_once(whole) and home.claim([seed]):
-            mine += _unmeasured(state, place, [seed], anew=anew)
+        if len(mine) < seeds_at_once(whole) and home.claim([seed]):
+            mine += _unmeasured(state, place, [seed], again=again)
     return home.new(place.config(state.cell, mine)) if mine else None
 
 
-def _unmeasured(state: State, place: Place, seeds: Sequence[int], *, anew: bool) -> list[int]:
-    """Those of some seeds that are not in the file by now; all of them where it is going to be replaced."""
-    there = state_of(state.table, state.cell, place, again=anew).there
-    return [seed for seed in seeds if seed not in there]
+def _unmeasured(state: State, place: Place, seeds: Sequence[int], *, again: bool) -> list[int]:
+    """The seeds that are not in the result file; all of them if it is going to be replaced."""
+    measured = state_of(state.table, state.cell, place, again=again).measured
+    return [seed for seed in seeds if seed not in measured]
 
 
-def _carried_out(state: State, session: Session, run: Run) -> Document:
-    """Begin a run or take it up; what it found."""
-    observer = session.observer()
-    try:
-        if run.begun:
-            result = runner.resume(run.folder, observer)
-        else:
-            result = runner.run(run.config, run.folder, observer, overwrite=True)
-    finally:
-        observer.close()
-    records = read_checkpoint(run.folder)[0].records
-    command = _command(state, session.place, run.config.seeds)
-    return document(state.table, state.cell.name, run.config, result, records, command, quick=session.place.quick)
-
-
-def _add(state: State, place: Place, done: Document, config: Config, *, anew: bool) -> Document | None:
-    """Put a run into the file of its cell, which others may write to as well; None if that has other options now."""
+def _add(state: State, place: Place, new: Document, *, again: bool) -> Document | None:
+    """Add a run to the result file, to which other processes may write too; None if that has other options now."""
     path = path_of(place.results, state.table, state.cell.name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with alone_in(path.parent, wait=True):
-        stored = None if anew else read_document(path, quick=place.quick)
-        if stored is not None and differences(stored, config):
+    with locked(path.with_name(f".{path.stem}.lock"), wait=True):
+        stored = None if again else read_document(path, quick=place.quick)
+        if stored is not None and differences(stored, state.cell.config()):
             return None
-        found = merged(stored, done)
+        found = merged(stored, new)
         write_document(path, found)
     return found
-
-
-def _command(state: State, place: Place, seeds: Sequence[int]) -> str:
-    """How to get these seeds, without where anything lies on this machine."""
-    words = ["frcl reproduce", state.table, "--rows", state.cell.name, *state.asked.words(state.cell, seeds)]
-    words += ["--device", place.device] if place.device != "cpu" else []
-    return " ".join(words + ["--quick"] * place.quick)

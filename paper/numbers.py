@@ -1,4 +1,4 @@
-"""Our numbers beside the paper's: means over seeds, and whether the two agree."""
+"""Our numbers: means over seeds, and whether they agree with those of the paper."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from frcl.experiment.metrics import over_seeds
 from paper.cells import Cell, Paper
+from paper.library import over_seeds
 
 NUMBER = re.compile(r"\d+(?:\.(\d+))?")
 
 
 @dataclass(frozen=True)
 class Printed:
-    """A value as a paper prints it."""
+    """A printed value as numbers."""
 
     mean: float
     std: float | None
-    half: float  # half a unit of the last digit: what rounding may have hidden
+    half: float  # half a unit of the last digit, the largest rounding error
 
 
 def printed(text: str) -> Printed:
@@ -28,13 +28,13 @@ def printed(text: str) -> Printed:
     mean, _, std = text.partition(" ± ")
     found = NUMBER.fullmatch(mean)
     if found is None or (std and NUMBER.fullmatch(std) is None):
-        raise ValueError(f"{text!r} is not a mean, nor a mean ± a deviation")
+        raise ValueError(f"{text!r} is neither a mean nor a mean ± a standard deviation")
     return Printed(float(mean), float(std) if std else None, 0.5 * 10.0 ** -len(found[1] or ""))
 
 
 @dataclass(frozen=True)
 class Ours:
-    """Mean and standard deviation over seeds; no deviation with one seed."""
+    """Mean and standard deviation over seeds; None for the latter with one seed."""
 
     mean: float
     std: float | None
@@ -48,7 +48,7 @@ class Ours:
 
 
 def ours(seeds: Sequence[dict[str, Any]], metric: str) -> Ours | None:
-    """A metric over the seeds of a result file; None if it is not available for all of them."""
+    """A metric over the seeds of a result file; None unless all of them have it."""
     summary: Any = over_seeds([seed[metric] for seed in seeds])
     return None if summary is None else Ours(summary["mean"], summary["std"])
 
@@ -60,7 +60,7 @@ def percent(seeds: Sequence[dict[str, Any]], metric: str = "average_accuracy") -
 
 @dataclass(frozen=True)
 class Paired:
-    """By how many points one cell is above another on the seeds that both have, and the standard error of that mean."""
+    """Mean difference of two cells over their common seeds, in percentage points, and its standard error."""
 
     mean: float
     error: float | None
@@ -72,9 +72,9 @@ class Paired:
 
 
 def paired(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> Paired | None:
-    """Average accuracy of `one` minus that of `other`; None if they have no seed in common."""
-    there = {seed["seed"]: seed["average_accuracy"] for seed in other}
-    summary: Any = over_seeds([100 * (s["average_accuracy"] - there[s["seed"]]) for s in one if s["seed"] in there])
+    """Average accuracy of `one` minus that of `other`; None without a common seed."""
+    base = {seed["seed"]: seed["average_accuracy"] for seed in other}
+    summary: Any = over_seeds([100 * (s["average_accuracy"] - base[s["seed"]]) for s in one if s["seed"] in base])
     if summary is None:
         return None
     count = len(summary["per_seed"])
@@ -82,7 +82,7 @@ def paired(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> Pa
 
 
 def agreement(cell: Cell, found: Ours | None) -> str:
-    """ "yes", or by how much not, in points; nothing where one of the two is missing."""
+    """ "yes", or the difference in percentage points; empty if one of the two is missing."""
     if cell.paper is None or found is None:
         return ""
     return reaches(found, cell.paper) if cell.method == "frcl" else is_near(found, cell.paper)
@@ -96,13 +96,12 @@ def reaches(found: Ours, paper: Paper) -> str:
 
 
 def attains(found: Ours, goal: float) -> str:
-    """Our mean, with the two digits that are shown, is at least the goal."""
-    short = goal - round(found.mean, 2)
-    return "yes" if short <= 1e-9 else f"no: {short:.2f} below"
+    """Our mean, rounded to the two digits shown, is at least the goal."""
+    return _at_least(goal, round(found.mean, 2))
 
 
 def is_near(found: Ours, paper: Paper) -> str:
-    """Our mean is within two standard deviations: the paper's, ours where it has none; with neither, rounding alone."""
+    """Our mean is within two standard deviations: the paper's, else ours; without either, within rounding."""
     wanted = printed(paper.value)
     std = found.std if wanted.std is None else wanted.std
     room = wanted.half if std is None else 2 * std
@@ -111,7 +110,7 @@ def is_near(found: Ours, paper: Paper) -> str:
 
 
 def boundary_scores(seeds: Sequence[dict[str, Any]], threshold: float) -> dict[str, Ours] | None:
-    """Precision, recall and F1 at a threshold, over seeds; None if it was not recorded."""
+    """Precision, recall and F1 at a threshold, over seeds; None if not all seeds have them."""
     rows = [row for seed in seeds for row in seed["boundaries"] if row["threshold"] == threshold]
     if not rows or len(rows) != len(seeds):
         return None
@@ -120,7 +119,9 @@ def boundary_scores(seeds: Sequence[dict[str, Any]], threshold: float) -> dict[s
 
 
 def reaches_f1(found: dict[str, Ours], text: str) -> str:
-    """Our F1, rounded as the paper's, is at least the paper's."""
-    wanted = float(text.split("/")[2])
-    short = wanted - round(found["f1"].mean, 2)
-    return "yes" if short <= 1e-9 else f"no: {short:.2f} below"
+    """Our F1, rounded like the paper's, is at least the paper's."""
+    return _at_least(float(text.split("/")[2]), round(found["f1"].mean, 2))
+
+
+def _at_least(goal: float, value: float) -> str:
+    return "yes" if goal - value <= 1e-9 else f"no: {goal - value:.2f} below"

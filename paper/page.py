@@ -1,15 +1,15 @@
-"""REPRODUCTION.md from the result files: every number in it comes from one of them, or is the paper's."""
+"""REPRODUCTION.md, written from the result files."""
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Iterator, Sequence
-from importlib import resources
 from pathlib import Path
 
-from frcl.files import write_atomically
 from paper.cells import Cell, Table
-from paper.figures.base import FigureOf, Record, path_of_figure, read_record
+from paper.figures.base import FigureSpec, Record, path_of_figure, read_record
+from paper.library import write_atomically
 from paper.markdown import (
     NOT,
     TITLES,
@@ -17,13 +17,14 @@ from paper.markdown import (
     bytes_of,
     documents_of,
     grid,
-    how_measured,
     in_percent,
+    measured_in_words,
     plain_mean,
     seeds_of,
-    told,
+    ways_of,
     where_measured,
 )
+from paper.measure import COMMAND
 from paper.numbers import agreement, boundary_scores, paired, percent, reaches_f1
 from paper.store import Document
 
@@ -32,31 +33,36 @@ COLUMNS = (
     "", "paper %", "ours %", "seeds", "agrees", "just after learning %", "forgetting %", "NLL", "ECE", "bytes kept",
 )  # fmt: skip
 INTRODUCTION = """\
-The paper's tables and [figures](#figures), measured. `frcl reproduce page` writes this page from the files under
-`results/`, and a test compares the two; `frcl reproduce table1` and so on measure what is missing
-([how](docs/reproduction.md)). Not in the paper are [FRCL+](#frcl-against-the-published-numbers), beside the best
-published numbers, and [what each of its holds does](#ablation-what-each-hold-does).
+The tables and [figures](#figures) of the paper, measured. `python -m paper page` writes this page from the files in
+`paper/results/`, and a test compares the two; `python -m paper table1` etc. measure missing results
+([how](docs/reproduction.md)). Not in the paper are [FRCL+](#frcl-against-the-published-numbers), compared with the best
+published numbers, and its [ablation](#ablation-what-each-regulariser-does).
 
-Networks, rates, batch sizes and steps are those of the paper's Appendices F and G. Strengths of the methods beside FRCL
-were chosen on validation data by `frcl tune`; `src/frcl/experiment/defaults.toml` says which. All methods have one head
-a task and are told the task. Where the paper does not say how something was done,
-[our choice](#where-the-paper-is-silent) stands at the end.
+Networks, learning rates, batch sizes and steps are those of the paper's Appendices F and G. Regularisation strengths of
+the methods other than FRCL were chosen on validation data by `frcl tune`; they are in
+`src/frcl/experiment/defaults.toml`. All methods have one head per task and are given the task. Details that the paper
+does not specify are [listed at the end](#where-the-paper-is-silent), with our choices.
 
-Ours is the mean over seeds ± the standard deviation. A row of FRCL agrees if our mean is at least the paper's minus its
-standard deviation; any other row if it is within two standard deviations of the paper's mean, with the paper's standard
-deviation where it has one, else with ours. "Quoted" are values that the paper took from other papers, with other code
-and other settings. "n/a" is a number that does not exist for a method. Seconds are those of a machine that may have had
-other work at the time."""
-QUICK = """\
-**QUICK: made by `frcl reproduce --quick`. Two tasks, a dozen steps, small networks: it shows that everything runs, and
-its numbers mean nothing.**"""
-
-
-FIGURES_NOTE = "Each is drawn from the numbers in its CSV file alone."
+"Ours" is the mean over seeds ± the standard deviation. A row of FRCL agrees if our mean is at least the paper's mean
+minus its standard deviation; any other row if it is within two standard deviations of the paper's mean: the paper's
+standard deviation if it has one, else ours. "Quoted" marks values that the paper took from other papers, with other
+code and other settings. "n/a" marks a number that does not exist for a method. Seconds were measured on machines that
+may have had other work at the time."""
+QUICK = f"""\
+**QUICK: made by `{COMMAND} --quick`. Two tasks, a dozen steps, small networks: a check that everything runs. The
+numbers mean nothing.**"""
+FIGURES_NOTE = "Each figure is drawn from the numbers in its CSV file."
 
 
-def page(tables: Sequence[Table], results: Path, figures: Sequence[FigureOf] = (), *, quick: bool = False) -> str:
-    """The whole of REPRODUCTION.md."""
+def page(
+    tables: Sequence[Table],
+    results: Path,
+    figures: Sequence[FigureSpec] = (),
+    folder: Path | None = None,
+    *,
+    quick: bool = False,
+) -> str:
+    """The text of REPRODUCTION.md in `folder`, by default the parent of `results`."""
     title = "# Reproduction" + " (QUICK)" * quick
     found = {table.name: documents_of(table, results, quick=quick) for table in tables}
     parts = [title, *([QUICK] if quick else []), INTRODUCTION, _overview(tables, found)]
@@ -65,63 +71,60 @@ def page(tables: Sequence[Table], results: Path, figures: Sequence[FigureOf] = (
         parts += [f"## {table.title}{' (QUICK)' * quick}", table.note, *shown]
     if figures:
         parts += [f"## Figures{' (QUICK)' * quick}", FIGURES_NOTE]
-        parts += [part for figure in figures for part in _figure(figure, results, quick)]
+        parts += [part for figure in figures for part in _figure(figure, results, folder or results.parent, quick)]
     return "\n\n".join([*parts, "## Where the paper is silent", *_silent()]) + "\n"
 
 
 def write_page(
-    tables: Sequence[Table], results: Path, figures: Sequence[FigureOf] = (), *, quick: bool = False
+    tables: Sequence[Table], results: Path, figures: Sequence[FigureSpec], folder: Path, *, quick: bool = False
 ) -> Path:
-    """Write it beside the folder of results."""
-    path = results.parent / "REPRODUCTION.md"
-    text = page(tables, results, figures, quick=quick)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write REPRODUCTION.md into a folder."""
+    path = folder / "REPRODUCTION.md"
+    text = page(tables, results, figures, folder, quick=quick)
+    folder.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text.encode())
     return path
 
 
 def _overview(tables: Sequence[Table], found: dict[str, Found]) -> str:
-    """How much of each table there is, and how much of that agrees."""
+    """The number of measured rows of each table, and of values that agree with the paper."""
     rows = []
     for table in tables:
-        there = found[table.name]
-        whole = sum(len(there[cell.name]["seeds"]) >= len(cell.seeds) for cell in table.cells if cell.name in there)
-        verdicts = [verdict for cell in table.cells if cell.name in there for verdict in _verdicts(cell, there)]
-        cells = (
-            f"[{table.title.split(':')[0]}](#{_anchor(table.title)})",
-            f"{len(there)} of {len(table.cells)}",
-            str(whole),
-            *(("", "") if table.view else (str(len(verdicts)), str(verdicts.count("yes")))),
-        )
-        rows.append(cells)
-    return grid(("table", "rows measured", "all seeds", "beside a value of the paper", "of those agree"), rows)
+        measured = found[table.name]
+        cells = [cell for cell in table.cells if cell.name in measured]
+        whole = sum(len(measured[cell.name]["seeds"]) >= len(cell.seeds) for cell in cells)
+        verdicts = [verdict for cell in cells for verdict in _verdicts(cell, measured)]
+        title = f"[{table.title.split(':')[0]}](#{_anchor(table.title)})"
+        agree = ("", "") if table.view else (str(len(verdicts)), str(verdicts.count("yes")))
+        rows.append((title, f"{len(cells)} of {len(table.cells)}", str(whole), *agree))
+    return grid(("table", "rows measured", "with all seeds", "values also in the paper", "of which agree"), rows)
 
 
 def _anchor(title: str) -> str:
-    """As GitHub names a heading."""
+    """The anchor of a heading on GitHub."""
     kept = "".join(letter for letter in title.lower() if letter.isalnum() or letter in " -")
     return kept.replace(" ", "-")
 
 
-def _verdicts(cell: Cell, there: Found) -> list[str]:
-    """Whether it agrees: one for the accuracy, or one for each threshold; none where the paper has nothing."""
-    seeds = there[cell.name]["seeds"]
+def _verdicts(cell: Cell, measured: Found) -> list[str]:
+    """Whether a cell agrees with the paper: one verdict for the accuracy, or one per threshold that the paper has."""
+    seeds = measured[cell.name]["seeds"]
     if not cell.thresholds:
         return list(filter(None, [agreement(cell, percent(seeds))]))
-    scores = {text: boundary_scores(seeds, threshold) for threshold, text in cell.thresholds.items()}
-    return [reaches_f1(found, text) for text, found in scores.items() if found is not None]
+    scores = [(text, boundary_scores(seeds, threshold)) for threshold, text in cell.thresholds.items()]
+    return [reaches_f1(found, text) for text, found in scores if found is not None]
 
 
 # -- a table ------------------------------------------------------------------------------------------------------
 
 
 def _shown(table: Table, found: Found, results: Path, quick: bool, heading: str) -> Iterator[str]:
-    """As the table is to be shown."""
+    """The section of a table."""
     return _sections(table, found, heading) if table.view is None else table.view(table, results, quick)
 
 
 def _sections(table: Table, found: Found, heading: str) -> Iterator[str]:
-    """For each benchmark what was found, then how it was."""
+    """For each benchmark the results, then how they were measured."""
     for benchmark in dict.fromkeys(cell.benchmark for cell in table.cells):
         cells = [cell for cell in table.cells if cell.benchmark == benchmark]
         yield f"{heading} {TITLES.get(benchmark, benchmark)}"
@@ -129,33 +132,30 @@ def _sections(table: Table, found: Found, heading: str) -> Iterator[str]:
         yield _boundary_table(cells, found) if hidden else _accuracy_table(cells, found)
         if pairs := _pairs(cells, found):
             yield pairs
-        reasons_told = list(_reasons(table.name, cells, found))
-        if reasons_told:
-            yield "\n".join(reasons_told)
-        ways = [line for cell in cells if cell.name in found for line in how_measured(cell, found[cell.name])]
-        if ways:
-            yield "\n".join(ways)
+        if reasons := list(_reasons(table.name, cells, found)):
+            yield "\n".join(reasons)
+        yield from ways_of(cells, found)
 
 
 OPTIMISED, RANDOM = "-frcl-trace-", "-frcl-random-"
 
 
 def _pairs(cells: Sequence[Cell], found: Found) -> str:
-    """What optimised points are worth beside random ones, seed by seed; nothing where one of the two is missing."""
-    told = []
+    """The paired difference of optimised and random points; empty if one of the two is missing."""
+    parts = []
     for cell in cells:
         other = cell.name.replace(OPTIMISED, RANDOM)
         if OPTIMISED in cell.name and cell.name in found and other in found:
             gain = paired(found[cell.name]["seeds"], found[other]["seeds"])
-            told += [] if gain is None else [f"{cell.row.partition(', ')[2]} {gain.show()}"]
-    if not told:
+            parts += [] if gain is None else [f"{cell.row.partition(', ')[2]} {gain.show()}"]
+    if not parts:
         return ""
-    return f"FRCL (trace) minus FRCL (random), mean over the same seeds ± its standard error: {'; '.join(told)}."
+    return f"FRCL (trace) minus FRCL (random), mean over the common seeds ± its standard error: {'; '.join(parts)}."
 
 
 def _reasons(table: str, cells: Sequence[Cell], found: Found) -> Iterator[str]:
-    """Why each row that does not agree with the paper differs from it; the table of all methods is not the paper's."""
-    known = reasons().get(table)
+    """Why each row that does not agree with the paper differs from it, for the tables of the paper."""
+    known = read_reasons().get(table)
     if known is None:
         return
     for cell in cells:
@@ -185,7 +185,7 @@ def _paper(cell: Cell) -> str:
 
 
 def _boundary_table(cells: Sequence[Cell], found: Found) -> str:
-    """A row for each threshold; the paper's values beside ours of the cell that has them, then the other cells."""
+    """One row per threshold: the paper's value, then ours of each cell."""
     thresholds = next(cell.thresholds for cell in cells if cell.thresholds)
     headings = ["threshold", "paper"]
     for cell in cells:
@@ -207,15 +207,15 @@ def _boundary_table(cells: Sequence[Cell], found: Found) -> str:
 # -- figures --------------------------------------------------------------------------------------------------------
 
 
-def _figure(figure: FigureOf, results: Path, quick: bool) -> Iterator[str]:
-    """The picture with its words, where its numbers are, and how they were measured."""
+def _figure(figure: FigureSpec, results: Path, folder: Path, quick: bool) -> Iterator[str]:
+    """The picture with its caption, links to its numbers, and how they were measured."""
     record = read_record(results, figure.name, quick=quick)
     yield f"### {figure.title if record is None else record.title}"
     if record is None:
-        yield f"{NOT_MADE}: `frcl reproduce {figure.name}{' --quick' * quick}`"
+        yield f"{NOT_MADE}: `{COMMAND} {figure.name}{' --quick' * quick}`"
         return
     png, svg, numbers = (
-        path_of_figure(results, figure.name, kind).relative_to(results.parent).as_posix()
+        Path(os.path.relpath(path_of_figure(results, figure.name, kind), folder)).as_posix()
         for kind in ("png", "svg", "csv")
     )
     yield f"![{record.title}]({png})"
@@ -223,34 +223,35 @@ def _figure(figure: FigureOf, results: Path, quick: bool) -> Iterator[str]:
     yield f"- [numbers]({numbers}), [SVG]({svg})\n- {_how_figure(figure, record, quick)}"
     if figure.table is not None:
         yield figure.table.note
-        there = documents_of(figure.table, results, quick=quick)
-        yield from _shown(figure.table, there, results, quick, "####")
+        yield from _shown(figure.table, documents_of(figure.table, results, quick=quick), results, quick, "####")
 
 
-def _how_figure(figure: FigureOf, record: Record, quick: bool) -> str:
-    if record.measured is None:
-        return f"`frcl reproduce {figure.name}{' --quick' * quick}`"
-    return f"`{record.measured['command']}`: {told(where_measured(record.measured), record.measured['seconds'])}"
+def _how_figure(figure: FigureSpec, record: Record, quick: bool) -> str:
+    measured = record.measured
+    if measured is None:
+        return f"`{COMMAND} {figure.name}{' --quick' * quick}`"
+    return f"`{measured['command']}`: {measured_in_words(where_measured(measured), measured['seconds'])}"
 
 
-# -- the end ------------------------------------------------------------------------------------------------------
+# -- texts --------------------------------------------------------------------------------------------------------
 
 
-def choices() -> list[dict[str, str]]:
-    """Where the paper leaves something open: what it says, what is done here, why, and how to do otherwise."""
-    text = resources.files("paper").joinpath("choices.toml").read_text(encoding="utf-8")
-    found: list[dict[str, str]] = tomllib.loads(text)["choice"]
+HERE = Path(__file__).parent
+
+
+def read_choices() -> list[dict[str, str]]:
+    """Details that the paper does not specify: its text, our choice, the reason, and the command for another choice."""
+    found: list[dict[str, str]] = tomllib.loads((HERE / "choices.toml").read_text(encoding="utf-8"))["choice"]
     return found
 
 
-def reasons() -> dict[str, dict[str, str]]:
+def read_reasons() -> dict[str, dict[str, str]]:
     """Why cells differ from the paper, by table and name."""
-    text = resources.files("paper").joinpath("reasons.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return tomllib.loads((HERE / "reasons.toml").read_text(encoding="utf-8"))
 
 
 def _silent() -> Iterator[str]:
-    for one in choices():
+    for one in read_choices():
         yield f"### {one['about']}"
         parts = (("The paper", "paper"), ("Here", "here"), ("Why", "why"))
         lines = [f"- {heading}: {one[name]}" for heading, name in parts]

@@ -1,4 +1,4 @@
-"""Tables and figures at a reduced size: shows in minutes on a CPU that all of it runs. Its numbers mean nothing."""
+"""Tables and figures at a reduced size: a check that everything runs, in minutes on a CPU. The numbers mean nothing."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from frcl.data.places import data_status
-from frcl.experiment.config import resolve
 from paper.cells import OMNIGLOT, Cell, Layer, Table
-from paper.figures.base import FigureOf
+from paper.figures.base import FigureSpec
+from paper.library import data_status
 
-SMALL = {  # where a method has the option
+SMALL = {  # applied where a method has the option
     "steps": 12,
     "batch_size": 32,
     "search_steps": 20,
@@ -21,20 +20,20 @@ SMALL = {  # where a method has the option
     "fisher_examples": 40,
     "predict_samples": 4,
 }
-POINTS = 12  # at most
-STREAM_STEPS = 40  # with hidden boundaries: nothing is tested in the first 21 minibatches
-SEEDS = {OMNIGLOT: 2}  # the others take one: 60,000 images cost more than all steps
+POINTS = 12  # the largest number
+STREAM_STEPS = 40  # with hidden boundaries, where the first 21 minibatches are not tested
+SEEDS = {OMNIGLOT: 2}  # one for the others, since loading 60,000 images costs more than all steps
 
 
 def reduced(table: Table) -> Table:
-    """The table with all its cells, each small."""
+    """The table with all its cells, each at a reduced size."""
     return replace(table, cells=tuple(_small(cell) for cell in table.cells))
 
 
-def reduced_figure(figure: FigureOf) -> FigureOf:
-    """The figure for a quick run: of the cells that it is made of those that stand for the others, each small.
+def reduced_figure(figure: FigureSpec) -> FigureSpec:
+    """The figure with a sample of its cells, each at a reduced size.
 
-    What a figure measures by itself is small where its place is quick.
+    A figure without cells reduces its measurement itself if `Place.quick` is set.
     """
     table = figure.table
     if table is None:
@@ -44,7 +43,7 @@ def reduced_figure(figure: FigureOf) -> FigureOf:
 
 
 def _small(cell: Cell) -> Cell:
-    config = resolve(cell.benchmark, *cell.layers)
+    config = cell.config()
     given = asdict(config.learner)
     learner: dict[str, Any] = {name: value for name, value in SMALL.items() if name in given}
     if "points" in given and given["points_per_class"] is None:
@@ -58,7 +57,7 @@ def _small(cell: Cell) -> Cell:
 
 
 def lacking(benchmark: str, data: Path | None) -> str:
-    """Why a benchmark cannot be opened without a download; nothing if it can."""
+    """Why a benchmark cannot be opened without a download; empty if it can."""
     missing = [
         file.problem or f"{file.name} is missing"
         for file in data_status(data)

@@ -1,47 +1,46 @@
-"""Tables 1 and 2 and FRCL+ in short, for the README: our numbers with the published ones, from the result files."""
+"""The tables of the README: Tables 1 and 2 and FRCL+ in short, written from the result files."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from frcl.errors import DataError
-from frcl.experiment.config import resolve
-from frcl.files import write_atomically
+from frcl import DataError
 from paper.cells import ROWS, TABLES, Cell
 from paper.frontier import FRONTIER, RUDNER, measured_lines, own_options, paper_frcl
+from paper.library import write_atomically
 from paper.markdown import grid, in_percent, plain_mean
 from paper.store import Document, differences, path_of, read_document
 
-BEGIN, END = "<!-- written by `frcl reproduce page` from results/ -->", "<!-- until here -->"
-POINTS = ("frcl-trace", "frcl-random", "baseline")  # the rows that the paper measured with several numbers of points
-COLUMNS = {  # of those rows: the cells of a line are named BENCHMARK-ROW-POINTS
+BEGIN, END = "<!-- written by `python -m paper page` from paper/results/ -->", "<!-- until here -->"
+POINTS = ("frcl-trace", "frcl-random", "baseline")  # rows that the paper measured with several numbers of points
+COLUMNS = {  # benchmark and points; the cells of a row are named BENCHMARK-ROW-POINTS
     "table1": (("permuted-mnist", 10), ("permuted-mnist", 200), ("split-mnist", 2), ("split-mnist", 40)),
     "table2": (("omniglot", 1), ("omniglot", 2), ("omniglot", 3)),
 }
 DAGGER, DOUBLE = " †", " ‡"
 CHOSEN = "docs/frcl-plus.md#how-the-weights-were-chosen"
-FOOTNOTE = "\n\n† Measured with other options than the row has now: [which](REPRODUCTION.md)."
+FOOTNOTE = "\n\n† Measured with other options than the current ones: [which](REPRODUCTION.md)."
 HEADINGS = {
     "table1": ("Permuted-MNIST, 10 points", "200 points", "Split-MNIST, 2 points", "40 points"),
     "table2": ("Omniglot, 1 point per character", "2 points", "3 points"),
 }
 PLUS_HEADINGS = (
-    "", "the paper's FRCL", "best published", "our FRCL", "our FRCL+", "above it on the same seeds by", "NLL of both",
-    "ECE of both",
+    "", "the paper's FRCL", "best published", "our FRCL", "our FRCL+", "difference on the same seeds",
+    "NLL of both", "ECE of both",
 )  # fmt: skip
 
 
-def short(results: Path) -> str:
-    """The tables, as they stand in the README."""
+def readme_tables(results: Path) -> str:
+    """The generated part of the README."""
     parts = [
-        "Average accuracy after the last task in %, mean ± standard deviation over seeds; in brackets the paper's.",
+        "Average accuracy after the last task in %, mean ± standard deviation over seeds; the paper's in brackets.",
         _with_points("table1", results),
         _others("table1", ("Permuted-MNIST", "Split-MNIST"), results),
         _with_points("table2", results),
         _others("table2", ("Omniglot",), results),
-        f"FRCL+ ([what it adds](docs/frcl-plus.md)) with as many points, beside the best published numbers ({RUDNER}). "
-        "NLL and ECE: those of our FRCL, then of FRCL+. "
+        f"FRCL+ ([what it adds](docs/frcl-plus.md)) with the same points, and the best published numbers ({RUDNER}). "
+        "NLL and ECE: first our FRCL, then FRCL+. "
         "It keeps more bytes than FRCL ([how many](REPRODUCTION.md#frcl-against-the-published-numbers)).",
         _frontier(results),
     ]
@@ -49,17 +48,17 @@ def short(results: Path) -> str:
     return text + FOOTNOTE * (DAGGER in text)
 
 
-def write_short(results: Path) -> Path | None:
-    """Put it into the README beside the folder of results, where that has a place for it."""
-    path = results.parent / "README.md"
+def write_readme(results: Path, folder: Path) -> Path | None:
+    """Replace the generated part of the README in `folder`, if it has one."""
+    path = folder / "README.md"
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     if BEGIN not in text:
         return None
     before, rest = text.split(BEGIN, 1)
     if END not in rest:
-        raise DataError(f"{path} has the line {BEGIN!r} but not {END!r} after it; put it where the tables end")
+        raise DataError(f"{path} has the line {BEGIN!r} but not {END!r} after it; add it where the tables end")
     after = rest.split(END, 1)[1]
-    write_atomically(path, f"{before}{BEGIN}\n\n{short(results)}\n\n{END}{after}".encode())
+    write_atomically(path, f"{before}{BEGIN}\n\n{readme_tables(results)}\n\n{END}{after}".encode())
     return path
 
 
@@ -73,7 +72,7 @@ def _with_points(table: str, results: Path) -> str:
 
 
 def _others(table: str, headings: Sequence[str], results: Path) -> str:
-    """The methods that the paper quotes, with the benchmarks side by side."""
+    """The methods that the paper quotes, one column per benchmark."""
     lines: dict[str, list[str]] = {}
     for name, cell in _cells(table).items():
         if not any(f"-{row}-" in name for row in POINTS):
@@ -82,7 +81,7 @@ def _others(table: str, headings: Sequence[str], results: Path) -> str:
 
 
 def _frontier(results: Path) -> str:
-    """FRCL+ and FRCL, ours, with what the paper and others have."""
+    """Our FRCL+ and FRCL, and the values of the paper and of others."""
     rows, other = [], []
     cells, plus = _cells("table1") | _cells("table2"), {cell.name: cell for cell in FRONTIER.cells}
     for one in measured_lines(FRONTIER, results):
@@ -95,9 +94,7 @@ def _frontier(results: Path) -> str:
         if own:
             other.append(f"{line.title}: {own}")
     note = (
-        f"\n\n{DOUBLE.strip()} With options of its own ([what each gives]({CHOSEN})). {'; '.join(other)}."
-        if other
-        else ""
+        f"\n\n{DOUBLE.strip()} With its own options ([what each adds]({CHOSEN})). {'; '.join(other)}." if other else ""
     )
     return grid(PLUS_HEADINGS, rows) + note
 
@@ -112,6 +109,6 @@ def _shown(table: str, cell: Cell, results: Path) -> str:
 
 
 def _marked(cell: Cell, found: Document | None, digits: int = 1) -> str:
-    """The accuracy of a cell, with a dagger if its options were others when it was measured."""
-    others = found is not None and list(differences(found, resolve(cell.benchmark, *cell.layers)))
+    """The accuracy of a cell, with a dagger if it was measured with other options than its current ones."""
+    others = found is not None and differences(found, cell.config())
     return in_percent(found, digits=digits) + DAGGER * bool(others)

@@ -1,4 +1,4 @@
-"""The runs of a cell that are in progress: which seeds are this process's own, and what was interrupted."""
+"""Runs of a cell in progress: the seeds claimed by this process, and runs that were interrupted."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from frcl.errors import BusyError, FrclError
-from frcl.experiment.config import Config, read_toml, saved, to_dict
-from frcl.experiment.keeper import read_checkpoint
-from frcl.files import alone_in
+from frcl import FrclError
+from paper.library import BusyError, Config, check_resumable, saved_config, to_dict
+from paper.locks import locked
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run in its folder; one that was begun was interrupted, and is taken up."""
+    """A run in its folder: a new one, or one that was interrupted and can be resumed."""
 
     folder: Path
     config: Config
-    begun: bool
+    interrupted: bool
 
     @property
     def seeds(self) -> set[int]:
@@ -28,11 +27,11 @@ class Run:
 
 
 class Home:
-    """The folder of a cell, with a folder for each run. A seed belongs to one process at a time, until it leaves."""
+    """The folder of a cell, with one subfolder per run. Each seed is claimed by at most one process at a time."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._held, self._own = folder, ExitStack(), set[int]()
+        self._folder, self._locks, self._claimed = folder, ExitStack(), set[int]()
 
     def __enter__(self) -> Home:
         return self
@@ -40,41 +39,41 @@ class Home:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._held.close()
-        self._own.clear()
+        self._locks.close()
+        self._claimed.clear()
 
     def claim(self, seeds: Sequence[int]) -> bool:
-        """Make these seeds this process's own, all of them; False, and none of them, if another one has one."""
-        more = [seed for seed in dict.fromkeys(seeds) if seed not in self._own]
+        """Claim all of these seeds for this process; if another process has one of them, claim none."""
+        more = [seed for seed in dict.fromkeys(seeds) if seed not in self._claimed]
         with ExitStack() as these:
             try:
                 for seed in more:
-                    these.enter_context(alone_in(self._folder, f".seed-{seed}.lock"))
+                    these.enter_context(locked(self._folder / f".seed-{seed}.lock"))
             except BusyError:
                 return False
-            self._held.enter_context(these.pop_all())
-        self._own |= set(more)
+            self._locks.enter_context(these.pop_all())
+        self._claimed |= set(more)
         return True
 
     def new(self, config: Config) -> Run:
-        """A run to begin; a folder that a run with the same seeds left behind is overwritten."""
-        return Run(self._folder / "-".join(("seeds", *map(str, config.seeds))), config, begun=False)
+        """A new run; it overwrites the folder of an earlier run with the same seeds."""
+        return Run(self._folder / "-".join(("seeds", *map(str, config.seeds))), config, interrupted=False)
 
     def interrupted(self, config: Config) -> Iterator[Run]:
-        """Runs with the same options, whatever their seeds."""
+        """Interrupted runs with the same options, whatever their seeds."""
         for folder in sorted(self._folder.glob("seeds-*")):
-            found = _readable(folder, config)
+            found = _resumable(folder, config)
             if found is not None:
-                yield Run(folder, found, begun=True)
+                yield Run(folder, found, interrupted=True)
 
 
-def _readable(folder: Path, config: Config) -> Config | None:
-    """The configuration of a run that can be taken up; None if it has other options or is damaged."""
+def _resumable(folder: Path, config: Config) -> Config | None:
+    """The configuration of a run that can be resumed; None if it has other options or is damaged."""
     try:
-        found = saved(read_toml(folder / "config.toml"))
+        found = saved_config(folder)
         if {**to_dict(found), "seeds": None} != {**to_dict(config), "seeds": None}:
             return None
-        read_checkpoint(folder)
+        check_resumable(folder)
     except FrclError:
         return None
     return found

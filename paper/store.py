@@ -1,23 +1,30 @@
-"""The result file of a cell: read, compared with what would be run, added to, written."""
+"""The result file of a cell: its content, reading, writing, and how it differs from the current options."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from frcl.errors import DataError
-from frcl.experiment.config import PARTS, Config, first_options, to_dict
-from frcl.experiment.metrics import AccuracyMatrix, declared_switches, score_boundaries
-from frcl.files import write_atomically
+from frcl import DataError
+from paper.library import (
+    AccuracyMatrix,
+    Config,
+    Finished,
+    declared_switches,
+    default_options,
+    score_boundaries,
+    to_dict,
+    write_atomically,
+)
 
 FORMAT, VERSION = "frcl-cell", 1
-WHOLE = 10  # with at most so many tasks the whole accuracy matrix is kept
-UNLEARNED = ("seeds", "device", "data", "run")  # of a configuration: decides nothing of what is learned
+WHOLE = 10  # the largest number of tasks for which the whole accuracy matrix is kept
+UNLEARNED = ("seeds", "device", "data", "run")  # options that do not affect what is learned
+RUN_KEYS = ("started", "seconds", "memory_bytes", "peak_memory_bytes", "environment")
 Document = dict[str, Any]
 
 
@@ -25,11 +32,11 @@ def path_of(results: Path, table: str, name: str) -> Path:
     return results / table / f"{name}.json"
 
 
-# -- what is in a file ------------------------------------------------------------------------------------------
+# -- content ----------------------------------------------------------------------------------------------------
 
 
 def learned_options(config: Config) -> dict[str, Any]:
-    """The options that decide what is learned."""
+    """The options that determine what is learned."""
     values = {name: value for name, value in to_dict(config).items() if name not in UNLEARNED}
     if not config.hidden_boundaries:
         del values["detector"]
@@ -37,14 +44,12 @@ def learned_options(config: Config) -> dict[str, Any]:
 
 
 def differences(stored: Document, config: Config) -> list[str]:
-    """The options with which a file was made and that would be others now: "learner.points: 40 there, 10 here".
+    """Options of a result file that differ from the current ones: "learner.points: 40 there, 10 here".
 
-    An option that the file does not know did not exist then.
+    An option that is not in the file did not exist when it was written, and counts as its default.
     """
-    first = first_options(config.method)
-    defaults = {part: json.loads(json.dumps(asdict(options))) for part, options in first.items()}
     there, here = _flat(stored["config"]), _flat(learned_options(config))
-    before = _flat({part: defaults[part] for part in PARTS}) | there
+    before = _flat(json.loads(json.dumps(default_options(config.method)))) | there
     names = [*here, *(name for name in there if name not in here)]
     return [
         f"{name}: {json.dumps(before.get(name))} there, {json.dumps(here.get(name))} here"
@@ -61,27 +66,14 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def document(
-    table: str,
-    name: str,
-    config: Config,
-    result: Document,
-    records: Sequence[dict[str, Any]],
-    command: str,
-    *,
-    quick: bool,
-) -> Document:
-    """What one run found, as the file of a cell; `records` are the runner's, one a seed."""
+def document(table: str, name: str, config: Config, run: Finished, command: str, *, quick: bool) -> Document:
+    """The result of one run, in the format of a result file."""
     batch = {
         "seeds": list(config.seeds),
         "command": command,
-        "started": result["started"],
-        "seconds": result["seconds"],
-        "memory_bytes": result["memory_bytes"],
-        "peak_memory_bytes": result["peak_memory_bytes"],
-        "environment": result["environment"],
+        **{key: run.result[key] for key in RUN_KEYS},
         "run": to_dict(config)["run"],
-        "tasks": result["tasks"],  # of the first seed; the order of alphabets is another for each
+        "tasks": run.result["tasks"],  # of the first seed; each seed has its own order of alphabets
     }
     return {
         "format": FORMAT,
@@ -92,13 +84,13 @@ def document(
         "benchmark": config.benchmark,
         "method": config.method,
         "config": learned_options(config),
-        "seeds": [seed_entry(seed, record, config) for seed, record in zip(config.seeds, records, strict=True)],
+        "seeds": [seed_entry(seed, record, config) for seed, record in zip(config.seeds, run.records, strict=True)],
         "batches": [batch],
     }
 
 
 def seed_entry(seed: int, record: dict[str, Any], config: Config) -> dict[str, Any]:
-    """What is kept of one seed."""
+    """Metrics of one seed."""
     rows, final = record["rows"], record["final"]
     matrix = AccuracyMatrix(len(rows))
     for row in rows:
@@ -140,17 +132,17 @@ def _boundary_rows(record: dict[str, Any], config: Config) -> list[dict[str, Any
 
 
 def common_seeds(one: Document, other: Document) -> list[int]:
-    """The seeds that are in both."""
+    """The seeds that both documents have."""
     return sorted({entry["seed"] for entry in one["seeds"]} & {entry["seed"] for entry in other["seeds"]})
 
 
 def merged(stored: Document | None, new: Document) -> Document:
-    """Both together, whatever the order in which they came; no seed may be in both."""
+    """Both documents in one, independent of their order; no seed may be in both."""
     if stored is None:
         return new
     twice = common_seeds(stored, new)
     if twice:
-        raise DataError(f"{new['cell']}: seeds {twice} are in the results already")
+        raise DataError(f"{new['cell']}: seeds {twice} are already in the results")
     return {
         **new,
         "seeds": sorted((*stored["seeds"], *new["seeds"]), key=lambda one: int(one["seed"])),
@@ -159,19 +151,19 @@ def merged(stored: Document | None, new: Document) -> Document:
 
 
 def read_document(path: Path, *, quick: bool) -> Document | None:
-    """The file of a cell, None if there is none; another kind of file is refused."""
+    """Read a result file; None if it does not exist. A file of another kind is refused."""
     if not path.is_file():
         return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         known = (found["format"], found["version"]) == (FORMAT, VERSION)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is not a result of `frcl reproduce`, or is damaged: {error!r}") from error
+        raise DataError(f"{path} is not a result file of `python -m paper`, or is damaged: {error!r}") from error
     if not known:
-        raise DataError(f"{path} is not a result of `frcl reproduce` that this frcl reads (version {VERSION})")
+        raise DataError(f"{path} is not a result file that this version reads (version {VERSION})")
     if found["quick"] != quick:
         made = "with" if found["quick"] else "without"
-        raise DataError(f"{path} was made {made} --quick; keep the two in folders of their own with --results")
+        raise DataError(f"{path} was made {made} --quick; use separate folders with --results")
     document: Document = found
     return document
 
@@ -182,6 +174,6 @@ def write_document(path: Path, content: Document) -> None:
 
 
 def to_text(content: Document) -> str:
-    """JSON with every list of plain values on one line."""
+    """JSON with each list of scalars on one line."""
     text = json.dumps(content, indent=1, allow_nan=False)
     return re.sub(r"\[[^][{}]*\]", lambda found: re.sub(r"\s*\n\s*", " ", found[0]), text) + "\n"

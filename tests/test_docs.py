@@ -29,6 +29,8 @@ from frcl.experiment.keeper import COLUMNS
 from frcl.experiment.networks import NetworkOptions
 from frcl.learners.lockstep import together
 from frcl.regularisers.protocol import Heads, Moment, Place
+from paper import cli as paper_cli
+from paper.targets import chosen_targets
 from streams import blobs
 from test_house import ORDER
 
@@ -136,6 +138,8 @@ class Executor:
                 assert arguments[0] == "-m" or (ROOT / arguments[0]).is_file(), words
                 if arguments[:2] == ["-m", "pip"]:
                     check_install(arguments[2:])
+                if arguments[:2] == ["-m", "paper"]:
+                    self.paper(arguments[2:], runs=runs)
             case "git":
                 assert arguments[0] == "clone"
             case _:
@@ -159,6 +163,13 @@ class Executor:
         with pytest.raises(SystemExit) as ended:
             cli.main()
         assert not ended.value.code, f"frcl {' '.join(arguments)} ended with {ended.value.code}"
+
+    def paper(self, arguments: list[str], *, runs: bool) -> None:
+        """Run `python -m paper`; a block that must not run is parsed, and its targets are looked up."""
+        context = typer.main.get_command(paper_cli.app).make_context("paper", list(arguments))
+        chosen_targets(context.params["targets"] or ["all"])
+        if runs:
+            paper_cli.app(arguments, standalone_mode=False)
 
 
 def check_install(arguments: list[str]) -> None:
@@ -209,6 +220,8 @@ def test_there_are_blocks_to_run():
         ("```sh no-run\nfrcl resumee here\n```", "no command 'resumee'"),
         ("```sh no-run\nfrcl resume --jsn here\n```", "--jsn"),
         ("```sh no-run\nfrcl resume\n```", "[Mm]issing argument"),
+        ("```sh no-run\npython -m paper tabel1\n```", "there is no target 'tabel1'"),
+        ("```sh no-run\npython -m paper table1 --lst\n```", "--lst"),
         ("```console\n$ frcl reports\nall is well\n```", "no command 'reports'"),
         ("```sh\nmake everything\n```", "everything"),
         ("```sh\npip install 'frcl[nothing]'\n```", "nothing"),
@@ -272,8 +285,8 @@ def test_names_in_the_text_are_in_the_code(page):
     prose = prose_of(page.read_text())
     for dotted in re.findall(r"`(frcl(?:\.[a-zA-Z_]\w*)+)", prose):
         resolved(dotted)
-    assert all((ROOT / name).exists() for name in re.findall(r"`((?:examples|src|docs|tests)/[\w/.]+)`", prose))
-    code = "".join(file.read_text() for file in (ROOT / "src").rglob("*.py"))
+    assert all((ROOT / name).exists() for name in re.findall(r"`((?:examples|src|docs|tests|paper)/[a-z\d_/.]+)`", prose))
+    code = "".join(file.read_text() for folder in ("src", "paper") for file in (ROOT / folder).rglob("*.py"))
     words = set(re.findall(r"\w+", code)) | {"demo", "examples", "pip", "make"}
     assert [word for word in re.findall(r"`([a-zA-Z_]\w*)(?:\(\))?`", prose) if word not in words] == []
 

@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "frcl"
 FILES = sorted(PACKAGE.rglob("*.py"))
+PAPER = sorted((ROOT / "paper").rglob("*.py"))
 
 # a room may import from rooms that stand before it, and from itself
 ORDER = [
@@ -36,9 +37,7 @@ ORDER = [
     "report",
     "display",
     "bench",
-    "reproduce",
     "cli_bench",
-    "cli_reproduce",
     "cli",
     "__main__",
 ]
@@ -71,6 +70,38 @@ def test_imports_go_one_way(path):
         assert ORDER.index(room(module)) <= ORDER.index(own), f"{own} imports {module}"
 
 
+def modules(path: Path) -> set[str]:
+    """All modules that a file imports, with the names that it takes from packages."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_the_library_does_not_import_the_reproduction(path):
+    assert not [name for name in modules(path) if name.split(".")[0] == "paper"]
+
+
+@pytest.mark.parametrize("path", PAPER, ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_reproduction_uses_public_names_and_one_file_of_others(path):
+    import frcl
+
+    names = {name for name in modules(path) if name.split(".")[0] == "frcl"}
+    public = {"frcl", *(f"frcl.{name}" for name in frcl.__all__)}
+    assert path.name == "library.py" or names <= public
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").glob("*.py")), ids=lambda p: p.name)
+def test_tests_of_the_library_do_not_use_the_reproduction(path):
+    if path.name != "test_docs.py":  # which checks the commands of both
+        assert not [name for name in modules(path) if name.split(".")[0] == "paper"]
+    assert path == Path(__file__) or "paper/results" not in path.read_text()
+
+
 def test_no_two_modules_import_each_other():
     graph = {}
     for path in FILES:
@@ -88,7 +119,7 @@ def test_the_core_imports_torch_and_numpy_alone():
     assert not heavy & set(loaded.strip().split(","))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+@pytest.mark.parametrize("path", [*FILES, *PAPER], ids=lambda p: str(p.relative_to(ROOT)))
 def test_style(path):
     text = path.read_text()
     tree = ast.parse(text)

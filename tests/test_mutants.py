@@ -7,12 +7,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
-from mutants import MUTANTS  # noqa: E402
+from mutants import MUTANTS, path_of  # noqa: E402
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.what)
 def test_each_mutation_changes_one_place(mutant):
-    text = (ROOT / "src" / "frcl" / mutant.file).read_text()
+    text = path_of(mutant).read_text()
     assert text.count(mutant.old) == 1
     assert mutant.new != mutant.old
     assert (ROOT / mutant.tests).is_file()

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 @dataclass(frozen=True)
 class Mutant:
     what: str
-    file: str
+    file: str  # in src/frcl, or in paper if it begins so
     old: str
     new: str
     tests: str
@@ -278,20 +278,21 @@ MUTANTS = (
            "after = copy.copy(self._state)", "after = self._state", "tests/test_temperature.py"),
     Mutant("temperature not used in a prediction", "learners/predict.py",
            "if temperature is not None:", "if temperature is None:", "tests/test_temperature.py"),
-    Mutant("a seed that another process has is measured all the same", "reproduce/runs.py",
+    Mutant("a seed that another process has is measured all the same", "paper/runs.py",
            "BusyError:\n                return False", "BusyError:\n                pass",
-           "tests/test_reproduce_processes.py"),
-    Mutant("an interrupted run not taken up", "reproduce/measure.py",
-           "if run.seeds == set(unmeasured):", "if False:", "tests/test_reproduce_processes.py"),
-    Mutant("seeds with other options put together", "reproduce/measure.py",
-           "if stored is not None and differences(stored, config):", "if False:", "tests/test_reproduce_processes.py"),
-    Mutant("result files written without waiting for each other", "reproduce/measure.py",
-           "with alone_in(path.parent, wait=True):", "if alone_in(path.parent, wait=True):",
-           "tests/test_reproduce_processes.py"),
+           "tests/paper/test_processes.py"),
+    Mutant("an interrupted run not taken up", "paper/measure.py",
+           "if run.seeds == set(unmeasured):", "if False:", "tests/paper/test_processes.py"),
+    Mutant("seeds with other options put together", "paper/measure.py",
+           "if stored is not None and differences(stored, state.cell.config()):", "if False:",
+           "tests/paper/test_processes.py"),
+    Mutant("result files written without waiting for each other", "paper/measure.py",
+           'with locked(path.with_name(f".{path.stem}.lock"), wait=True):', "if True:",
+           "tests/paper/test_processes.py"),
     Mutant("NLL and ECE chosen where they are highest", "experiment/tune.py",
            'value if by == "accuracy" else -value', "value", "tests/test_experiment_tune.py"),
-    Mutant("calibration compared on other seeds", "reproduce/frontier.py",
-           'if seed["seed"] in both', "", "tests/test_frontier.py"),
+    Mutant("calibration compared on other seeds", "paper/frontier.py",
+           'if seed["seed"] in both', "", "tests/paper/test_frontier.py"),
     Mutant("variance between replicas left out", "learners/ensemble.py",
            " + means.var(0, correction=0)", "", "tests/test_ensemble.py"),
     Mutant("replicas with one seed", "learners/ensemble.py",
@@ -302,14 +303,28 @@ MUTANTS = (
 )  # fmt: skip
 
 
+def base_of(mutant: Mutant) -> Path:
+    """The folder with the package that it changes."""
+    return ROOT if mutant.file.startswith("paper/") else ROOT / "src"
+
+
+def path_of(mutant: Mutant) -> Path:
+    """The file that it changes."""
+    base = base_of(mutant)
+    return base / mutant.file if base == ROOT else base / "frcl" / mutant.file
+
+
 def caught(mutant: Mutant) -> bool:
     """Whether the tests fail, by an assertion or an error inside a test, on the mutated package."""
     with tempfile.TemporaryDirectory() as folder:
-        package = Path(folder) / "frcl"
-        shutil.copytree(ROOT / "src" / "frcl", package, ignore=shutil.ignore_patterns("__pycache__"))
-        target = package / mutant.file
+        for package in (ROOT / "src" / "frcl", ROOT / "paper"):
+            shutil.copytree(package, Path(folder) / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+        target = Path(folder) / path_of(mutant).relative_to(base_of(mutant))
         target.write_text(target.read_text().replace(mutant.old, mutant.new))
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", mutant.tests]
+        command = [
+            *(sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"),
+            *("-o", f"pythonpath={folder}", mutant.tests),
+        ]
         environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
         result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         if result.returncode > 1:

@@ -1,1 +1,1 @@
-"""The paper's figures: for each its numbers, measured once and kept as CSV, and the picture drawn from them."""
+"""The paper's figures: numbers that are measured once and kept as CSV, and the pictures drawn from them."""

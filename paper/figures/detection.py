@@ -1,4 +1,4 @@
-"""Figures 5 and 7: the scores of a stream, and what is best made of them to notice a switch (Section 3, Appendix E)."""
+"""Figures 5 and 7: boundary scores over a stream, and statistics that detect a switch (Section 3, Appendix E)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from frcl.boundary import BoundaryDetector
-from frcl.data.tasks import Benchmark
-from frcl.experiment import runner
-from frcl.experiment.config import Config
-from frcl.experiment.hidden import stream_labels
-from frcl.experiment.metrics import declared_switches, score_boundaries
-from frcl.seeding import fork
+from frcl import BoundaryDetector
 from paper.cells import CALM_3, CLEAR_3, OMNIGLOT, Cell, Layer
-from paper.figures.base import FigureOf, Sheet
+from paper.figures.base import FigureSpec
 from paper.figures.draw_detection import TITLE_5, TITLE_7, draw_figure_5, draw_figure_7
-from paper.figures.parts import Rows, as_in_a_run, frcl_learner
+from paper.figures.sheets import Rows, Sheet
+from paper.library import (
+    Benchmark,
+    Config,
+    benchmark_of,
+    declared_switches,
+    fork,
+    new_frcl,
+    run_environment,
+    score_boundaries,
+    source_of,
+    stream_labels,
+)
 from paper.measure import Place
 
 PERMUTED = "permuted-mnist"
@@ -32,7 +38,7 @@ STREAMS: dict[str, Layer] = {
 
 @dataclass(frozen=True)
 class Minibatch:
-    """Minibatch number `step` of a stream, of task number `task`; `first` of its task or not."""
+    """Minibatch number `step` of a stream; `first` marks the first one of its task."""
 
     step: int
     task: int
@@ -42,7 +48,7 @@ class Minibatch:
 
 
 def minibatches(benchmark: Benchmark, config: Config, seed: int) -> Iterator[Minibatch]:
-    """The stream that a run with hidden boundaries sees: `steps` minibatches of each task after another."""
+    """The stream of a run with hidden boundaries: `steps` minibatches of each task in turn."""
     steps, size = config.learner.steps, config.learner.batch_size
     for task in range(len(benchmark)):
         train = benchmark.task(task).train
@@ -67,16 +73,16 @@ QUICK_ALPHABETS: Layer = {
 
 
 def measure_figure_5(place: Place) -> Sheet:
-    """A few alphabets as one stream whose boundaries are hidden: mean score and statistic of each minibatch."""
+    """Some alphabets as one stream with hidden boundaries: mean score and statistic of each minibatch."""
     layers = (STREAMS[OMNIGLOT], ALPHABETS, QUICK_ALPHABETS) if place.quick else (STREAMS[OMNIGLOT], ALPHABETS)
     config = place.config(Cell("figure5", OMNIGLOT, "", layers, (SEED,)), [SEED])
-    benchmark = runner.benchmark_of(config, SEED)
-    learner = frcl_learner(config, benchmark, SEED)
+    benchmark = benchmark_of(config, SEED)
+    learner = new_frcl(config, benchmark, SEED)
     facts = {"threshold": config.detector.threshold, "steps": config.learner.steps, "batch": config.learner.batch_size}
     rows = Rows(facts, "step", "score", "statistic", "found")
     for task, name in enumerate(benchmark.task_names):
         rows.add("task", name=name, step=task * config.learner.steps)
-    with as_in_a_run(config):
+    with run_environment(config):
         for batch in minibatches(benchmark, config, SEED):
             score = float(learner.familiarity(batch.x).mean()) if batch.step else math.nan
             log = learner.observe(batch.x, batch.y)
@@ -89,7 +95,7 @@ def measure_figure_5(place: Place) -> Sheet:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to decide: how the statistics of all functions become one, on scores or on their logarithms."""
+    """A way to test: how the statistics of all functions are aggregated, on scores or on their logarithms."""
 
     aggregate: Literal["max", "median", "mean"]
     log_space: bool
@@ -99,7 +105,7 @@ class Variant:
         return "log" if self.log_space else "plain"
 
     def detector(self, config: Config) -> BoundaryDetector:
-        """Never declares a switch by itself: it is told of them."""
+        """A detector that declares no switch itself; `told_stream` resets it at each."""
         options = config.detector
         return BoundaryDetector(
             NEVER, window=options.window, log_space=self.log_space, aggregate=self.aggregate,
@@ -118,11 +124,11 @@ QUICK_PERMUTATIONS: Layer = {"stream": {"tasks": 3}, "learner": {"steps": 40, "p
 
 
 def measure_figure_7(place: Place) -> Sheet:
-    """One stream a seed, whose switches the learner is told; all variants look at the same scores."""
+    """One stream per seed. The learner is told the switches, so that all variants see the same scores."""
     seeds = SEEDS[:1] if place.quick else SEEDS
     layers = (STREAMS[PERMUTED], PERMUTATIONS, QUICK_PERMUTATIONS) if place.quick else (STREAMS[PERMUTED], PERMUTATIONS)
     config = place.config(Cell("figure7", PERMUTED, "", layers, seeds), seeds)
-    source = runner.source_of(config)
+    source = source_of(config)
     facts = {"steps": config.learner.steps, "batch": config.learner.batch_size, "seeds": len(seeds),
              "tasks": len(source(seeds[0])), "tolerance": config.detector.tolerance}  # fmt: skip
     rows = Rows(facts, "aggregate", "space", "seed", "threshold", "precision", "recall", "f1")
@@ -146,14 +152,14 @@ def measure_figure_7(place: Place) -> Sheet:
 
 
 def told_stream(benchmark: Benchmark, config: Config, seed: int) -> dict[Variant, list[float]]:
-    """The statistic of each minibatch in each variant, NaN where no test is made.
+    """The statistic of each minibatch for each variant, NaN where no test is made.
 
-    The first minibatch of a task is scored by the task before it, as in Algorithm 1; then that task is ended.
+    The first minibatch of a task is scored under the previous task, as in Algorithm 1; then that task ends.
     """
-    learner, labels = frcl_learner(config, benchmark, seed), stream_labels(benchmark)
+    learner, labels = new_frcl(config, benchmark, seed), stream_labels(benchmark)
     detectors = {variant: variant.detector(config) for variant in VARIANTS}
     found: dict[Variant, list[float]] = {variant: [] for variant in VARIANTS}
-    with as_in_a_run(config):
+    with run_environment(config):
         for batch in minibatches(benchmark, config, seed):
             scores = learner.familiarity(batch.x).cpu() if batch.step else None
             for variant, detector in detectors.items():
@@ -178,6 +184,6 @@ def add_scores(rows: Rows, name: dict[str, object], statistic: list[float], true
 
 
 FIGURES = (
-    FigureOf("figure5", TITLE_5, measure_figure_5, draw_figure_5, (OMNIGLOT,)),
-    FigureOf("figure7", TITLE_7, measure_figure_7, draw_figure_7, (PERMUTED,)),
+    FigureSpec("figure5", TITLE_5, measure_figure_5, draw_figure_5, (OMNIGLOT,)),
+    FigureSpec("figure7", TITLE_7, measure_figure_7, draw_figure_7, (PERMUTED,)),
 )

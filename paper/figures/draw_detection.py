@@ -1,4 +1,4 @@
-"""The pictures of Figures 5 and 7, from their sheets."""
+"""Figures 5 and 7, drawn from their sheets."""
 
 from __future__ import annotations
 
@@ -9,26 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from frcl.report.drawing import WIDTH, Drawing, name_in_figure
-from frcl.report.numbers import number, plural
-from frcl.report.palette import LIGHT, series
-from frcl.report.tables import Table
-from paper.figures.base import Sheet, canvas
-from paper.figures.parts import settings
+from paper.figures.base import canvas
+from paper.figures.sheets import Sheet
+from paper.library import LIGHT, WIDTH, Drawing, name_in_figure, plural, series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 TITLE_5 = "Figure 5: scores and test statistic on Omniglot"
-TITLE_7 = "Figure 7: which statistic tells a switch"
+TITLE_7 = "Figure 7: which statistic detects a switch"
 
 
 # -- Figure 5 ------------------------------------------------------------------------------------------------
 
 
 def draw_figure_5(numbers: Sheet) -> Drawing:
-    """The mean score above, Welch's statistic below, over the minibatches of all tasks."""
-    facts, tasks, stream = settings(numbers), numbers.where(kind="task"), numbers.where(kind="minibatch")
+    """Top: the mean score. Bottom: Welch's statistic. Both over the minibatches of all tasks."""
+    facts, tasks, stream = numbers.settings(), numbers.where(kind="task"), numbers.where(kind="minibatch")
     names, starts, step = tasks.column("name"), tasks.floats("step"), stream.floats("step")
     true, found, threshold = starts[1:], stream.where(found="1").floats("step"), float(facts["threshold"])
     edges = [*starts, step[-1] + 1]
@@ -55,15 +52,13 @@ def draw_figure_5(numbers: Sheet) -> Drawing:
                          label="true switch" if axes is below and not place else "")  # fmt: skip
     figure.legend(loc="outside lower center", ncols=3)
     caption = (
-        f"{len(names)} alphabets as one stream of {int(facts['steps']):,} minibatches of {facts['batch']} each, the "
-        "learner is told nothing of the switches. Top: mean over inputs and functions of the score ℓ, taken before the "
-        "step. Bottom: Welch's statistic of each minibatch against the one before it, in log space, the largest over "
-        "the functions; a switch is declared above the threshold, and then there is no test for a while."
+        f"{len(names)} alphabets as one stream of {int(facts['steps']):,} minibatches of {facts['batch']} each; the "
+        "switches are hidden from the learner. Top: mean over inputs and functions of the score ℓ, before the step. "
+        "Bottom: Welch's statistic of each minibatch against the previous one, in log space, the largest over the "
+        "functions. A switch is declared above the threshold; then there is no test for some minibatches."
     )
     text = f"Alphabets: {', '.join(names)}. True switches at {_listed(true)}; found at {_listed(found)}."
-    at_switches = [(f"{at:,.0f}", number(float(statistic[step.index(at)]), 2)) for at in true]
-    table = Table("figure5", "The statistic at the true switches", ("Minibatch", "Statistic"), tuple(at_switches))
-    return Drawing("figure5", TITLE_5, caption, text, figure, table)
+    return Drawing("figure5", TITLE_5, caption, text, figure)
 
 
 def _listed(steps: Sequence[float]) -> str:
@@ -72,16 +67,15 @@ def _listed(steps: Sequence[float]) -> str:
 
 # -- Figure 7 ------------------------------------------------------------------------------------------------
 
-AGGREGATES = {"max": 0, "median": 2, "mean": 1}  # with their colours
-SPACES: dict[str, Any] = {"log": "-", "plain": (0, (3, 1.2))}  # with their strokes
-TABLED = (4.0, 5.0, 6.0, 8.0, 10.0)
+AGGREGATES = {"max": 0, "median": 2, "mean": 1}  # and their colours
+SPACES: dict[str, Any] = {"log": "-", "plain": (0, (3, 1.2))}  # and their line styles
 GOOD = 0.95
-LOWEST = -5.0  # under it nothing is drawn
+LOWEST = -5.0  # lower values are not drawn
 
 
 def draw_figure_7(numbers: Sheet) -> Drawing:
-    """F1 over the threshold above; below the statistics at switches and elsewhere, on the same axis."""
-    facts, variants = settings(numbers), [(space, aggregate) for space in SPACES for aggregate in AGGREGATES]
+    """Top: F1 over the threshold. Bottom: the statistics at switches and elsewhere, on the same axis."""
+    facts, variants = numbers.settings(), [(space, aggregate) for space in SPACES for aggregate in AGGREGATES]
     figure, (above, below) = canvas(WIDTH, 4.9, 2, 1, sharex=True, height_ratios=(1.15, 1))
     good = {}
     for aggregate, space in itertools.product(AGGREGATES, SPACES):
@@ -103,17 +97,17 @@ def draw_figure_7(numbers: Sheet) -> Drawing:
     figure.legend(loc="outside lower center", ncols=3, fontsize=8.5, columnspacing=1.0)
     caption = (
         f"Permuted-MNIST, {facts['tasks']} permutations, {int(facts['steps']):,} minibatches of {facts['batch']} each, "
-        f"{plural(int(facts['seeds']), 'seed')}. The statistics of the ten functions become one by their maximum, "
-        "median or mean; the test is made on the scores (plain) or on their logarithms (log). The learner is told the "
-        "switches, so that all six see the same scores. Top: F1 (a switch counts as found up to "
+        f"{plural(int(facts['seeds']), 'seed')}. The statistics of the ten functions are aggregated by their maximum, "
+        "median or mean; the test is on the scores (plain) or on their logarithms (log). The learner is told the "
+        "switches, so that all six variants see the same scores. Top: F1 (a switch counts as found up to "
         f"{facts['tolerance']} minibatches late). Bottom: the statistic at each switch (dots) and elsewhere (bar: 5 % "
-        "to 95 % of them; line: to the largest)."
+        "to 95 % quantile; line: up to the maximum)."
     )
-    return Drawing("figure7", TITLE_7, caption, _text_7(good), figure, _table_7(numbers, variants))
+    return Drawing("figure7", TITLE_7, caption, _text_7(good), figure)
 
 
 def mean_scores(numbers: Sheet, space: str, aggregate: str) -> dict[str, list[float]]:
-    """Thresholds, and means over seeds of precision, recall and F1 at each."""
+    """Thresholds, with the means over seeds of precision, recall and F1 at each."""
     own = numbers.where(kind="score", space=space, aggregate=aggregate)
     thresholds = list(dict.fromkeys(own.column("threshold")))
     at = [own.where(threshold=threshold) for threshold in thresholds]
@@ -122,7 +116,7 @@ def mean_scores(numbers: Sheet, space: str, aggregate: str) -> dict[str, list[fl
 
 
 def good_thresholds(threshold: Sequence[float], f1: Sequence[float]) -> tuple[float, float] | None:
-    """The longest stretch of thresholds, from one to another, over which F1 stays at least `GOOD`."""
+    """The longest interval of thresholds on which F1 is at least `GOOD`."""
     stretches: list[list[float]] = []
     for is_good, pairs in itertools.groupby(zip(threshold, f1, strict=True), key=lambda pair: pair[1] >= GOOD):
         if is_good:
@@ -145,7 +139,7 @@ def _strip(axes: Axes, numbers: Sheet, space: str, aggregate: str, place: int, r
 
 
 def _right(numbers: Sheet) -> float:
-    """Where the axis ends: beyond all switches, unless that is beyond all thresholds."""
+    """The end of the axis: beyond all switches, unless that is beyond all thresholds."""
     switches = numbers.where(kind="switch").floats("value")
     return min(max(numbers.where(kind="score").floats("threshold")), max(switches) + 1)
 
@@ -156,14 +150,3 @@ def _text_7(good: dict[tuple[str, str], tuple[float, float] | None]) -> str:
         for (space, aggregate), span in good.items()
     ]
     return f"Thresholds at which F1 is at least {GOOD:g}: {'; '.join(said)}."
-
-
-def _table_7(numbers: Sheet, variants: Sequence[tuple[str, str]]) -> Table:
-    rows = []
-    for space, aggregate in variants:
-        scores = mean_scores(numbers, space, aggregate)
-        at = [scores["threshold"].index(threshold) for threshold in TABLED]
-        cells = ["/".join(number(scores[name][k], 2) for name in ("precision", "recall", "f1")) for k in at]
-        rows.append((f"{aggregate}, {space}", *cells))
-    columns = ("Statistic", *(f"threshold {threshold:g}" for threshold in TABLED))
-    return Table("figure7", "Precision/recall/F1, means over seeds", columns, tuple(rows))

@@ -1,4 +1,4 @@
-"""The pictures of Figures 4 and 6, from their sheets."""
+"""Figures 4 and 6, drawn from their sheets."""
 
 from __future__ import annotations
 
@@ -9,14 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from frcl.report.drawing import WIDTH, Drawing
-from frcl.report.numbers import number, percent
-from frcl.report.palette import LIGHT, SERIES, series
-from frcl.report.pictures import to_rgba
-from frcl.report.run import Floats
-from frcl.report.tables import Table
-from paper.figures.base import Sheet, canvas
-from paper.figures.parts import settings
+from paper.figures.base import canvas
+from paper.figures.sheets import Sheet
+from paper.library import LIGHT, SERIES, WIDTH, Drawing, Floats, number, series, share, to_rgba
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +24,7 @@ TITLE_6 = "Figure 6: inducing points of the Greek alphabet"
 
 
 def from_hex(text: str) -> Floats:
-    """A square image in 0..1 from two hexadecimal digits a pixel."""
+    """A square image in 0..1 from two hexadecimal digits per pixel."""
     pixels = np.frombuffer(bytes.fromhex(text), np.uint8)
     side = round(len(pixels) ** 0.5)
     found: Floats = pixels.reshape(side, side) / 255.0
@@ -37,7 +32,7 @@ def from_hex(text: str) -> Floats:
 
 
 def mosaic(columns: Sequence[Sequence[Floats]], *, upwards: bool = False) -> Floats:
-    """Columns of images, the first of each at the top, or at the bottom if they go `upwards`; NaN elsewhere."""
+    """Columns of images from the top down, or from the bottom `upwards`; NaN elsewhere."""
     side = next(image.shape[0] for column in columns for image in column)
     step, tallest = side + GAP, max(map(len, columns))
     found = np.full((tallest * step - GAP, len(columns) * step - GAP), np.nan)
@@ -49,7 +44,7 @@ def mosaic(columns: Sequence[Sequence[Floats]], *, upwards: bool = False) -> Flo
 
 
 def _fall(numbers: Sheet) -> float:
-    """The mean share by which the searches lower the trace term."""
+    """The mean relative reduction of the trace term by the searches."""
     before, after = (numbers.where(kind="criterion", which=which).floats("value") for which in WHICH)
     return mean(1 - b / a for a, b in zip(before, after, strict=True))
 
@@ -58,10 +53,10 @@ def _fall(numbers: Sheet) -> float:
 
 
 def draw_figure_4(numbers: Sheet) -> Drawing:
-    """The projection above, the images of both sets of points below, at the bottom how many classes they cover."""
+    """Top: the projection. Middle: images of both sets of points. Bottom: the number of classes among them."""
     from matplotlib.figure import Figure
 
-    facts, shown = settings(numbers), len(set(numbers.where(kind="point").column("start")))
+    facts, shown = numbers.settings(), len(set(numbers.where(kind="point").column("start")))
     figure = Figure(figsize=(WIDTH, 4.9 + 0.2 * shown), layout="constrained")
     grid = figure.add_gridspec(3, 2, height_ratios=(3.2, 0.24 * shown, 0.95))
     _projection(figure.add_subplot(grid[0, :]), numbers)
@@ -74,11 +69,11 @@ def draw_figure_4(numbers: Sheet) -> Drawing:
     caption = (
         f"The first task of Permuted-MNIST after {int(facts['steps']):,} steps, {facts['points']} inducing points, "
         f"{int(facts['search_steps']):,} proposals of the search. Top: t-SNE of the features of the task's examples, "
-        "coloured by class, with the points of the first row below; the digit in a marker is its class. Middle: the "
-        "points as images, pixels put back in place, a random start in each row, sorted by class; beside them the "
-        f"number of classes. Bottom: the number of classes over {starts} starts."
+        "coloured by class, with the points of the first row of images; the digit in a marker is its class. Middle: "
+        "the points as images without the permutation, one random start per row, sorted by class, with the number of "
+        f"classes. Bottom: the number of classes over {starts} starts."
     )
-    return Drawing("figure4", TITLE_4, caption, _text_4(numbers, counts), figure, _table_4(counts))
+    return Drawing("figure4", TITLE_4, caption, _text_4(numbers, counts), figure)
 
 
 def _classes(numbers: Sheet, which: str) -> list[str]:
@@ -86,7 +81,7 @@ def _classes(numbers: Sheet, which: str) -> list[str]:
 
 
 def _colour(label: int) -> str:
-    """Of a class: the series, and two more for digits beyond them. What a marker is stands in it as well."""
+    """The colour of a class: one of the series, and two more for the last digits."""
     return series(label) if label < SERIES else (LIGHT["ink"], LIGHT["heat-2"])[label - SERIES]
 
 
@@ -108,7 +103,7 @@ def _projection(axes: Axes, numbers: Sheet) -> None:
 
 
 def _images(axes: Axes, numbers: Sheet, which: str, shown: int) -> None:
-    """A row of images for each start, sorted by class, with the number of classes beside it."""
+    """One row of images per start, sorted by class, with the number of classes at its end."""
     rows = []
     for start in range(shown):
         points = numbers.where(kind="point", which=which, start=str(start))
@@ -124,12 +119,12 @@ def _images(axes: Axes, numbers: Sheet, which: str, shown: int) -> None:
 
 
 def _bars(axes: Axes, counts: dict[str, Counter[int]]) -> None:
-    """The share of starts by how many classes their points have."""
+    """The share of starts by the number of classes among their points."""
     for place, (which, counted) in enumerate(counts.items()):
         for k, times in counted.items():
-            share, x = 100 * times / sum(counted.values()), k + 0.42 * (place - 0.5)
-            axes.bar([x], [share], width=0.4, color=COLOURS[which], label=WHICH[which] if k == max(counted) else "")
-            axes.text(x, share + 3, f"{share:.0f}", ha="center", fontsize=8, color=LIGHT["muted"])
+            height, x = 100 * times / sum(counted.values()), k + 0.42 * (place - 0.5)
+            axes.bar([x], [height], width=0.4, color=COLOURS[which], label=WHICH[which] if k == max(counted) else "")
+            axes.text(x, height + 3, f"{height:.0f}", ha="center", fontsize=8, color=LIGHT["muted"])
     low, high = min(map(min, counts.values())), max(map(max, counts.values()))
     axes.set(xlim=(low - 0.6, high + 0.6), ylim=(0, 105), xticks=range(low, high + 1), yticks=[])
     axes.set_xlabel("classes among the points (bars: % of starts)")
@@ -149,44 +144,34 @@ def _text_4(numbers: Sheet, counts: dict[str, Counter[int]]) -> str:
         f"{name} {number(_average(counts[which]), 2)} classes on average, {most} in {counts[which][most]} of {starts}"
         for which, name in WHICH.items()
     ]
-    fall = percent(_fall(numbers), 0)
+    fall = share(_fall(numbers), 0)
     return f"Over {starts} starts: {'; '.join(said)}. The search lowers the trace term by {fall} on average."
-
-
-def _table_4(counts: dict[str, Counter[int]]) -> Table:
-    found = range(min(min(c) for c in counts.values()), max(max(c) for c in counts.values()) + 1)
-    rows = [(str(k), *(str(counts[which][k]) for which in WHICH)) for k in found]
-    return Table(
-        "figure4", "Starts by the number of classes among their points", ("Classes", *WHICH.values()), tuple(rows)
-    )
 
 
 # -- Figure 6 ------------------------------------------------------------------------------------------------
 
 
 def draw_figure_6(numbers: Sheet) -> Drawing:
-    """A column of images for each character: above the random points, below what the search made of them."""
-    facts = settings(numbers)
+    """One column of images per character. Top: the random points. Bottom: the points after the search."""
+    facts = numbers.settings()
     each, characters = int(facts["each"]), int(facts["characters"])
     columns = {which: _by_character(numbers, which, characters) for which in WHICH}
     heights = [max(map(len, images)) for images in columns.values()]
     figure, places = canvas(WIDTH, 0.55 + 0.19 * sum(heights), 2, 1, height_ratios=heights)
-    held = [len(images) for images in columns["trace"]]
-    covered = f"{sum(map(bool, held))} of {characters} characters, {min(held)} to {max(held)} of each"
+    counts = [len(images) for images in columns["trace"]]
+    covered = f"{sum(map(bool, counts))} of {characters} characters, {min(counts)} to {max(counts)} of each"
     titles = (f"(a) random: {each} of each character", f"(b) optimised by the trace: {covered}")
     for axes, title, images in zip(places, titles, columns.values(), strict=True):
         axes.imshow(to_rgba(mosaic(images, upwards=True)), interpolation="none")
         axes.set_title(title, loc="left", fontsize=9)
         axes.axis("off")
     caption = (
-        f"The Greek alphabet of Omniglot, {each} points a character, after {int(facts['steps']):,} steps. One column "
-        f"for each of the {characters} characters: (a) {each} examples of each, chosen at random; (b) the points after "
-        f"{int(facts['search_steps']):,} proposals of the search by the trace, which does not look at the characters."
+        f"The Greek alphabet of Omniglot, {each} points per character, after {int(facts['steps']):,} steps. One column "
+        f"for each of the {characters} characters: (a) {each} random examples of each; (b) the points after "
+        f"{int(facts['search_steps']):,} proposals of the search by the trace, which does not use the labels."
     )
-    text = f"The search lowers the trace term by {percent(_fall(numbers), 0)} and ends with points of {covered}."
-    rows = [(str(k + 1), *(str(len(columns[which][k])) for which in WHICH)) for k in range(characters)]
-    table = Table("figure6", "Points of each character", ("Character", *WHICH.values()), tuple(rows))
-    return Drawing("figure6", TITLE_6, caption, text, figure, table)
+    text = f"The search lowers the trace term by {share(_fall(numbers), 0)} and ends with points of {covered}."
+    return Drawing("figure6", TITLE_6, caption, text, figure)
 
 
 def _by_character(numbers: Sheet, which: str, characters: int) -> list[list[Floats]]:

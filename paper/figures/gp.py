@@ -1,4 +1,4 @@
-"""Figures 1 and 2: the method and its boundary detection on functions of one input, learned by the library itself."""
+"""Figures 1 and 2: the method and its boundary detection on functions of one input."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from frcl.boundary import symmetrised_kl, welch
-from frcl.experiment.environment import threads
-from frcl.features import features
-from frcl.learners.frcl import FRCL
-from frcl.learners.types import StepLog
-from frcl.posterior import Moments
-from frcl.report.drawing import Drawing
-from frcl.report.palette import LIGHT, series
-from frcl.seeding import fork
-from frcl.summary import FunctionBelief, head_moments, make_head
-from paper.figures.base import FigureOf, Sheet, canvas, sheet
+from frcl import FRCL, StepLog
+from paper.figures.base import FigureSpec, canvas
+from paper.figures.sheets import Sheet, sheet
+from paper.library import (
+    LIGHT,
+    Drawing,
+    Moments,
+    features_of,
+    fork,
+    predict_from_summary,
+    series,
+    summary_points,
+    threads,
+    welch,
+)
 from paper.measure import Place
 
 if TYPE_CHECKING:
@@ -29,13 +33,13 @@ if TYPE_CHECKING:
 Data = tuple[Tensor, Tensor]
 Rows = list[tuple[object, ...]]
 STEPS, QUICK_STEPS = 2000, 60
-EDGE = 5.6  # inputs are drawn from -EDGE to EDGE
-TARGET_DEVIATION = 0.15
+EDGE = 5.6  # the axis goes from -EDGE to EDGE
+TARGET_STD = 0.15
 DOTS: dict[str, Any] = {"linestyle": "none", "marker": "o", "color": LIGHT["ink"], "zorder": 4}
 
 
 class Waves(nn.Module):
-    """φ(x) = √(2/K) cos(ωx + b). Random ω and b make a nearly stationary kernel; both are then learned."""
+    """φ(x) = √(2/K) cos(ωx + b). Random ω and b give a nearly stationary kernel; both are then learned."""
 
     def __init__(self, count: int, frequency: float) -> None:
         super().__init__()
@@ -55,25 +59,18 @@ def grid() -> Tensor:
 
 
 def sampled(function: Callable[[Tensor], Tensor], spans: Sequence[tuple[float, float]], count: int, name: str) -> Data:
-    """So many inputs from each span, and the function there with noise."""
+    """`count` inputs from each span, and noisy values of the function."""
     generator = fork(0, name)
     x = torch.cat([low + (high - low) * torch.rand(count, 1, generator=generator) for low, high in spans])
-    return x, function(x[:, 0]) + TARGET_DEVIATION * torch.randn(len(x), generator=generator)
+    return x, function(x[:, 0]) + TARGET_STD * torch.randn(len(x), generator=generator)
 
 
 def pairs(data: Data) -> Iterator[tuple[float, float]]:
     return zip(data[0][:, 0].tolist(), data[1].tolist(), strict=True)
 
 
-def features_of(learner: FRCL, x: Tensor) -> Tensor:
-    """Φ of a learner's network times σ_w, [n, K]."""
-    net, options = learner.net, learner.options
-    with torch.no_grad():
-        return options.prior_std * features(net, dict(net.named_parameters()), x, options.feature_scale)
-
-
 def band(axes: Axes, curve: Sheet, colour: str, label: str, alpha: float = 0.17) -> None:
-    """Mean ± 2 deviations."""
+    """Mean ± 2 standard deviations."""
     x, mean = curve.floats("x"), curve.floats("mean")
     two = [2 * value for value in curve.floats("std")]
     low, high = [m - d for m, d in zip(mean, two, strict=True)], [m + d for m, d in zip(mean, two, strict=True)]
@@ -84,11 +81,11 @@ def band(axes: Axes, curve: Sheet, colour: str, label: str, alpha: float = 0.17)
 # -- Figure 1 -----------------------------------------------------------------------------------------------------
 
 TITLE_1 = "Figure 1: the method, in one dimension"
-LEARNED, SUMMARISED, HELD, FREE = "A", "B", "C", "D"
+LEARNED, SUMMARISED, REGULARISED, FREE = "A", "B", "C", "D"
 PANELS = {
     LEARNED: "Task 1 is learned",
     SUMMARISED: "Task 1 is summarised",
-    HELD: "Task 2 is learned, task 1 is held",
+    REGULARISED: "Task 2 is learned with the KL term",
     FREE: "Task 2 is learned without the KL term",
 }
 COLUMNS_1 = ("panel", "what", "task", "x", "mean", "std")
@@ -106,60 +103,53 @@ def second_task() -> Data:
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """What is believed of the tasks on the grid, by panel and task, and the learners that believe it."""
+class Learned:
+    """Predictions on the grid by panel and task, and the learners that made them."""
 
-    believed: dict[tuple[str, int], Moments]
-    held: FRCL  # learned both tasks
-    free: FRCL  # learned task 2 from the same θ as `held` did, and knows nothing of task 1
+    predicted: dict[tuple[str, int], Moments]
+    regularised: FRCL  # learned both tasks
+    free: FRCL  # learned task 2 from the same θ, without the KL term of task 1
 
 
-def lesson(steps: int) -> Lesson:
+def learn_both(steps: int) -> Learned:
     """Task 1, its summary, then task 2 with the KL term and without."""
-    held = FRCL(Waves(48, 1.2), steps=steps, **OPTIONS_1)
-    believed = {}
+    learner = FRCL(Waves(48, 1.2), steps=steps, **OPTIONS_1)
+    predicted = {}
 
-    def look(log: StepLog) -> None:
-        if log.step == steps:  # through q(w), which is gone when the task is over
-            believed[LEARNED, 0] = _believed(held, 0)
+    def predict_last(log: StepLog) -> None:
+        if log.step == steps:  # by q(w), which is dropped at the end of the task
+            predicted[LEARNED, 0] = _predicted(learner, 0)
 
-    held.fit(*first_task(), on_step=look)
-    believed[SUMMARISED, 0] = _believed(held, 0)
-    free = FRCL(held.net, steps=steps, **OPTIONS_1)
-    for learner in (held, free):
-        learner.fit(*second_task())
-    kept = held.tasks[0]
-    head = make_head(features_of(free, kept.Z), kept.belief)
-    believed[FREE, 0] = head_moments(head, kept.belief, features_of(free, grid()))
-    believed |= {(HELD, 0): _believed(held, 0), (HELD, 1): _believed(held, 1), (FREE, 1): _believed(free, 0)}
-    return Lesson(believed, held, free)
+    learner.fit(*first_task(), on_step=predict_last)
+    predicted[SUMMARISED, 0] = _predicted(learner, 0)
+    free = FRCL(learner.net, steps=steps, **OPTIONS_1)
+    for one in (learner, free):
+        one.fit(*second_task())
+    predicted |= {(REGULARISED, task): _predicted(learner, task) for task in (0, 1)}
+    predicted[FREE, 0] = predict_from_summary(free, learner.tasks[0], grid())
+    predicted[FREE, 1] = _predicted(free, 0)
+    return Learned(predicted, learner, free)
 
 
-def _believed(learner: FRCL, task: int) -> Moments:
+def _predicted(learner: FRCL, task: int) -> Moments:
     found = learner.predict(grid(), task=task)
     return Moments(found.mean, found.variance)
 
 
-def stds(belief: FunctionBelief) -> Tensor:
-    """√ of the variance of each u under q(u), [C, M]."""
-    return (belief.factor.square().sum(2) + belief.posterior_noise).sqrt()
-
-
 def measure_method(place: Place) -> Sheet:
-    """What is believed on a grid, the data, and the inducing points of task 1 with q(u), panel by panel."""
+    """Predictions on a grid, the data, and the inducing points of task 1 with q(u), by panel."""
     with threads(1):
-        found = lesson(QUICK_STEPS if place.quick else STEPS)
-    kept = found.held.tasks[0]
-    columns = (kept.Z[:, 0], kept.belief.mean[0], stds(kept.belief)[0])
-    points = sorted(zip(*(column.tolist() for column in columns), strict=True))
+        found = learn_both(QUICK_STEPS if place.quick else STEPS)
+    Z, means, stds = summary_points(found.regularised.tasks[0])
+    points = sorted(zip(Z[:, 0].tolist(), means[0].tolist(), stds[0].tolist(), strict=True))
     rows: Rows = []
-    for (panel, task), moments in sorted(found.believed.items(), key=lambda item: item[0]):
+    for (panel, task), moments in sorted(found.predicted.items(), key=lambda item: item[0]):
         columns = (grid()[:, 0], moments.mean[:, 0], moments.variance[:, 0].sqrt())
         values = zip(*(column.tolist() for column in columns), strict=True)
         rows += [(panel, "curve", task + 1, *one) for one in values]
     rows += [(LEARNED, "data", 1, *pair, "") for pair in pairs(first_task())]
-    rows += [(panel, "data", 2, *pair, "") for panel in (HELD, FREE) for pair in pairs(second_task())]
-    rows += [(panel, "point", 1, *one) for panel in (SUMMARISED, HELD, FREE) for one in points]
+    rows += [(panel, "data", 2, *pair, "") for panel in (REGULARISED, FREE) for pair in pairs(second_task())]
+    rows += [(panel, "point", 1, *one) for panel in (SUMMARISED, REGULARISED, FREE) for one in points]
     return sheet(COLUMNS_1, rows)
 
 
@@ -169,8 +159,8 @@ def draw_method(numbers: Sheet) -> Drawing:
     for (panel, title), one in zip(PANELS.items(), axes, strict=True):
         curves, data = numbers.where(panel=panel, what="curve"), numbers.where(panel=panel, what="data")
         for task in dict.fromkeys(curves.column("task")):
-            band(one, curves.where(task=task), series(int(task) - 1), f"task {task}, mean ± 2 deviations")
-        if panel in (HELD, FREE):
+            band(one, curves.where(task=task), series(int(task) - 1), f"task {task}, mean ± 2 std")
+        if panel in (REGULARISED, FREE):
             one.plot(before.floats("x"), before.floats("mean"), color=LIGHT["ink"], linewidth=1.1,
                      linestyle=(0, (3, 2)), label="task 1 before task 2", zorder=3)  # fmt: skip
         one.plot(data.floats("x"), data.floats("mean"), markersize=2.6, label="data of the task", **DOTS)
@@ -188,7 +178,7 @@ def draw_method(numbers: Sheet) -> Drawing:
 
 
 def _points(axes: Axes, points: Sheet) -> None:
-    """Inducing points with ± 2 deviations of q(u)."""
+    """Inducing points with ± 2 standard deviations of q(u)."""
     if not points.rows:
         return
     two = [2 * value for value in points.floats("std")]
@@ -200,7 +190,7 @@ def _points(axes: Axes, points: Sheet) -> None:
 
 
 def _name_points(axes: Axes, points: Sheet, curve: Sheet) -> None:
-    """u₁, u₂, … beside the points: above the curve where it bends down, else below, on the side it leaves free."""
+    """Labels u₁, u₂, …: above the curve where it bends down, else below, on the side away from the curve."""
     x, mean = curve.floats("x"), curve.floats("mean")
     for number, at in enumerate(zip(points.floats("x"), points.floats("mean"), strict=True), 1):
         after = next(place for place, value in enumerate(x) if value > at[0])
@@ -212,14 +202,14 @@ def _name_points(axes: Axes, points: Sheet, curve: Sheet) -> None:
 
 
 def _method_caption(numbers: Sheet) -> str:
-    with_kl, without = (_moved(numbers, panel) for panel in (HELD, FREE))
+    with_kl, without = (_moved(numbers, panel) for panel in (REGULARISED, FREE))
     count = len(numbers.where(panel=SUMMARISED, what="point").rows)
     return (
         "The method on two functions of one input. A: θ and q(w) are learned from the data of task 1. B: its summary, "
-        f"{count} of its inputs with q(u); the data is dropped, and task 1 is predicted through the summary. C: task 2 "
-        "is learned with weights of its own on the same features, while KL(q(u) ‖ p(u)) holds task 1. D: task 2 is "
-        "learned from the same θ without that term; task 1 is predicted through the same summary. Between its outer "
-        f"inducing points the mean of task 1 moves by {with_kl:.2g} on average in C, by {without:.2g} in D."
+        f"{count} of its inputs with q(u); the data is dropped, and task 1 is predicted from the summary. C: task 2 is "
+        "learned with its own weights on the same features; KL(q(u) ‖ p(u)) regularises task 1. D: task 2 is learned "
+        "from the same θ without that term; task 1 is predicted from the same summary. Between its outer inducing "
+        f"points the mean of task 1 moves by {with_kl:.2g} on average in C, by {without:.2g} in D."
     )
 
 
@@ -227,13 +217,13 @@ def _method_in_words(numbers: Sheet) -> str:
     points = numbers.where(panel=SUMMARISED, what="point").floats("x")
     return (
         f"Four panels of functions over x. Task 1 is kept at {len(points)} inducing points between {min(points):.2g} "
-        f"and {max(points):.2g}. After task 2 its mean is off by {_moved(numbers, HELD):.2g} on average where it was "
-        f"held, by {_moved(numbers, FREE):.2g} where it was not."
+        f"and {max(points):.2g}. After task 2 its mean has moved by {_moved(numbers, REGULARISED):.2g} on average with "
+        f"the KL term, by {_moved(numbers, FREE):.2g} without."
     )
 
 
 def _moved(numbers: Sheet, panel: str) -> float:
-    """By how much the mean of task 1 differs from what it was before task 2, on average between its outer points."""
+    """The mean absolute change of task 1's mean by learning task 2, between the outer inducing points of task 1."""
     points = numbers.where(panel=SUMMARISED, what="point").floats("x")
     before, after = (numbers.where(panel=one, what="curve", task="1") for one in (SUMMARISED, panel))
     gaps = [
@@ -249,7 +239,7 @@ def _moved(numbers: Sheet, panel: str) -> float:
 TITLE_2 = "Figure 2: task boundaries from predictive uncertainty"
 COLUMNS_2 = ("what", "x", "mean", "std", "prior_std", "score")
 SAME, NEW = "same task", "new task"
-QUERIES = {SAME: (-3.8, -0.6), NEW: (2.4, 4.8)}  # minibatches that are asked about, and where they lie
+QUERIES = {SAME: (-3.8, -0.6), NEW: (2.4, 4.8)}  # minibatches of queries, and their ranges
 BATCH = 12
 OPTIONS_2: dict[str, Any] = {
     "points": 8, "lr": 2e-3, "feature_scale": 2.0, "initial_scale": 1.0, "target_noise": 0.05,
@@ -261,7 +251,7 @@ def watched_task() -> Data:
 
 
 def watcher(steps: int) -> FRCL:
-    """A learner in the middle of its task, as a detector finds it."""
+    """A learner in the middle of a task, as when a boundary is tested."""
     learner = FRCL(Waves(160, 1.6), **OPTIONS_2)
     x, y = watched_task()
     learner.start_task(size=len(x))
@@ -288,10 +278,9 @@ def measure_detection(place: Place) -> Sheet:
 
 def _judged(learner: FRCL, x: Tensor) -> Iterator[tuple[float, ...]]:
     """x, μ, σ, √k(x, x) and ℓ (Section 3) of each input."""
-    believed = learner.predict(x)
+    posterior, score = learner.predict(x), learner.familiarity(x)
     prior = features_of(learner, x).square().sum(1)
-    score = symmetrised_kl(Moments(believed.mean, believed.variance), prior)
-    columns = (x[:, 0], believed.mean[:, 0], believed.variance[:, 0].sqrt(), prior.sqrt(), score[:, 0])
+    columns = (x[:, 0], posterior.mean[:, 0], posterior.variance[:, 0].sqrt(), prior.sqrt(), score[:, 0])
     yield from zip(*(column.tolist() for column in columns), strict=True)
 
 
@@ -300,8 +289,8 @@ def draw_detection(numbers: Sheet) -> Drawing:
     curve, data = numbers.where(what="curve"), numbers.where(what="data")
     prior = [2 * value for value in curve.floats("prior_std")]
     left.fill_between(curve.floats("x"), [-value for value in prior], prior, color=series(0), alpha=0.14, linewidth=0,
-                      label="prior, ± 2 deviations")  # fmt: skip
-    band(left, curve, series(2), "posterior, mean ± 2 deviations", alpha=0.3)
+                      label="prior, ± 2 std")  # fmt: skip
+    band(left, curve, series(2), "posterior, mean ± 2 std", alpha=0.3)
     left.plot(data.floats("x"), data.floats("mean"), markersize=3.6, label="data of the task", **DOTS)
     for place, (name, marker) in enumerate(((SAME, "o"), (NEW, "D"))):
         asked = numbers.where(what=name)
@@ -330,10 +319,10 @@ def _statistic(numbers: Sheet) -> float:
 
 def _detection_caption(numbers: Sheet) -> str:
     return (
-        "Detecting a task boundary. Left: far from the data of the task (black) the posterior (green) falls back "
-        "towards the prior (blue). Right: the symmetrised KL ℓ of the two at each query, for one minibatch from the "
-        "task and one from elsewhere; lines are the means of log ℓ. Welch's test of log ℓ asks whether the second is "
-        f"smaller: t = {_statistic(numbers):.1f}."
+        "Detecting a task boundary. Left: far from the data of the task (black) the posterior (green) returns to the "
+        "prior (blue). Right: the symmetrised KL ℓ of the two at each query, for one minibatch from the task and one "
+        "from elsewhere; lines are the means of log ℓ. Welch's test of log ℓ asks whether the second minibatch scores "
+        f"lower: t = {_statistic(numbers):.1f}."
     )
 
 
@@ -344,6 +333,6 @@ def _detection_in_words(numbers: Sheet) -> str:
 
 
 FIGURES = (
-    FigureOf("figure1", TITLE_1, measure_method, draw_method),
-    FigureOf("figure2", TITLE_2, measure_detection, draw_detection),
+    FigureSpec("figure1", TITLE_1, measure_method, draw_method),
+    FigureSpec("figure2", TITLE_2, measure_detection, draw_detection),
 )

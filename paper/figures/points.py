@@ -1,4 +1,4 @@
-"""Figures 4 and 6: which examples of a task the trace criterion keeps (Section 4.2, Appendix D)."""
+"""Figures 4 and 6: the examples of a task that the trace criterion selects (Section 4.2, Appendix D)."""
 
 from __future__ import annotations
 
@@ -10,30 +10,35 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from frcl.data.streams import PermutedTasks
-from frcl.data.tasks import Benchmark, Split
-from frcl.engine.tensors import in_chunks
-from frcl.experiment import runner
-from frcl.experiment.config import Config
-from frcl.features import features
-from frcl.learners.options import FRCLOptions
-from frcl.seeding import fork
-from frcl.selection import Selected, random_start, run_searches
-from frcl.trace import trace_search
+from frcl import FRCLOptions
 from paper.cells import OMNIGLOT, Cell, Layer
-from paper.figures.base import FigureOf, Sheet
+from paper.figures.base import FigureSpec
 from paper.figures.draw_points import TITLE_4, TITLE_6, draw_figure_4, draw_figure_6
-from paper.figures.parts import Rows, as_in_a_run, frcl_learner
+from paper.figures.sheets import Rows, Sheet
+from paper.library import (
+    Benchmark,
+    Config,
+    PermutedTasks,
+    Selected,
+    Split,
+    benchmark_of,
+    features_of,
+    fork,
+    new_frcl,
+    random_start,
+    run_environment,
+    run_searches,
+    trace_search,
+)
 from paper.measure import Place
 
 SEED = 0
-CHUNK = 4096  # examples that pass through the network at once
 PERMUTED, GREEK = "permuted-mnist", "Greek"
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of Figure 4 is measured."""
+    """The size of Figure 4."""
 
     shown: int  # starts whose points are drawn
     counted: int  # starts over which the classes are counted
@@ -56,12 +61,12 @@ QUICK_GREEK: Layer = {
 }
 
 
-# -- a task learned, and searches in it -----------------------------------------------------------------------
+# -- learning a task and searching points -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Learned:
-    """A task just learned: its examples, and their features [N, K] times σ_w under the θ that was found."""
+    """A learned task: its examples, and their features σ_w Φ, [N, K]."""
 
     train: Split
     Phi: Tensor
@@ -71,30 +76,27 @@ class Learned:
 def learned(config: Config, benchmark: Benchmark, number: int) -> Learned:
     """Learn one task of a benchmark with FRCL."""
     task = benchmark.task(number)
-    learner = frcl_learner(config, benchmark, SEED)
-    options = learner.options
-    with as_in_a_run(config):
+    learner = new_frcl(config, benchmark, SEED)
+    with run_environment(config):
         learner.fit(task.train.x, task.train.y, size=task.size)
-        theta = dict(learner.net.named_parameters())
-        Phi = in_chunks(lambda x: features(learner.net, theta, x, options.feature_scale), task.train.x, CHUNK)
-    return Learned(task.train, options.prior_std * Phi, options)
+        return Learned(task.train, features_of(learner, task.train.x), learner.options)
 
 
 @dataclass(frozen=True)
 class Search:
-    """One search by the trace: the examples it began with, and those it ended with."""
+    """A search by the trace criterion: the indices of the examples at its start, and its result."""
 
     start: Tensor
     found: Selected
 
     @property
     def ends(self) -> tuple[tuple[str, Tensor, float], ...]:
-        """Which points, their rows among the examples, the trace term there."""
+        """Start and end: the name, the indices of the examples, the trace term."""
         return ("random", self.start, self.found.before), ("trace", self.found.index, self.found.after)
 
 
 def searched(task: Learned, M: int, count: int, classes: Tensor | None = None) -> list[Search]:
-    """So many searches from random starts of their own; with `classes` [N] the starts are balanced over them."""
+    """`count` searches from different random starts, balanced over `classes` [N] if given."""
     plans = []
     for number in range(count):
         generator = fork(SEED, f"figure/start/{number}")
@@ -104,7 +106,7 @@ def searched(task: Learned, M: int, count: int, classes: Tensor | None = None) -
 
 
 def classes_covered(y: Tensor, index: Tensor) -> int:
-    """How many different classes the examples at `index` have."""
+    """The number of classes among the examples at `index`."""
     return len(y[index].unique())
 
 
@@ -117,11 +119,11 @@ def to_hex(image: Tensor) -> str:
 
 
 def measure_figure_4(place: Place) -> Sheet:
-    """The first task of Permuted-MNIST: points before and after the search from several starts, t-SNE of the first."""
+    """The first task of Permuted-MNIST: points before and after searches from several starts, t-SNE of the first."""
     sizes = QUICK_SIZES if place.quick else SIZES
     layer = {"method": "frcl", "stream": {"tasks": 1}, "learner": sizes.learner}
     config = place.config(Cell("figure4", PERMUTED, "", (layer,), (SEED,)), [SEED])
-    benchmark = runner.benchmark_of(config, SEED)
+    benchmark = benchmark_of(config, SEED)
     task = learned(config, benchmark, 0)
     y, M = task.train.y.cpu(), task.options.points
     done = searched(task, M, sizes.counted)
@@ -157,7 +159,7 @@ def projected(Phi: Tensor, index: Tensor) -> NDArray[Any]:
 
 
 def unpermuted(benchmark: Benchmark, number: int, x: Tensor) -> Tensor:
-    """Inputs of a permuted task with their pixels where they were."""
+    """Undo the permutation of a task's pixels."""
     assert isinstance(benchmark, PermutedTasks)
     return x[:, benchmark.orders[number].argsort()]
 
@@ -166,10 +168,10 @@ def unpermuted(benchmark: Benchmark, number: int, x: Tensor) -> Tensor:
 
 
 def measure_figure_6(place: Place) -> Sheet:
-    """The Greek alphabet: as many random points of each character, and what the search makes of them."""
+    """The Greek alphabet: random points, the same number of each character, and the points after the search."""
     layers = (GREEK_LAYER, QUICK_GREEK) if place.quick else (GREEK_LAYER,)
     config = place.config(Cell("figure6", OMNIGLOT, "", layers, (SEED,)), [SEED])
-    benchmark = runner.benchmark_of(config, SEED)
+    benchmark = benchmark_of(config, SEED)
     task = learned(config, benchmark, benchmark.task_names.index(GREEK))
     y, options = task.train.y.cpu(), task.options
     each = options.points_per_class or 1
@@ -188,6 +190,6 @@ def measure_figure_6(place: Place) -> Sheet:
 
 
 FIGURES = (
-    FigureOf("figure4", TITLE_4, measure_figure_4, draw_figure_4, (PERMUTED,)),
-    FigureOf("figure6", TITLE_6, measure_figure_6, draw_figure_6, (OMNIGLOT,)),
+    FigureSpec("figure4", TITLE_4, measure_figure_4, draw_figure_4, (PERMUTED,)),
+    FigureSpec("figure6", TITLE_6, measure_figure_6, draw_figure_6, (OMNIGLOT,)),
 )

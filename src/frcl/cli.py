@@ -234,9 +234,14 @@ app.command()(bench)
 
 
 def main() -> None:
-    """Run the command line; a mistake ends in one line and an exit code, never in a traceback."""
+    """Run the command line."""
+    run_app(app, "frcl")
+
+
+def run_app(app: typer.Typer, name: str) -> None:
+    """Run an app; a mistake ends in one line and an exit code, never in a traceback."""
     try:
-        app(prog_name="frcl")
+        app(prog_name=name)
     except Interrupted as error:
         code = _complain(str(error), STOPPED)
     except OptionError as error:

@@ -40,19 +40,19 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def alone_in(folder: Path, name: str = LOCK, *, wait: bool = False) -> Iterator[None]:
+def alone_in(folder: Path) -> Iterator[None]:
     """Inside, no other process can be in here with the same folder; it is free again when this one ends, however.
 
-    Where another one is inside it is refused, or waited for. Where the system has no such locks nothing is checked.
+    Where another one is inside it is refused. Where the system has no such locks nothing is checked.
     """
     try:
         import fcntl
     except ImportError:
         yield
         return
-    with (folder / name).open("wb") as file:
+    with (folder / LOCK).open("wb") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise BusyError(
                 f"another process is at work in {folder}; wait until it has ended, or choose another folder"

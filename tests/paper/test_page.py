@@ -1,22 +1,23 @@
-"""`frcl reproduce`: our numbers beside the paper's, the page that says what the files say, and the command."""
+"""`python -m paper`: our numbers beside the paper's, the page that says what the files say, and the command."""
 
 import json
 import re
 import shlex
-import sys
 from dataclasses import replace
 
 import pytest
-from paper import targets
-from paper.cells import TABLES, Cell, Paper, Table
-from paper.numbers import Ours, Paired, is_near, paired, printed, reaches, reaches_f1
-from paper.page import choices, page
-from paper.quick import lacking, reduced
 
-from frcl import OptionError, cli
+from frcl import OptionError
+from frcl.cli import main as frcl_main
 from frcl.experiment.config import resolve
 from frcl.experiment.metrics import over_seeds
-from reproduce_helpers import FIRST, FRCL, HIDDEN, SMALL, TABLE, Watch, file_of, measured
+from paper import targets
+from paper.cells import TABLES, Cell, Paper, Table
+from paper.cli import app
+from paper.numbers import Ours, Paired, is_near, paired, printed, reaches, reaches_f1
+from paper.page import page, read_choices
+from paper.quick import lacking, reduced
+from paper_helpers import FIRST, FRCL, HIDDEN, SMALL, TABLE, Watch, command, file_of, measured
 
 # -- numbers ------------------------------------------------------------------------------------------------------
 
@@ -25,7 +26,7 @@ def test_what_is_printed_is_read():
     one, other = printed("86.50 ± 0.9"), printed("82")
     assert (one.mean, one.std, one.half) == (86.5, 0.9, pytest.approx(0.005))
     assert (other.mean, other.std, other.half) == (82.0, None, 0.5)
-    with pytest.raises(ValueError, match="is not a mean"):
+    with pytest.raises(ValueError, match="is neither a mean"):
         printed("about 82")
 
 
@@ -38,7 +39,7 @@ def test_what_is_printed_is_read():
         (88.3, None, "88.34", "no: 0.04 below"),
     ],
 )
-def test_frcl_must_reach_the_mean_minus_a_deviation(mean, std, value, verdict):
+def test_frcl_must_reach_the_mean_minus_a_standard_deviation(mean, std, value, verdict):
     assert reaches(Ours(mean, std), Paper(value)) == verdict
 
 
@@ -132,21 +133,29 @@ def test_the_page_says_what_the_files_say(place):
     assert rows["Fine"][2:4] == ["1 of 2", f"differs: {gap:+.2f}"]
     assert re.fullmatch(r"\d\.\d\d/\d\.\d\d/\d\.\d\d", rows["4"][1])
     assert rows["[Table 1](#table-1-digits)"] == ["2 of 2", "1", "2", "1"]
-    commands = [line for line in text.splitlines() if line.startswith("- `frcl reproduce")]
+    commands = [line for line in text.splitlines() if line.startswith("- `python -m paper")]
     assert [command.split("`")[1][-1] for command in commands] == ["1", "3", "1", "2"]
     assert "seeds 0, 1, cpu" in commands[-1], "two batches that differ in their seeds alone are one line"
     assert "not measured" not in text
+
+
+def test_every_threshold_counts_where_the_paper_prints_one_value_for_several(place):
+    (cell,) = HIDDEN.cells
+    twice = replace(cell, thresholds={4.0: "0.0/0.0/0.0", 5.0: "0.0/0.0/0.0", 6.0: "1.0/1.0/2.0"})
+    measured(place, twice, count=1, table="table3")
+    text = page([replace(HIDDEN, cells=(twice,))], place.results)
+    assert "| [Table 3](#table-3-digits) | 1 of 1 | 0 | 3 | 2 |" in text
 
 
 def test_the_page_says_where_options_were_others(place):
     measured(place, count=1)
     other = replace(FIRST, layers=(*FIRST.layers, {"learner": {"points": 4}}))
     text = page([replace(TABLE, cells=(other,))], place.results)
-    assert "measured with another option than the cell has: `learner.points: 3 there, 4 here`" in text
+    assert "measured with another option than the current one: `learner.points: 3 there, 4 here`" in text
 
 
 def test_choices_are_about_options_that_exist(monkeypatch, capsys):
-    for one in choices():
+    for one in read_choices():
         assert set(one) == {"about", "paper", "here", "why", "otherwise"}
         assert one["otherwise"].startswith("frcl run ")
         changed = dry_run(shlex.split(one["otherwise"])[1:], monkeypatch, capsys)
@@ -156,8 +165,9 @@ def test_choices_are_about_options_that_exist(monkeypatch, capsys):
 
 
 def dry_run(arguments: list[str], monkeypatch, capsys) -> str:
-    assert command([*arguments, "--dry-run"], monkeypatch) == 0
-    return capsys.readouterr().out
+    code, lines, _ = command([*arguments, "--dry-run"], monkeypatch, capsys, main=frcl_main)
+    assert code == 0
+    return "\n".join(lines)
 
 
 def test_the_page_says_what_optimised_points_are_worth(place):
@@ -182,89 +192,79 @@ def test_the_page_says_what_optimised_points_are_worth(place):
 # -- the command --------------------------------------------------------------------------------------------------
 
 
-def command(arguments: list[str], monkeypatch) -> int:
-    monkeypatch.setattr(sys, "argv", ["frcl", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return int(ended.value.code or 0)
-
-
 @pytest.fixture
-def frcl(monkeypatch, capsys, tmp_path):
-    """`frcl reproduce` with the tables of the tests, in a folder of its own; gives exit code, lines said, complaint."""
+def paper(monkeypatch, capsys, tmp_path):
+    """`python -m paper` with the tables of the tests, in an empty folder; returns code, lines, errors."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(targets, "TABLES", (TABLE, HIDDEN))
     monkeypatch.setattr(targets, "FIGURES", ())
 
     def run(*arguments: str) -> tuple[int, list[str], str]:
-        capsys.readouterr()
-        code = command(["reproduce", *arguments], monkeypatch)
-        said = capsys.readouterr()
-        return code, said.out.splitlines(), said.err
+        return command(arguments, monkeypatch, capsys)
 
     return run
 
 
-def test_the_command_measures_lists_and_writes(frcl, tmp_path):
-    assert frcl("table1", "--list")[1] == [
+def test_the_command_measures_lists_and_writes(paper, tmp_path):
+    assert paper("table1", "--list")[1] == [
         "table1/split-digits-frcl-3: 0 of 3 seeds, missing 0–2",
         "table1/split-digits-finetune: 0 of 2 seeds, missing 0, 1",
     ]
-    code, said, _ = frcl("table1", "page", "--seeds", "1")
+    code, said, _ = paper("table1", "page", "--seeds", "1")
     assert code == 0
     assert re.search(r"table1/split-digits-frcl-3: [\d.]+ % with 1 of 3 seeds, the paper 50.0 ± 40.0", "\n".join(said))
     assert said[-1] == "written: REPRODUCTION.md"
-    assert (tmp_path / "REPRODUCTION.md").read_text() == page([TABLE, HIDDEN], tmp_path / "results")
-    assert frcl("--list", "--rows", "*frcl*")[1] == ["table1/split-digits-frcl-3: 1 of 3 seeds, missing 1, 2"]
-    assert frcl("table1", "--seeds", "1", "--quiet") == (0, [], "")
+    assert (tmp_path / "REPRODUCTION.md").read_text() == page([TABLE, HIDDEN], tmp_path / "paper/results")
+    assert paper("--list", "--rows", "*frcl*")[1] == ["table1/split-digits-frcl-3: 1 of 3 seeds, missing 1, 2"]
+    assert paper("table1", "--seeds", "1", "--quiet") == (0, [], "")
 
 
-def test_the_command_stops_starting_when_the_budget_is_spent(frcl, tmp_path):
-    code, said, _ = frcl("table1", "--budget", "0")
+def test_the_command_stops_starting_when_the_budget_is_spent(paper, tmp_path):
+    code, said, _ = paper("table1", "--budget", "0")
     assert code == 0
     assert said[0] == "table1/split-digits-frcl-3: seeds 0–2 not started, the time is up"
-    assert not (tmp_path / "results").exists()
+    assert not (tmp_path / "paper").exists()
 
 
-def test_the_command_says_what_is_wrong(frcl):
+def test_the_command_says_what_is_wrong(paper):
     for arguments, complaint in (
         (["tabel1"], "did you mean 'table1'"),
-        ([], "say what to reproduce: table1, table3, page or all"),
+        ([], "name what to reproduce: table1, table3, page or all"),
         (["table1", "--rows", "*vcl*"], "no cell is called *vcl*"),
     ):
-        code, _, error = frcl(*arguments)
+        code, _, error = paper(*arguments)
         assert code == 2
         assert complaint in " ".join(error.split())
 
 
-def test_the_command_refuses_other_options_but_does_the_rest(frcl, monkeypatch):
-    frcl("table1", "--rows", "*frcl*", "--seeds", "1")
+def test_the_command_refuses_other_options_but_does_the_rest(paper, monkeypatch):
+    paper("table1", "--rows", "*frcl*", "--seeds", "1")
     other = replace(FIRST, layers=(*FIRST.layers, {"learner": {"points": 4}}))
     monkeypatch.setattr(targets, "TABLES", (replace(TABLE, cells=(other, TABLE.cells[1])),))
-    code, said, error = frcl("table1")
+    code, said, error = paper("table1")
     assert code == 2
     assert "table1/split-digits-frcl-3 (learner.points: 3 there, 4 here)" in error
     assert "--again" in error
     assert any("split-digits-finetune" in line and "2 of 2 seeds" in line for line in said)
-    assert frcl("table1", "--again")[0] == 0
-    assert frcl("table1") == (0, [], "")
+    assert paper("table1", "--again")[0] == 0
+    assert paper("table1") == (0, [], "")
 
 
-def test_a_cell_that_diverges_does_not_keep_the_others_back(frcl, monkeypatch):
+def test_a_cell_that_diverges_does_not_keep_the_others_back(paper, monkeypatch):
     wild = replace(FIRST, layers=(*FIRST.layers, {"learner": {"lr": 1e30}}))
     monkeypatch.setattr(targets, "TABLES", (replace(TABLE, cells=(wild, TABLE.cells[1])),))
-    code, said, error = frcl("table1")
+    code, said, error = paper("table1")
     assert code == 1
     assert "table1/split-digits-frcl-3: " in error
     assert any("split-digits-finetune" in line and "2 of 2 seeds" in line for line in said)
 
 
-def test_quick_says_so_everywhere_and_keeps_apart(frcl, tmp_path):
-    code, said, _ = frcl("all", "--quick")
+def test_quick_says_so_everywhere_and_keeps_apart(paper, tmp_path):
+    code, said, _ = paper("all", "--quick")
     assert code == 0
     assert len(said) == 4
     assert all(line.startswith("QUICK ") for line in said)
-    assert not (tmp_path / "results").exists()
+    assert not (tmp_path / "paper").exists()
     folder = tmp_path / "runs" / "quick"
     files = [json.loads(path.read_text()) for path in folder.rglob("*.json")]
     assert [one["quick"] for one in files] == [True] * 3
@@ -272,27 +272,27 @@ def test_quick_says_so_everywhere_and_keeps_apart(frcl, tmp_path):
     text = (folder / "REPRODUCTION.md").read_text()
     assert text.startswith("# Reproduction (QUICK)")
     assert all(line.endswith("(QUICK)") for line in re.findall(r"^## Table.*$", text, re.M))
-    code, _, error = frcl("page", "--results", "runs/quick/results")
+    code, _, error = paper("page", "--results", "runs/quick/results")
     assert code == 1
     assert "--quick" in error
 
 
-def test_quick_leaves_out_what_has_no_data(frcl, monkeypatch, tmp_path):
+def test_quick_leaves_out_what_has_no_data(paper, monkeypatch, tmp_path):
     monkeypatch.delenv("FRCL_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     real = replace(FIRST, benchmark="split-mnist", name="split-mnist-frcl")
     monkeypatch.setattr(targets, "TABLES", (replace(TABLE, cells=(real, TABLE.cells[1])),))
-    code, said, _ = frcl("table1", "--quick")
+    code, said, _ = paper("table1", "--quick")
     assert code == 0
     assert said[0].startswith("QUICK table1/split-mnist-frcl: skipped, since train-images-idx3-ubyte.gz is missing")
     assert "split-digits-finetune" in said[1]
 
 
-def test_ctrl_c_can_be_taken_up(frcl, monkeypatch):
+def test_ctrl_c_can_be_taken_up(paper, monkeypatch):
     monkeypatch.setattr("paper.cli._observer", lambda **_: lambda: Watch(stop_at=25))
-    code, _, error = frcl("table1", "--rows", "*frcl*")
+    code, _, error = paper("table1", "--rows", "*frcl*")
     assert code == 130
-    assert "the same command goes on" in error
+    assert "the same command continues" in error
 
 
 def test_a_target_that_does_not_exist_is_refused():
@@ -305,7 +305,7 @@ def test_a_target_that_does_not_exist_is_refused():
 
 
 def test_seeds_that_no_cell_has_are_refused(tmp_path):
-    base = ["reproduce", "table1", "--rows", "split-mnist-frcl-trace-2", "--results", str(tmp_path)]
+    base = ["table1", "--rows", "split-mnist-frcl-trace-2", "--results", str(tmp_path)]
     for more, words in ((["--seed", "99"], "has seed 99"), (["--seed", "1", "--again"], "leave --seed out")):
         with pytest.raises(OptionError, match=words):
-            cli.app([*base, *more], standalone_mode=False)
+            app([*base, *more], standalone_mode=False)

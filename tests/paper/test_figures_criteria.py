@@ -3,15 +3,15 @@
 import json
 
 import pytest
+
+from frcl.experiment.config import resolve
+from frcl.report.drawing import style
 from paper.cells import CRITERIA_3, FIGURE_3, POINTS_3, TABLES
 from paper.figures import criteria
 from paper.figures.base import make_figure, path_of_figure
 from paper.measure import Place
 from paper.quick import reduced, reduced_figure
 from paper.store import FORMAT, VERSION, learned_options, path_of, write_document
-
-from frcl.experiment.config import resolve
-from frcl.report.drawing import style
 
 (FIGURE,) = criteria.FIGURES
 TABLE_1 = TABLES[0]

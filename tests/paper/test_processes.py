@@ -1,4 +1,4 @@
-"""`frcl reproduce` by several processes at once: no seed is measured twice, and nothing measured gets lost."""
+"""`python -m paper` by several processes at once: no seed is measured twice, and nothing measured gets lost."""
 
 import contextlib
 import threading
@@ -7,12 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from paper.measure import Place, Wanted, attend, measure, state_of
-from paper.runs import Home
 
 from frcl.errors import BusyError
-from frcl.files import alone_in
-from reproduce_helpers import FIRST, TABLE, Watch, file_of, measured, session
+from paper.locks import locked
+from paper.measure import Place, Wanted, attend, measure, state_of
+from paper.runs import Home
+from paper_helpers import FIRST, TABLE, Watch, file_of, measured, session
 
 
 def home_of(place: Place) -> Path:
@@ -41,7 +41,7 @@ def test_a_cell_that_another_process_measures_is_left_to_it(place):
     with Home(home_of(place)) as other:
         assert other.claim([0])
         attend(state_of(TABLE.name, FIRST, place, Wanted(1)), replace(session(place), say=said.append))
-    assert said == [f"{TABLE.name}/{FIRST.name}: left to another process that is at work on it"]
+    assert said == [f"{TABLE.name}/{FIRST.name}: left to another process that is measuring it"]
     assert not list(place.results.rglob("*.json"))
 
 
@@ -88,11 +88,11 @@ def test_seeds_that_others_have_begun_are_named(place):
     assert [one["seed"] for one in file_of(place)["seeds"]] == [0, 1]
 
 
-def test_to_measure_anew_is_for_one_alone(place):
+def test_measuring_again_needs_the_cell_for_itself(place):
     measured(place, only=(1,))
     with Home(home_of(place)) as other:
         assert other.claim([2])
-        with pytest.raises(BusyError, match="another process is at work"):
+        with pytest.raises(BusyError, match="another process is measuring"):
             measured(place, count=1, again=True)
     assert [one["seed"] for one in file_of(place)["seeds"]] == [1], "nothing was replaced"
     runs = []
@@ -111,7 +111,7 @@ def test_seeds_with_other_options_are_never_put_together(place, tmp_path):
     elsewhere, said = replace(place, runs=tmp_path / "elsewhere"), []
     watch = Meanwhile(lambda: measured(elsewhere, other, only=(0,)))
     attend(state_of(TABLE.name, FIRST, place, Wanted(None, (2,))), replace(session(place, watch), say=said.append))
-    assert said == [f"{TABLE.name}/{FIRST.name}: left as it is, other options were measured meanwhile"]
+    assert said == [f"{TABLE.name}/{FIRST.name}: not changed, since it was measured with other options meanwhile"]
     found = file_of(place)
     assert ([one["seed"] for one in found["seeds"]], found["config"]["learner"]["points"]) == ([0], 4)
     assert left_behind(place) == ["seeds-2"], "what was learned is not thrown away"
@@ -144,7 +144,7 @@ def test_a_result_file_is_written_by_one_process_at_a_time(place, monkeypatch):
 
     def waiting(*args, **how):
         ready.set()
-        return alone_in(*args, **how)
+        return locked(*args, **how)
 
     def add() -> None:
         measured(place, only=(1,))
@@ -152,8 +152,8 @@ def test_a_result_file_is_written_by_one_process_at_a_time(place, monkeypatch):
 
     folder = place.results / TABLE.name
     folder.mkdir(parents=True)
-    monkeypatch.setattr("paper.measure.alone_in", waiting)
-    with alone_in(folder):
+    monkeypatch.setattr("paper.measure.locked", waiting)
+    with locked(folder / f".{FIRST.name}.lock"):
         other = threading.Thread(target=add)
         other.start()
         assert ready.wait(60), "it has learned, and wants to write"
@@ -161,3 +161,35 @@ def test_a_result_file_is_written_by_one_process_at_a_time(place, monkeypatch):
         order.append("let go")
     other.join()
     assert order == ["let go", "added"]
+
+
+def test_a_lock_file_is_removed_and_can_be_taken_again(tmp_path):
+    path = tmp_path / "one.lock"
+    with locked(path):
+        assert path.is_file()
+        with pytest.raises(BusyError, match="another process"), locked(path):
+            pass
+    assert not path.exists()
+    with locked(path), locked(tmp_path / "other.lock"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_is_held_by_one_at_a_time(tmp_path):
+    """The file is removed and created again between holders: nobody may enter with a lock on the removed one."""
+    inside, most = [], []
+
+    def enter() -> None:
+        for _ in range(200):
+            with locked(tmp_path / "one.lock", wait=True):
+                inside.append(1)
+                most.append(len(inside))
+                inside.pop()
+
+    others = [threading.Thread(target=enter) for _ in range(4)]
+    for one in others:
+        one.start()
+    for one in others:
+        one.join()
+    assert max(most) == 1
+    assert len(most) == 800

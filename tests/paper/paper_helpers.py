@@ -1,11 +1,14 @@
-"""A small table of digits and what it takes to measure it, for the tests of `frcl reproduce`."""
+"""A small table of digits and what it takes to measure it, for the tests of `python -m paper`."""
 
 import json
+import sys
 
-from paper.cells import Cell, Paper, Table
-from paper.measure import Place, Session, Wanted, measure, state_of
+import pytest
 
 from frcl.display import Silent
+from paper.cells import Cell, Paper, Table
+from paper.cli import main as paper_main
+from paper.measure import Place, Session, Wanted, measure, state_of
 
 SMALL = {"stream": {"tasks": 2}, "network": {"widths": [6]}, "run": {"checkpoint_seconds": 0.0}}
 FRCL = {"method": "frcl", "learner": {"steps": 6, "points": 3, "search_steps": 4, "batch_size": 10}}
@@ -72,3 +75,13 @@ def measured(
 
 def file_of(place: Place, cell: Cell = FIRST, table: str = "table1") -> dict:
     return json.loads((place.results / table / f"{cell.name}.json").read_text())
+
+
+def command(arguments, monkeypatch, capsys, main=paper_main) -> tuple[int, list[str], str]:
+    """Run a command line; returns the exit code, the lines on stdout, and stderr as one line."""
+    monkeypatch.setattr(sys, "argv", ["paper", *arguments])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr()
+    return int(ended.value.code or 0), printed.out.splitlines(), " ".join(printed.err.split())

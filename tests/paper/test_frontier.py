@@ -5,14 +5,14 @@ import statistics
 
 from hypothesis import given
 from hypothesis import strategies as st
+
+from frcl.experiment.config import resolve
 from paper.cells import TABLES
 from paper.frontier import FRONTIER, LINES, OWN, equal_budget, frcl_tables, measured_lines, paper_frcl
 from paper.numbers import Ours, attains
 from paper.page import page
-from paper.readme import short
+from paper.readme import readme_tables
 from paper.store import FORMAT, VERSION, learned_options, path_of, write_document
-
-from frcl.experiment.config import resolve
 
 HOLDS = ("current_inputs", "memory_targets", "curvature")  # beside the paper's
 CELLS = {cell.name: (table.name, cell) for table in (*frcl_tables(), FRONTIER) for cell in table.cells}
@@ -33,7 +33,7 @@ def put(results, name, accuracies, size, *, nll=0.5, ece=0.25, parts=None, quick
     seeds = [{"seed": seed, "average_accuracy": value, "nll": nll, "ece": ece} for seed, value in enumerate(accuracies)]
     batch = {
         "seeds": [one["seed"] for one in seeds],
-        "command": "frcl reproduce",
+        "command": "python -m paper",
         "started": "2026-01-02T03:04:05",
         "seconds": {"total": 7.0},
         "memory_bytes": {"total": size, "per_task": []} | ({} if parts is None else {"parts": parts}),
@@ -155,7 +155,7 @@ def test_the_page_has_the_numbers_of_the_files(tmp_path):
         "31,480", "200,000", "points 150,000, fisher 50,000", "40 points", "660,000", "98.50 ± 0.71",
         f"{statistics.mean(gains):+.2f} ± {error:.2f} (2 seeds)",
     ]  # fmt: skip
-    less = "40 points (keeps less; none that keeps as much is measured)"
+    less = "40 points (fewer bytes; no cell with as many is measured)"
     assert memory["Split-MNIST, 40 points"][2:5] == ["", less, "660,000"], "a file without kinds is valid"
     assert all(len(row) == len(table[""]) - (key != "") for table in shown(tmp_path) for key, row in table.items())
 
@@ -170,7 +170,7 @@ def test_the_smallest_that_keeps_as_much_is_compared_with(tmp_path):
     assert accuracy[one][3:] == ["not measured", "85.00", "1 of 5", "yes", ""]
     assert calibration[one] == ["not measured", "0.600", "not measured", "0.300", ""]
     assert memory[one] == [
-        "not measured", "800", "", "2 points a character", "900", "80.00", "+5.00 (1 seed)",
+        "not measured", "800", "", "2 points per character", "900", "80.00", "+5.00 (1 seed)",
     ]  # fmt: skip
     assert memory["Omniglot, 2 points per character"] == ["900", "not measured", *[""] * 5]
 
@@ -225,12 +225,10 @@ def test_other_options_are_named(tmp_path):
     put(tmp_path, "permuted-mnist-frcl-trace-50", [0.9], 300, steps=7)
     put(tmp_path, "permuted-mnist-frcl-plus-10", [0.9], 500, steps=9)
     text = page([FRONTIER], tmp_path)
-    assert "- measured with another option than the cell has: `learner.steps: 9 there, 2000 here`" in text
-    assert (
-        "- `figure3/permuted-mnist-frcl-trace-50` was measured with another option than it has: `learner.steps: 7"
-        in text
-    )
-    assert "- `frcl reproduce`: seed 0, cpu, torch 2, 7 s, commit abc, 2026-01-02" in text
+    assert "- measured with another option than the current one: `learner.steps: 9 there, 2000 here`" in text
+    other = "`figure3/permuted-mnist-frcl-trace-50` was measured with another option than the current one"
+    assert f"- {other}: `learner.steps: 7" in text
+    assert "- `python -m paper`: seed 0, cpu, torch 2, 7 s, commit abc, 2026-01-02" in text
     put(tmp_path, "permuted-mnist-frcl-trace-10", [0.9], 400)
     assert "figure3/permuted-mnist-frcl-trace-50" not in page([FRONTIER], tmp_path), "it is not what is shown"
 
@@ -238,7 +236,11 @@ def test_other_options_are_named(tmp_path):
 def test_the_readme_has_the_same_numbers(tmp_path):
     put(tmp_path, "permuted-mnist-frcl-trace-10", [0.68, 0.7], 400, nll=1.25, ece=0.14)
     put(tmp_path, "permuted-mnist-frcl-plus-10", [0.91, 0.92], 500, nll=0.2, ece=0.03)
-    rows = {line.split(" | ")[0]: line.split(" | ")[1:] for line in short(tmp_path).splitlines() if "MNIST, " in line}
+    rows = {
+        line.split(" | ")[0]: line.split(" | ")[1:]
+        for line in readme_tables(tmp_path).splitlines()
+        if "MNIST, " in line
+    }
     assert rows["| Permuted-MNIST, 10 points"] == [
         "61.7 ± 1.8",
         "89.59 (S-FSVI, a wider network, 300-300)",
@@ -257,6 +259,6 @@ def test_the_readme_has_the_same_numbers(tmp_path):
         "not measured, not measured",
         "not measured, not measured |",
     ]
-    assert [line for line in short(tmp_path).splitlines() if line.startswith("| Omniglot, ")][1].count(
+    assert [line for line in readme_tables(tmp_path).splitlines() if line.startswith("| Omniglot, ")][1].count(
         "not measured"
     ) == 6

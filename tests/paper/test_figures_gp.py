@@ -2,13 +2,11 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from paper.figures import gp
-from paper.figures.base import make_figure, read_sheet
-from paper.measure import Place
 from scipy import integrate, stats
 
 from frcl import FRCL
@@ -16,9 +14,14 @@ from frcl.learners.objective import posterior_of
 from frcl.report.drawing import style
 from frcl.summary import belief_from_weights
 from oracles import covariances, direct_prediction, rand_posterior
+from paper.figures import gp
+from paper.figures.base import make_figure
+from paper.figures.sheets import read_sheet
+from paper.library import summary_points
+from paper.measure import Place
 
 STEPS = gp.QUICK_STEPS
-RESULTS = Path(__file__).resolve().parents[1] / "results"
+RESULTS = Path(__file__).resolve().parents[2] / "paper" / "results"
 
 
 def phi(net: gp.Waves, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
@@ -46,7 +49,7 @@ def learned_first(steps: int) -> tuple[FRCL, torch.Tensor, torch.Tensor]:
 def test_the_bands_of_figure_1_are_those_of_the_formulas(tmp_path):
     numbers = gp.measure_method(Place(tmp_path, tmp_path, quick=True))
     learner, mean, covariance = learned_first(STEPS)
-    lesson = gp.lesson(STEPS)
+    both = gp.learn_both(STEPS)
     belief, Z = learner.tasks[0].belief, learner.tasks[0].Z
 
     def check(panel: str, task: str, means: torch.Tensor, variances: torch.Tensor) -> None:
@@ -57,20 +60,20 @@ def test_the_bands_of_figure_1_are_those_of_the_formulas(tmp_path):
 
     Phi = phi(learner.net, gp.grid())
     check("A", "1", Phi @ mean, torch.einsum("bi,ij,bj->b", Phi, covariance, Phi))
-    for panel, net in (("B", learner.net), ("C", lesson.held.net), ("D", lesson.free.net)):
+    for panel, net in (("B", learner.net), ("C", both.regularised.net), ("D", both.free.net)):
         means, variances = direct_prediction(phi(net, gp.grid()), phi(net, Z), belief)
         check(panel, "1", means[:, 0], variances[:, 0])
-    for panel, learned, task in (("C", lesson.held, 1), ("D", lesson.free, 0)):
+    for panel, learned, task in (("C", both.regularised, 1), ("D", both.free, 0)):
         kept = learned.tasks[task]
         means, variances = direct_prediction(phi(learned.net, gp.grid()), phi(learned.net, kept.Z), kept.belief)
         check(panel, "2", means[:, 0], variances[:, 0])
-    assert not torch.equal(lesson.held.net.inner.weight, lesson.free.net.inner.weight)
+    assert not torch.equal(both.regularised.net.inner.weight, both.free.net.inner.weight)
 
 
 def test_the_points_of_figure_1_have_the_marginals_of_q_u(tmp_path):
     numbers = gp.measure_method(Place(tmp_path, tmp_path, quick=True))
     learner, mean, covariance = learned_first(STEPS)
-    Z, noise = learner.tasks[0].Z, learner.options.noise
+    Z, noise = learner.tasks[0].Z, learner.options.u_noise
     Phi = phi(learner.net, Z)
     marginal = torch.einsum("mi,ij,mj->m", Phi, covariance, Phi) + noise  # equation 5, and σ²
     wanted = sorted(zip(Z[:, 0].tolist(), (Phi @ mean).tolist(), marginal.sqrt().tolist(), strict=True))
@@ -82,10 +85,12 @@ def test_the_points_of_figure_1_have_the_marginals_of_q_u(tmp_path):
     assert set(Z[:, 0].tolist()) <= set(gp.first_task()[0][:, 0].tolist())
 
 
-def test_the_deviations_of_q_u(generator):
+def test_the_standard_deviations_of_q_u(generator):
     q, Phi = rand_posterior(2, 6, generator, scale=0.01), torch.randn(4, 6, generator=generator, dtype=torch.float64)
     belief = belief_from_weights(q, Phi, noise=0.04)
-    for found, covariance in zip(gp.stds(belief), covariances(belief), strict=True):
+    _, means, stds = summary_points(SimpleNamespace(Z=Phi, belief=belief))
+    assert torch.equal(means, belief.mean)
+    for found, covariance in zip(stds, covariances(belief), strict=True):
         assert found.tolist() == pytest.approx(covariance.diagonal().sqrt().tolist(), rel=1e-9)
 
 
@@ -150,7 +155,7 @@ def test_prior_and_posterior_of_figure_2(judged):
 def test_what_the_figures_of_the_results_show():
     """Task 1 stays where it is held and is lost where it is not; far from its data the posterior is near the prior."""
     method = read_sheet(RESULTS / "figures" / "figure1.csv")
-    assert gp._moved(method, gp.HELD) < 0.1 < 0.3 < gp._moved(method, gp.FREE)
+    assert gp._moved(method, gp.REGULARISED) < 0.1 < 0.3 < gp._moved(method, gp.FREE)
     watched = read_sheet(RESULTS / "figures" / "figure2.csv")
     same, new = watched.where(what=gp.SAME), watched.where(what=gp.NEW)
     ratios = [np.array(one.floats("std")) / np.array(one.floats("prior_std")) for one in (same, new)]
@@ -172,12 +177,12 @@ def test_the_words_have_the_numbers(figure):
     with style():
         drawing = figure.draw(numbers)
     if figure.name == "figure1":
-        assert f"moves by {gp._moved(numbers, gp.HELD):.2g} on average in C" in drawing.caption
+        assert f"moves by {gp._moved(numbers, gp.REGULARISED):.2g} on average in C" in drawing.caption
     else:
         assert f"t = {gp._statistic(numbers):.1f}" in drawing.caption
     assert drawing.text.endswith(".")
 
 
 def test_the_global_random_state_is_left_alone(tmp_path, global_random_state_untouched):
-    gp.lesson(3)
+    gp.learn_both(3)
     gp.watcher(3)

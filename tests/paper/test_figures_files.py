@@ -2,29 +2,19 @@
 
 import json
 import re
-import sys
 from dataclasses import replace
 
 import pytest
+
+from frcl import DataError, NumericalError
+from frcl.report.drawing import Drawing
 from paper import targets
 from paper.cells import Cell, Table
-from paper.figures.base import (
-    FigureOf,
-    Sheet,
-    canvas,
-    figure_in_words,
-    make_figure,
-    path_of_figure,
-    read_record,
-    read_sheet,
-    sheet,
-    write_sheet,
-)
+from paper.figures.base import FigureSpec, canvas, figure_in_words, make_figure, path_of_figure, read_record
+from paper.figures.sheets import Sheet, read_sheet, sheet, write_sheet
 from paper.measure import Place
 from paper.page import page
-
-from frcl import DataError, NumericalError, cli
-from frcl.report.drawing import Drawing
+from paper_helpers import command
 
 SMALL = {
     "method": "finetune",
@@ -50,8 +40,8 @@ class Work:
         axes.plot(numbers.floats("x"), numbers.floats("y"))
         return Drawing("some", "Figure 1: a line", f"Up to {numbers.column('y')[-1]}.", "A line.", figure)
 
-    def figure(self, **fields) -> FigureOf:
-        return FigureOf("figure1", "Figure 1: a line", self.measure, self.draw, **fields)
+    def figure(self, **fields) -> FigureSpec:
+        return FigureSpec("figure1", "Figure 1: a line", self.measure, self.draw, **fields)
 
 
 @pytest.fixture
@@ -78,7 +68,7 @@ def test_a_sheet_is_read_as_it_was_written(tmp_path):
 def test_a_broken_sheet_is_refused(tmp_path, content):
     path = tmp_path / "figure1.csv"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"figure1.csv is not a table .*measure it anew with --again"):
+    with pytest.raises(DataError, match=r"figure1.csv is not a table.*measure it again with --again"):
         read_sheet(path)
 
 
@@ -107,7 +97,7 @@ def test_the_record_says_how_it_was_measured(place, work):
     make_figure(work.figure(), replace(place, device="cpu"))
     record = read_record(place.results, "figure1")
     assert (record.title, record.caption, record.text) == ("Figure 1: a line", "Up to 1.33333.", "A line.")
-    assert record.measured["command"] == "frcl reproduce figure1"
+    assert record.measured["command"] == "python -m paper figure1"
     assert record.measured["environment"]["torch"]
     assert not re.findall(r'"/[^"]*"', path_of_figure(place.results, "figure1", "json").read_text())
     assert read_record(place.results, "figure2") is None
@@ -137,7 +127,7 @@ def test_a_record_of_another_version_is_refused(place, work):
     make_figure(work.figure(), place)
     path = path_of_figure(place.results, "figure1", "json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": 99}))
-    with pytest.raises(DataError, match="is not the record of a figure that this frcl reads"):
+    with pytest.raises(DataError, match="is not the record of a figure that this version reads"):
         make_figure(work.figure(), place)
 
 
@@ -155,7 +145,7 @@ def test_what_was_measured_is_kept_where_drawing_fails(place, work):
         make_figure(figure, place)
     make_figure(work.figure(), place)
     assert work.times == 1
-    assert read_record(place.results, "figure1").measured["command"] == "frcl reproduce figure1"
+    assert read_record(place.results, "figure1").measured["command"] == "python -m paper figure1"
 
 
 def test_quick_is_said_in_words_and_in_the_picture_and_kept_apart(place, work):
@@ -169,7 +159,7 @@ def test_quick_is_said_in_words_and_in_the_picture_and_kept_apart(place, work):
     assert plain[0].read_bytes() == marked[0].read_bytes()
     assert plain[1].read_bytes() != marked[1].read_bytes()
     for other in (replace(place, quick=True), replace(quick, quick=False)):
-        with pytest.raises(DataError, match="--quick; keep the two in folders of their own"):
+        with pytest.raises(DataError, match="--quick; use separate folders"):
             make_figure(work.figure(), other)
 
 
@@ -177,122 +167,117 @@ def test_quick_is_said_in_words_and_in_the_picture_and_kept_apart(place, work):
 
 
 @pytest.fixture
-def frcl(monkeypatch, capsys, tmp_path):
-    """`frcl reproduce` with no table, and the figures given; gives exit code, lines said, complaint."""
+def paper(monkeypatch, capsys, tmp_path):
+    """`python -m paper` with no table, and the figures given; gives exit code, lines said, complaint."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(targets, "TABLES", ())
 
-    def run(figures: tuple[FigureOf, ...], *arguments: str) -> tuple[int, list[str], str]:
+    def run(figures: tuple[FigureSpec, ...], *arguments: str) -> tuple[int, list[str], str]:
         monkeypatch.setattr(targets, "FIGURES", figures)
-        monkeypatch.setattr(sys, "argv", ["frcl", "reproduce", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out.splitlines(), " ".join(said.err.split())
+        return command(arguments, monkeypatch, capsys)
 
     return run
 
 
-WRITTEN = "written: results/figures/figure1.csv, .png, .svg"
+WRITTEN = "written: paper/results/figures/figure1.csv, .png, .svg"
 
 
-def test_the_command_makes_and_reuses_a_figure(frcl, work):
+def test_the_command_makes_and_reuses_a_figure(paper, work):
     figures = (work.figure(),)
-    assert frcl(figures, "figure1", "--list")[1] == ["figure1: not made yet"]
-    assert frcl(figures, "figure1") == (0, [WRITTEN], "")
-    assert frcl(figures, "figure1") == (0, [WRITTEN], "")
+    assert paper(figures, "figure1", "--list")[1] == ["figure1: not made yet"]
+    assert paper(figures, "figure1") == (0, [WRITTEN], "")
+    assert paper(figures, "figure1") == (0, [WRITTEN], "")
     assert work.times == 1
-    assert frcl(figures, "--list")[1] == ["figure1: made"]
-    assert frcl(figures, "figure1", "--again", "--quiet") == (0, [], "")
+    assert paper(figures, "--list")[1] == ["figure1: made"]
+    assert paper(figures, "figure1", "--again", "--quiet") == (0, [], "")
     assert work.times == 2
-    assert frcl(figures, "all") == (0, [WRITTEN, "written: REPRODUCTION.md"], "")
+    assert paper(figures, "all") == (0, [WRITTEN, "written: REPRODUCTION.md"], "")
 
 
-def test_the_page_shows_what_is_there(frcl, work, tmp_path):
+def test_the_page_shows_what_is_there(paper, work, tmp_path):
     figures = (work.figure(), replace(work.figure(), name="figure2", title="Figure 2: another"))
-    frcl(figures, "figure1", "page")
+    paper(figures, "figure1", "page")
     text = (tmp_path / "REPRODUCTION.md").read_text()
-    assert text == page([], tmp_path / "results", figures)
+    assert text == page([], tmp_path / "paper/results", figures, tmp_path)
     first, second = re.search(r"### Figure 1: a line(.*?)### Figure 2: another(.*?)\n## ", text, re.S).groups()
-    assert "![Figure 1: a line](results/figures/figure1.png)\n\nUp to 1.33333.\n" in first
-    assert "[numbers](results/figures/figure1.csv), [SVG](results/figures/figure1.svg)" in first
-    assert "`frcl reproduce figure1`: cpu (" in first
-    assert second.strip() == "not made yet: `frcl reproduce figure2`"
-    for link in re.findall(r"\((results/[^)]*)\)", text):
+    assert "![Figure 1: a line](paper/results/figures/figure1.png)\n\nUp to 1.33333.\n" in first
+    assert "[numbers](paper/results/figures/figure1.csv), [SVG](paper/results/figures/figure1.svg)" in first
+    assert "`python -m paper figure1`: cpu (" in first
+    assert second.strip() == "not made yet: `python -m paper figure2`"
+    for link in re.findall(r"\((paper/results/[^)]*)\)", text):
         assert (tmp_path / link).is_file()
-    assert "## Figures" not in page([], tmp_path / "results")
+    assert "## Figures" not in page([], tmp_path / "paper/results")
 
 
-def test_cells_of_a_figure_are_measured_first_and_shown(frcl, work, tmp_path):
+def test_cells_of_a_figure_are_measured_first_and_shown(paper, work, tmp_path):
     def accuracies(place: Place) -> Sheet:
         there = list((place.results / "figure3").glob("*.json"))
         return sheet(("x", "y"), [(0, len(json.loads(path.read_text())["seeds"])) for path in there])
 
-    figure = FigureOf("figure3", TABLE.title, accuracies, work.draw, table=TABLE)
-    code, said, _ = frcl((figure,), "figure3", "--budget", "0")
-    assert (code, said[-1]) == (0, "figure3: not drawn, since nothing of it is measured")
-    assert frcl((figure,), "figure3", "--list")[1] == [
+    figure = FigureSpec("figure3", TABLE.title, accuracies, work.draw, table=TABLE)
+    code, said, _ = paper((figure,), "figure3", "--budget", "0")
+    assert (code, said[-1]) == (0, "figure3: not drawn, since none of its cells is measured")
+    assert paper((figure,), "figure3", "--list")[1] == [
         "figure3/fine: 0 of 2 seeds, missing 0, 1",
         "figure3: not made yet",
     ]
-    assert frcl((figure,), "figure3", "--seeds", "1")[0] == 0
-    assert read_record(tmp_path / "results", "figure3").caption == "Up to 1."
-    code, said, _ = frcl((figure,), "figure3", "page")
+    assert paper((figure,), "figure3", "--seeds", "1")[0] == 0
+    assert read_record(tmp_path / "paper/results", "figure3").caption == "Up to 1."
+    code, said, _ = paper((figure,), "figure3", "page")
     assert code == 0
     assert "figure3/fine: " in said[-3]
-    assert said[-2:] == ["written: results/figures/figure3.csv, .png, .svg", "written: REPRODUCTION.md"]
-    assert read_record(tmp_path / "results", "figure3").caption == "Up to 2."
+    assert said[-2:] == ["written: paper/results/figures/figure3.csv, .png, .svg", "written: REPRODUCTION.md"]
+    assert read_record(tmp_path / "paper/results", "figure3").caption == "Up to 2."
     text = (tmp_path / "REPRODUCTION.md").read_text()
     assert "#### split-digits" in text
-    assert "- `frcl reproduce figure3 --rows fine --seeds 1`: seed 0, cpu" in text
-    assert frcl((figure,), "--list", "--rows", "fi*")[1] == ["figure3/fine: 2 of 2 seeds"]
+    assert "- `python -m paper figure3 --rows fine --seeds 1`: seed 0, cpu" in text
+    assert paper((figure,), "--list", "--rows", "fi*")[1] == ["figure3/fine: 2 of 2 seeds"]
 
 
-def test_nothing_is_measured_when_the_time_is_up_but_what_is_there_is_drawn(frcl, work):
+def test_nothing_is_measured_when_the_time_is_up_but_what_is_there_is_drawn(paper, work):
     figures = (work.figure(),)
-    assert frcl(figures, "figure1", "--budget", "0")[1] == ["figure1: not started, the time is up"]
-    frcl(figures, "figure1")
-    assert frcl(figures, "figure1", "--budget", "0")[1] == [WRITTEN]
-    assert frcl(figures, "figure1", "--budget", "0", "--again")[1] == ["figure1: not started, the time is up"]
+    assert paper(figures, "figure1", "--budget", "0")[1] == ["figure1: not started, the time is up"]
+    paper(figures, "figure1")
+    assert paper(figures, "figure1", "--budget", "0")[1] == [WRITTEN]
+    assert paper(figures, "figure1", "--budget", "0", "--again")[1] == ["figure1: not started, the time is up"]
     assert work.times == 1
 
 
-def test_quick_leaves_out_a_figure_without_data(frcl, work, monkeypatch, tmp_path):
+def test_quick_leaves_out_a_figure_without_data(paper, work, monkeypatch, tmp_path):
     monkeypatch.delenv("FRCL_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     figures = (work.figure(needs=("omniglot", "split-digits")),)
-    code, said, _ = frcl(figures, "all", "--quick")
+    code, said, _ = paper(figures, "all", "--quick")
     assert code == 0
     assert said[0].startswith("QUICK figure1: skipped, since images_background.zip is missing")
     assert said[1] == "QUICK written: runs/quick/REPRODUCTION.md"
     assert work.times == 0
-    assert "not made yet: `frcl reproduce figure1 --quick`" in (tmp_path / "runs/quick/REPRODUCTION.md").read_text()
-    assert frcl((work.figure(needs=("split-digits",)),), "all", "--quick")[0] == 0
+    assert "not made yet: `python -m paper figure1 --quick`" in (tmp_path / "runs/quick/REPRODUCTION.md").read_text()
+    assert paper((work.figure(needs=("split-digits",)),), "all", "--quick")[0] == 0
     text = (tmp_path / "runs/quick/REPRODUCTION.md").read_text()
     assert "### Figure 1: a line (QUICK)" in text
-    assert not (tmp_path / "results").exists()
+    assert not (tmp_path / "paper/results").exists()
 
 
-def test_the_command_refuses_a_broken_file_plainly(frcl, work, tmp_path):
+def test_the_command_refuses_a_broken_file_plainly(paper, work, tmp_path):
     figures = (work.figure(),)
-    frcl(figures, "figure1")
-    (tmp_path / "results/figures/figure1.csv").write_text("x,y\n1\n")
-    code, _, error = frcl(figures, "figure1")
+    paper(figures, "figure1")
+    (tmp_path / "paper/results/figures/figure1.csv").write_text("x,y\n1\n")
+    code, _, error = paper(figures, "figure1")
     assert code == 1
     assert "figure1.csv was changed after it was measured" in error
-    (tmp_path / "results/figures/figure1.json").unlink()
-    code, _, error = frcl(figures, "figure1")
+    (tmp_path / "paper/results/figures/figure1.json").unlink()
+    code, _, error = paper(figures, "figure1")
     assert code == 1
-    assert "is not a table with as many fields in every line; measure it anew with --again" in error
+    assert "is not a table: its lines differ in length; measure it again with --again" in error
 
 
-def test_a_figure_that_diverges_does_not_keep_the_others_back(frcl, work, tmp_path):
+def test_a_figure_that_diverges_does_not_keep_the_others_back(paper, work, tmp_path):
     def diverge(place: Place) -> Sheet:
         raise NumericalError("the loss is not finite")
 
     wild = replace(work.figure(), name="figure0", measure=diverge)
-    code, said, error = frcl((wild, work.figure()), "all")
+    code, said, error = paper((wild, work.figure()), "all")
     assert code == 1
     assert said == [WRITTEN, "written: REPRODUCTION.md"]
     assert "figure0: the loss is not finite" in error

@@ -6,47 +6,48 @@ import statistics
 from pathlib import Path
 
 import pytest
-from paper.figures.base import FOLDER, read_record, read_sheet
-from paper.page import page, reasons
-from paper.readme import BEGIN, END, short, write_short
-from paper.store import read_document, to_text
-from paper.targets import FIGURES, TABLES
 
 from frcl.errors import DataError
 from frcl.experiment.metrics import AccuracyMatrix
 from frcl.report.drawing import style
+from paper.figures.base import FOLDER, read_record
+from paper.figures.sheets import read_sheet
+from paper.page import page, read_reasons
+from paper.readme import BEGIN, END, readme_tables, write_readme
+from paper.store import read_document, to_text
+from paper.targets import FIGURES, TABLES
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "results"
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "paper" / "results"
 FILES = sorted(path for path in RESULTS.glob("*/*.json") if path.parent.name != FOLDER)
 MEASURED = (*TABLES, *(figure.table for figure in FIGURES if figure.table is not None))
 MADE = [figure for figure in FIGURES if (RESULTS / FOLDER / f"{figure.name}.csv").is_file()]
 
 
 def test_the_page_is_generated_from_the_results():
-    assert (ROOT / "REPRODUCTION.md").read_text() == page(TABLES, RESULTS, FIGURES)
+    assert (ROOT / "REPRODUCTION.md").read_text() == page(TABLES, RESULTS, FIGURES, ROOT)
 
 
 def test_the_tables_of_the_readme_are_generated_from_the_results(tmp_path):
     text = (ROOT / "README.md").read_text()
-    assert f"{BEGIN}\n\n{short(RESULTS)}\n\n{END}" in text
+    assert f"{BEGIN}\n\n{readme_tables(RESULTS)}\n\n{END}" in text
     (tmp_path / "README.md").write_text(text.replace(" ± ", " + "))
     shutil.copytree(RESULTS, tmp_path / "results")
-    assert write_short(tmp_path / "results") == tmp_path / "README.md"
+    assert write_readme(tmp_path / "results", tmp_path) == tmp_path / "README.md"
     within = (tmp_path / "README.md").read_text().split(BEGIN)[1].split(END)[0]
     assert within == text.split(BEGIN)[1].split(END)[0]
     (tmp_path / "README.md").write_text(f"before {BEGIN} after")
-    with pytest.raises(DataError, match="put it where the tables end"):
-        write_short(tmp_path / "results")
+    with pytest.raises(DataError, match="add it where the tables end"):
+        write_readme(tmp_path / "results", tmp_path)
 
 
 def test_a_short_table_has_the_numbers_of_its_cells():
     found = read_document(RESULTS / "table1" / "split-mnist-frcl-trace-40.json", quick=False)
     accuracies = [100 * one["average_accuracy"] for one in found["seeds"]]
     ours = f"{statistics.mean(accuracies):.1f} ± {statistics.stdev(accuracies):.1f}"
-    line = next(line for line in short(RESULTS).splitlines() if line.startswith("| FRCL (trace)"))
+    line = next(line for line in readme_tables(RESULTS).splitlines() if line.startswith("| FRCL (trace)"))
     assert line.split(" | ")[4] == f"{ours} (97.8 ± 0.7) |"
-    assert "not measured (94.3 ± 0.2)" in short(RESULTS / "nothing")
+    assert "not measured (94.3 ± 0.2)" in readme_tables(RESULTS / "nothing")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -62,7 +63,7 @@ def test_a_result_is_whole(path):
     assert path.read_text() == to_text(found)
     assert str(ROOT) not in json.dumps(found)
     for batch in found["batches"]:
-        assert batch["command"].startswith(("frcl run", "frcl reproduce"))
+        assert batch["command"].startswith(("frcl run", "python -m paper"))
         assert batch["environment"]["torch"]
     for one in found["seeds"]:
         assert one["average_accuracy"] == pytest.approx(sum(one["last_row"]) / len(one["last_row"]), abs=1e-12)
@@ -88,7 +89,7 @@ def test_a_figure_is_whole(figure):
 
 def test_reasons_are_for_cells_that_there_are():
     names = {table.name: {cell.name for cell in table.cells} for table in MEASURED}
-    for table, known in reasons().items():
+    for table, known in read_reasons().items():
         assert set(known) <= names[table]
 
 

@@ -1,23 +1,23 @@
-"""The holds of FRCL+ on and off: what is run, the tables of the page, and the figure drawn from the cells."""
+"""The regularisers of FRCL+ on and off: what is run, the tables of the page, and the figure drawn from the cells."""
 
 import itertools
 import json
 import statistics
 
 import pytest
+
+from frcl.experiment import config as configs
+from frcl.experiment.config import resolve
+from frcl.report.drawing import style
 from paper.ablation import ABLATION, POINTS, ROWS, name_of, weights_in_words
-from paper.figures import holds
+from paper.figures import regularisers
 from paper.figures.base import make_figure, path_of_figure
+from paper.library import REGULARISERS
 from paper.measure import Place
 from paper.quick import reduced_figure
 from paper.store import FORMAT, VERSION, learned_options, path_of, write_document
 
-from frcl.experiment import config as configs
-from frcl.experiment.config import resolve
-from frcl.learners.options import HOLDS
-from frcl.report.drawing import style
-
-(FIGURE,) = holds.FIGURES
+(FIGURE,) = regularisers.FIGURES
 CELLS = {cell.name: cell for cell in ABLATION.cells}
 BENCHMARKS = tuple(POINTS)
 
@@ -46,17 +46,17 @@ def options_of(benchmark: str, row: str):
 
 def test_the_rows_are_none_each_alone_all_but_one_and_all():
     sizes = (0, 1, 3, 4)
-    subsets = {frozenset(one) for size in sizes for one in itertools.combinations(HOLDS, size)}
+    subsets = {frozenset(one) for size in sizes for one in itertools.combinations(REGULARISERS, size)}
     assert {frozenset(on) for on in ROWS.values()} == subsets
     assert len(ROWS) == len(subsets) == 10
     assert len(ABLATION.cells) == len(CELLS) == 30
     assert ROWS["only memory targets"] == ("memory_targets",)
-    assert set(ROWS["all but curvature"]) == set(HOLDS) - {"curvature"}
+    assert set(ROWS["all but curvature"]) == set(REGULARISERS) - {"curvature"}
 
 
-def test_a_hold_that_is_on_has_the_weight_of_the_preset(monkeypatch):
+def test_a_regulariser_that_is_on_has_the_weight_of_the_preset(monkeypatch):
     plain = configs._benchmark_defaults
-    weights = dict(zip(HOLDS, (0.5, 2.0, 3.0, 7.0), strict=True))
+    weights = dict(zip(REGULARISERS, (0.5, 2.0, 3.0, 7.0), strict=True))
 
     def tuned(benchmark, method, options):
         found = plain(benchmark, method, options)
@@ -66,8 +66,8 @@ def test_a_hold_that_is_on_has_the_weight_of_the_preset(monkeypatch):
     for benchmark in BENCHMARKS:
         for row, on in ROWS.items():
             options = options_of(benchmark, row)
-            found = {hold: getattr(options, hold) for hold in HOLDS}
-            assert found == {hold: weights[hold] if hold in on else 0.0 for hold in HOLDS}
+            found = {one: getattr(options, one) for one in REGULARISERS}
+            assert found == {one: weights[one] if one in on else 0.0 for one in REGULARISERS}
     told = weights_in_words(ABLATION)
     assert "Split-MNIST `functional` 0.5, `current_inputs` 2, `memory_targets` 3, `curvature` 7; Permuted-MNIST" in told
 
@@ -80,7 +80,7 @@ def test_old_tasks_are_predicted_by_their_heads_but_with_the_papers_term_alone()
             assert options.keeps_heads == (row != "only functional")
         nothing = options_of(benchmark, "none")
         assert not nothing.uses_heads
-        assert sum(getattr(nothing, hold) for hold in HOLDS) == 0
+        assert sum(getattr(nothing, one) for one in REGULARISERS) == 0
 
 
 def test_benchmarks_points_and_seeds():
@@ -100,9 +100,11 @@ def test_benchmarks_points_and_seeds():
     for benchmark in BENCHMARKS:
         for row in ROWS:
             options = learned_options(resolve(benchmark, *CELLS[name_of(benchmark, row)].layers))
-            rest = {name: value for name, value in options["learner"].items() if name not in (*HOLDS, "prediction")}
+            rest = {
+                name: value for name, value in options["learner"].items() if name not in (*REGULARISERS, "prediction")
+            }
             whole = learned_options(resolve(benchmark, *CELLS[name_of(benchmark, "all")].layers))["learner"]
-            assert rest == {name: whole[name] for name in rest}, "rows differ in the holds alone"
+            assert rest == {name: whole[name] for name in rest}, "rows differ only in the regularisers"
 
 
 # -- the page -----------------------------------------------------------------------------------------------------
@@ -122,7 +124,7 @@ def test_the_page_has_the_numbers_of_the_files(place):
     ]  # fmt: skip
     assert [line[0] for line in lines] == list(ROWS)
     for row, *marks, split, permuted, omniglot in lines:
-        assert {hold for hold, mark in zip(HOLDS, marks, strict=True) if mark == "on"} == set(ROWS[row])
+        assert {one for one, mark in zip(REGULARISERS, marks, strict=True) if mark == "on"} == set(ROWS[row])
         values = [100 * value for value in accuracies[row]]
         assert split == f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
         assert permuted == ("37.50 ± 17.68 (seeds: 2 of 3)" if row == "none" else "not measured")
@@ -138,7 +140,7 @@ def test_the_sheet_has_the_cells_that_are_measured_as_they_are_now(place):
     put(place, "split-mnist-none", [0.5, 0.75, 0.25])
     put(place, "split-mnist-all", [0.5], lr=0.5)
     put(place, "omniglot-all-but-memory-targets", [0.875])
-    found = holds.measure_holds(place)
+    found = regularisers.measure_regularisers(place)
     assert found.rows == (
         ("split-mnist", "none", "off", "off", "off", "off", "50", "25", "3"),
         ("omniglot", "all but memory targets", "on", "on", "off", "on", "87.5", "", "1"),
@@ -149,7 +151,7 @@ def test_the_sheet_has_the_cells_that_are_measured_as_they_are_now(place):
     assert record["measured"] is None
     missing = record["caption"].partition("Not measured: ")[2]
     assert missing.startswith("Split-MNIST: only functional, ")
-    assert "; Permuted-MNIST: all of it; Omniglot: none, " in missing
+    assert "; Permuted-MNIST: all rows; Omniglot: none, " in missing
     assert "over 1 to 3 seeds" in record["caption"]
 
 
@@ -159,8 +161,8 @@ def test_a_dot_stands_where_its_number_is(place):
         accuracies[benchmark, row] = [0.3 + 0.03 * at, 0.34 + 0.03 * at]
         put(place, name_of(benchmark, row), accuracies[benchmark, row])
     with style():
-        drawing = holds.draw_holds(holds.measure_holds(place))
-    assert drawing.caption.endswith("Not measured: Omniglot: all of it.")
+        drawing = regularisers.draw_regularisers(regularisers.measure_regularisers(place))
+    assert drawing.caption.endswith("Not measured: Omniglot: all rows.")
     *full, empty = drawing.figure.axes
     labels = [text.get_text() for text in full[0].get_yticklabels()]
     assert labels == list(ROWS)

@@ -1,4 +1,4 @@
-"""`frcl reproduce`: what is typed, that only what is missing is run, and that nothing measured gets lost."""
+"""`python -m paper`: what is typed, that only what is missing is run, and that nothing measured gets lost."""
 
 import itertools
 import json
@@ -8,11 +8,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paper.cells import BOUNDARIES_3, TABLES
-from paper.figures import detection
-from paper.measure import Wanted, attend, chosen_cells, in_words, state_of
-from paper.numbers import printed
-from paper.store import differences, learned_options, merged, read_document, seed_entry, to_text
 
 from frcl import DataError, OptionError
 from frcl.display import Silent
@@ -20,7 +15,12 @@ from frcl.experiment import runner
 from frcl.experiment.config import resolve
 from frcl.experiment.metrics import over_seeds
 from frcl.methods import METHODS
-from reproduce_helpers import FIRST, FRCL, HIDDEN, PLAIN, STREAM, TABLE, Watch, file_of, measured, session
+from paper.cells import BOUNDARIES_3, TABLES
+from paper.figures import detection
+from paper.measure import Wanted, attend, chosen_cells, in_words, state_of
+from paper.numbers import printed
+from paper.store import differences, learned_options, merged, read_document, seed_entry, to_text
+from paper_helpers import FIRST, FRCL, HIDDEN, PLAIN, STREAM, TABLE, Watch, file_of, measured, session
 
 # -- what is typed ------------------------------------------------------------------------------------------------
 
@@ -143,7 +143,7 @@ def test_seeds_may_come_in_any_order(seeds, cuts, random):
 
 
 def test_a_seed_is_never_taken_twice():
-    with pytest.raises(DataError, match=r"seeds \[2\] are in the results already"):
+    with pytest.raises(DataError, match=r"seeds \[2\] are already in the results"):
         merged(batch_document([1, 2]), batch_document([2, 3]))
 
 
@@ -153,18 +153,16 @@ def test_other_options_are_named_and_newer_ones_count_as_their_default():
     assert differences(stored, config) == []
     del stored["config"]["learner"]["u_noise"]
     assert differences(stored, config) == []
-    other = resolve("split-digits", FRCL, {"learner": {"points": 4, "noise": 0.5}, "stream": {"tasks": 2}})
+    other = resolve("split-digits", FRCL, {"learner": {"points": 4, "u_noise": 0.5}, "stream": {"tasks": 2}})
     assert set(differences(stored, other)) == {
-        "stream.tasks: null there, 2 here", "learner.points: 3 there, 4 here", "learner.noise: 0.001 there, 0.5 here",
+        "stream.tasks: null there, 2 here", "learner.points: 3 there, 4 here", "learner.u_noise: 0.001 there, 0.5 here",
     }  # fmt: skip
     stored["config"]["learner"]["gone"] = 1
     assert differences(stored, config) == ["learner.gone: 1 there, null here"]
     plus = resolve("split-digits", {"method": "frcl-plus"})
     stored = {"config": learned_options(plus)}
     del stored["config"]["learner"]["lr_decay"]
-    assert differences(stored, plus) == ["learner.rate_decay: 0.0 there, 0.5 here"], (
-        "it was off, as it is without FRCL+"
-    )
+    assert differences(stored, plus) == ["learner.lr_decay: 0.0 there, 0.5 here"], "it was off, as it is without FRCL+"
     elsewhere = resolve("split-digits", FRCL, {"device": "cuda", "seeds": [5], "run": {"threads": 2}})
     assert learned_options(elsewhere) == learned_options(config)
 
@@ -173,7 +171,7 @@ def test_a_foreign_file_is_refused(tmp_path):
     assert read_document(tmp_path / "none.json", quick=False) is None
     for text in ("{", "[]", '{"format": "frcl-result", "version": 1}'):
         (tmp_path / "one.json").write_text(text)
-        with pytest.raises(DataError, match=r"is not a result of `frcl reproduce`"):
+        with pytest.raises(DataError, match=r"is not a result file"):
             read_document(tmp_path / "one.json", quick=False)
     (tmp_path / "one.json").write_text('{"format": "frcl-cell", "version": 1, "quick": true}')
     with pytest.raises(DataError, match="with --quick"):
@@ -195,7 +193,7 @@ def test_a_file_holds_what_the_run_found(place, tmp_path):
     parts = batch["memory_bytes"]["parts"]
     assert set(parts) == {"points", "posterior"}
     assert sum(parts.values()) == batch["memory_bytes"]["total"]
-    assert batch["command"] == "frcl reproduce table1 --rows split-digits-frcl-3 --seeds 3"
+    assert batch["command"] == "python -m paper table1 --rows split-digits-frcl-3 --seeds 3"
     assert set(batch) >= {"started", "seconds", "environment", "peak_memory_bytes"}
     assert not [path for path in place.runs.glob("*/*/*") if path.is_dir()], "a run that was taken in is not kept"
 
@@ -233,13 +231,13 @@ def test_an_interrupted_run_is_taken_up(place, tmp_path, monkeypatch, count):
         measured(place, watch=Watch(stop_at=25))
     assert not place.results.exists()
     assert (place.runs / "table1" / FIRST.name / "seeds-0-1-2" / "checkpoint.frcl").is_file()
-    monkeypatch.setattr(runner, "run", None)  # nothing is begun anew
+    monkeypatch.setattr(runner, "run", None)  # no run is started
     assert measured(place, count=count) == [[0, 1, 2]]
     assert file_of(place)["seeds"] == file_of(whole)["seeds"]
 
 
 @pytest.mark.parametrize("change", ["options", "damage", "seeds"])
-def test_an_interrupted_run_that_does_not_fit_is_begun_anew(place, change):
+def test_an_interrupted_run_that_does_not_fit_is_started_again(place, change):
     folder, cell, expected = place.runs / "table1" / FIRST.name / "seeds-0-1-2", FIRST, [[0, 1, 2]]
     with pytest.raises(KeyboardInterrupt):
         measured(place, watch=Watch(stop_at=25))
@@ -263,7 +261,7 @@ def test_other_options_are_refused_unless_again(place):
     assert state.differs == ("learner.points: 3 there, 4 here",)
     said: list[str] = []
     attend(state, replace(session(place), say=said.append))
-    assert said == ["table1/split-digits-frcl-3: left as it is, since it was measured with other options"]
+    assert said == ["table1/split-digits-frcl-3: not changed, since it was measured with other options"]
     before = file_of(place)
     assert measured(place, other, 1, again=True) == [[0]]
     after = file_of(place)
@@ -296,7 +294,7 @@ def test_rows_are_chosen_by_pattern():
 def test_some_seeds_may_be_asked_for_by_their_number(place):
     assert measured(place, only=(2, 7)) == [[2]]  # the cell has no seed 7
     assert [one["seed"] for one in file_of(place)["seeds"]] == [2]
-    assert file_of(place)["batches"][0]["command"] == "frcl reproduce table1 --rows split-digits-frcl-3 --seed 2"
+    assert file_of(place)["batches"][0]["command"] == "python -m paper table1 --rows split-digits-frcl-3 --seed 2"
     assert measured(place) == [[0, 1]]
     assert sorted(one["seed"] for one in file_of(place)["seeds"]) == [0, 1, 2]
     assert Wanted(2).of(FIRST) == (0, 1)

@@ -1,0 +1,119 @@
+"""Everything that the reproduction uses of `frcl` beyond its public names: the one file to adapt when those change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from frcl import FRCL, Summary
+from frcl.boundary import welch
+from frcl.cli import run_app
+from frcl.data.places import data_status
+from frcl.data.streams import PermutedTasks
+from frcl.data.tasks import Benchmark, Split
+from frcl.display import Live, Plain, Silent
+from frcl.engine.tensors import in_chunks
+from frcl.errors import BusyError
+from frcl.experiment import environment, runner
+from frcl.experiment.config import PARTS, Config, first_options, read_toml, resolve, saved, suggestion, to_dict
+from frcl.experiment.environment import check_device, describe, threads
+from frcl.experiment.hidden import stream_labels
+from frcl.experiment.keeper import Interrupted, Observer, read_checkpoint
+from frcl.experiment.metrics import AccuracyMatrix, declared_switches, over_seeds, score_boundaries
+from frcl.experiment.runner import benchmark_of, seeds_at_once, source_of
+from frcl.features import features
+from frcl.files import write_atomically
+from frcl.learners.options import HOLDS as REGULARISERS
+from frcl.posterior import Moments
+from frcl.report.drawing import WIDTH, Drawing, name_in_figure, save, style
+from frcl.report.figures import MARKERS
+from frcl.report.numbers import number, plural
+from frcl.report.numbers import percent as share
+from frcl.report.palette import LIGHT, SERIES, series
+from frcl.report.pictures import to_rgba
+from frcl.report.run import Floats
+from frcl.seeding import fork
+from frcl.selection import Selected, random_start, run_searches
+from frcl.summary import head_moments, make_head
+from frcl.trace import trace_search
+
+CHUNK = 4096  # inputs that pass through the network at once
+
+
+# -- runs -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished run: the content of result.json, and the record of each seed."""
+
+    result: dict[str, Any]
+    records: list[dict[str, Any]]
+
+
+def carry_out(config: Config, folder: Path, observer: Observer, *, resume: bool) -> Finished:
+    """Run an experiment in a folder, or resume the one that is there."""
+    try:
+        result = runner.resume(folder, observer) if resume else runner.run(config, folder, observer, overwrite=True)
+    finally:
+        observer.close()
+    return Finished(result, read_checkpoint(folder)[0].records)
+
+
+def saved_config(folder: Path) -> Config:
+    """The configuration of a run; an FrclError if it is missing or damaged."""
+    return saved(read_toml(folder / "config.toml"))
+
+
+def check_resumable(folder: Path) -> None:
+    """Raise an FrclError if the checkpoint of a run is damaged."""
+    read_checkpoint(folder)
+
+
+def default_options(method: str) -> dict[str, dict[str, Any]]:
+    """The defaults of every option, by section, before those of a benchmark or a preset apply."""
+    options = first_options(method)
+    return {part: asdict(options[part]) for part in PARTS}
+
+
+@contextmanager
+def run_environment(config: Config) -> Iterator[None]:
+    """Threads and precision of torch as in a run with this configuration."""
+    with environment.threads(config.run.threads), environment.products(tf32=config.run.tf32):
+        yield
+
+
+# -- inside a learner -------------------------------------------------------------------------------------------------
+
+
+def new_frcl(config: Config, benchmark: Benchmark, seed: int) -> FRCL:
+    """A new FRCL learner, as a run would create it."""
+    learner = runner.new_learner(config, benchmark, seed)
+    assert isinstance(learner, FRCL)
+    return learner
+
+
+def features_of(learner: FRCL, x: Tensor) -> Tensor:
+    """σ_w Φ(x) under the current θ, [n, K], so that k(x, x') is the inner product of two rows."""
+    net, options = learner.net, learner.options
+    theta = dict(net.named_parameters())
+    with torch.no_grad():
+        return options.prior_std * in_chunks(lambda some: features(net, theta, some, options.feature_scale), x, CHUNK)
+
+
+def predict_from_summary(learner: FRCL, summary: Summary, x: Tensor) -> Moments:
+    """Mean and variance of a task's functions, from its summary and the features of `learner`."""
+    head = make_head(features_of(learner, summary.Z), summary.belief)
+    return head_moments(head, summary.belief, features_of(learner, x))
+
+
+def summary_points(summary: Summary) -> tuple[Tensor, Tensor, Tensor]:
+    """Z, and the means and standard deviations of u under q(u), [C, M]."""
+    belief = summary.belief
+    return summary.Z, belief.mean, (belief.factor.square().sum(2) + belief.posterior_noise).sqrt()

@@ -20,10 +20,14 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 
 class Registry(Generic[T]):
-    """Named objects of one kind. Installed packages add to it by the entry point group `frcl.<kind>s`."""
+    """Named objects of one kind. Installed packages add to it through the entry point group `frcl.<kind>s`.
 
-    def __init__(self, kind: str) -> None:
+    `plural` replaces `<kind>s` in the name of the group where English has another plural.
+    """
+
+    def __init__(self, kind: str, plural: str | None = None) -> None:
         self.kind = kind
+        self.group = f"frcl.{plural or kind + 's'}"
         self._known: dict[str, T] = {}
         self._plugins_loaded = False
 
@@ -59,6 +63,6 @@ class Registry(Generic[T]):
         if self._plugins_loaded:
             return
         self._plugins_loaded = True
-        for entry in metadata.entry_points(group=f"frcl.{self.kind}s"):
+        for entry in metadata.entry_points(group=self.group):
             if entry.name not in self._known:
                 self._known[entry.name] = entry.load()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pkgutil
+from importlib import import_module
 from pathlib import Path
 
 import torch
 
-from frcl.data import digits, mnist, omniglot  # noqa: F401  (they register their benchmarks)
 from frcl.data.download import Progress
 from frcl.data.options import BenchmarkOptions
 from frcl.data.own import own_tasks
@@ -14,6 +15,10 @@ from frcl.data.registry import BENCHMARKS, Request, Source
 from frcl.data.tasks import Benchmark
 from frcl.errors import DataError, OptionError
 from frcl.registry import suggestion
+
+# every module of this package is imported and registers its benchmarks, so that a new benchmark is one new file
+for _module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+    import_module(f"{__package__}.{_module.name}")
 
 
 def known_name(name: str) -> str:

@@ -1,7 +1,8 @@
 """The benchmarks by name, and what describes one of them.
 
-To add a benchmark, write a module that calls `BENCHMARKS.add(name, BenchmarkSpec(...))`. In this package, import it in
-`frcl.data.open`; in another package, name the `BenchmarkSpec` as an entry point of the group `frcl.benchmarks`.
+To add a benchmark, write a module of this package that calls `BENCHMARKS.add(name, BenchmarkSpec(...))`; `frcl.data.open`
+imports every module of the package. In another package, name the `BenchmarkSpec` as an entry point of the group
+`frcl.benchmarks`.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class Criterion:
     needs_classes: bool = False
 
 
-CRITERIA: Registry[Criterion] = Registry("criterion")
+CRITERIA: Registry[Criterion] = Registry("criterion", "criteria")
 
 
 def criterion(name: str, *, needs_classes: bool = False) -> Callable[[Objective], Objective]:

@@ -53,6 +53,14 @@ with torch.no_grad():
 torch.testing.assert_close(-summary.after, float(distance))
 p = learner.predict(task.test.x.double(), task=1)
 torch.testing.assert_close(p.probs[:, 1], torch.special.ndtr(p.mean[:, 0] / (1 + p.variance[:, 0]).sqrt()))
+from torch.distributions import Bernoulli, kl_divergence
+likelihood, f = learner.likelihood(1), torch.linspace(-3, 3, 7).double()[:, None]
+cdf, one = torch.special.ndtr, torch.ones(7, dtype=torch.long)
+torch.testing.assert_close(likelihood.log_prob(f, one, {}), torch.special.log_ndtr(f[:, 0]))
+expected = kl_divergence(Bernoulli(cdf(f)), Bernoulli(cdf(f.flip(0))))[:, 0]
+torch.testing.assert_close(likelihood.divergence(f, f.flip(0), torch.ones(1, 1), {}), expected)
+density = torch.exp(-0.5 * f.square()) / (2 * torch.pi) ** 0.5
+torch.testing.assert_close(likelihood.fisher_terms(f, {})[1], density.square() / (cdf(f) * cdf(-f)))
 learner.save("probit.frcl")
 loaded = frcl.load("probit.frcl", frcl.MLP(2, (32, 32)).double())
 assert torch.equal(loaded.predict(task.test.x.double(), task=1).probs, p.probs)

@@ -56,9 +56,16 @@ SPIRALS = BenchmarkSpec(
 # -- a likelihood ------------------------------------------------------------------------------------------------------
 
 
+def _log_ndtr(f: Tensor) -> Tensor:
+    """log Φ(f), from functions that torch.vmap can batch."""
+    low, high = f.clamp(max=0.0) / math.sqrt(2), f.clamp(min=0.0) / math.sqrt(2)
+    tail = torch.log(0.5 * torch.special.erfcx(-low)) - low.square()
+    return torch.where(f < 0, tail, torch.log1p(-0.5 * torch.erfc(high)))
+
+
 def _log_probabilities(f: Tensor) -> Tensor:
     """[log p(class 0), log p(class 1)] of the first function of f [..., C'], [..., 2]."""
-    return torch.cat([torch.special.log_ndtr(-f[..., :1]), torch.special.log_ndtr(f[..., :1])], -1)
+    return torch.cat([_log_ndtr(-f[..., :1]), _log_ndtr(f[..., :1])], -1)
 
 
 @dataclass(frozen=True)
@@ -83,11 +90,11 @@ class Probit(ClassLikelihood):
         """E[log Φ((2y − 1) f)] by Gauss–Hermite quadrature."""
         f, weights = gaussian_expectation_nodes(mean[:, 0], variance[:, 0], self.nodes)  # [B, Q]
         sign = (2 * y - 1).to(mean.dtype)
-        return torch.special.log_ndtr(sign[:, None] * f) @ weights
+        return _log_ndtr(sign[:, None] * f) @ weights
 
     def log_prob(self, f: Tensor, y: Tensor, params: Params) -> Tensor:
         """log Φ((2y − 1) f)."""
-        return torch.special.log_ndtr((2 * y - 1).to(f.dtype) * f[..., 0])
+        return _log_ndtr((2 * y - 1).to(f.dtype) * f[..., 0])
 
     def probabilities(self, mean: Tensor, variance: Tensor, draws: Tensor) -> Tensor:
         """p(class 1) = Φ(μ/√(1 + σ²)), exact; [B, 2]."""

@@ -65,7 +65,7 @@ def boundaries(rng: np.random.Generator, tasks: int, length: int = 400) -> dict[
     scores = [
         {"threshold": 2.0, "precision": 0.41, "recall": 1.0, "f1": 0.58, "delay": 0.0},
         {"threshold": 5.0, "precision": 1.0, "recall": 0.75, "f1": 0.857, "delay": 0.0},
-        {"threshold": 25.0, "precision": None, "recall": 0.0, "f1": None, "delay": None},
+        {"threshold": 25.0, "precision": 0.0, "recall": 0.0, "f1": 0.0, "delay": None},
     ]
     return {
         "true": true,

@@ -165,9 +165,9 @@ def test_a_run_on_the_gpu(tmp_path):
 
     layer = {"seeds": [0], "device": "cuda", "stream": {"tasks": 3}, "learner": {"steps": 200, "points": 10}}
     result = runner.run(resolve("split-digits", layer), tmp_path / "run", Silent())
-    assert result["average_accuracy"]["mean"] > 0.9
-    assert result["environment"]["device"].startswith("cuda")
-    assert result["peak_memory_bytes"] > 0
+    assert result.average_accuracy.mean > 0.9
+    assert result.environment["device"].startswith("cuda")
+    assert result.peak_memory_bytes > 0
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -6,18 +6,21 @@ import pytest
 import torch
 from torch import nn
 
-from frcl.engine.adam import Optimiser, stacked
-from frcl.engine.batching import Alone, Block, can_stack
-from frcl.engine.program import ROWS, Program, Terms
-from frcl.engine.tensors import leaf
-from frcl.engine.train import train
+from frcl.engine.adam import Optimiser, gradient, stacked
+from frcl.engine.batching import Block, can_stack
+from frcl.engine.program import Drawn, Program, Terms
+from frcl.engine.train import StreamSteps, train
+from frcl.engine.unit import Alone
 from frcl.errors import NumericalError, TaskError
 from frcl.seeding import Streams
+from frcl.trees import leaf
 
 D = torch.float64
 
 
-def regression(seed: int, *, stop: int = 30, dtype=D, rows: int = 50, chunk: int = 7, **changes) -> Program:
+def regression(
+    seed: int, *, stop: int = 30, dtype=D, rows: int = 50, chunk: int = 7, step: int = 0, **changes
+) -> Program:
     """Noisy least squares: the loss reads a constant, a minibatch and noise."""
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 3, generator=g, dtype=dtype)
@@ -26,23 +29,30 @@ def regression(seed: int, *, stop: int = 30, dtype=D, rows: int = 50, chunk: int
     streams = Streams(seed, torch.device("cpu"))
 
     def draw(steps):
-        return {
-            ROWS: torch.randint(rows, (steps, 4), generator=streams["batches"]),
-            "noise": torch.randn(steps, 3, generator=streams["likelihood"], dtype=dtype),
-        }
+        return Drawn(
+            torch.randint(rows, (steps, 4), generator=streams["batches"]),
+            torch.randn(steps, 3, generator=streams["likelihood"], dtype=dtype),
+        )
 
-    def loss(params, constants, x, y, noise):
-        fit = (x @ (params["w"] + 0.1 * noise["noise"]) + params["b"] - y).square().mean()
+    def loss(params, constants, x, y, draws):
+        fit = (x @ (params["w"] + 0.1 * draws) + params["b"] - y).square().mean()
         held = constants["pull"] * params["w"].square().sum()
         return Terms(fit + held, -fit, fit.new_zeros(()), held)
 
     given = {
         "net": nn.Identity(), "loss": loss, "optimiser": Optimiser(params, 0.01),
         "constants": {"pull": torch.tensor(0.1 * seed, dtype=dtype)},
-        "x": x, "y": y, "draw": draw, "streams": streams, "step": 0, "stop": stop, "advance": lambda: None,
-        "chunk": chunk,
+        "x": x, "y": y, "draw": draw, "streams": streams, "stop": stop, "chunk": chunk,
     }  # fmt: skip
-    return Program(**{**given, **changes})
+    program = Program(**{**given, **changes})
+    program.optimiser.steps = step
+    return program
+
+
+def step(optimiser: Optimiser, loss: torch.Tensor) -> None:
+    """One step down the gradient of a loss."""
+    optimiser.apply(gradient(loss, optimiser.params))
+    optimiser.steps += 1
 
 
 def run(programs) -> list:
@@ -63,7 +73,7 @@ def test_adam_is_the_adam_of_torch():
         return sum((k + 1) * (p.double() - k).pow(4).sum() for k, p in enumerate(params.values()))
 
     for _ in range(20):
-        optimiser.step(loss(ours))
+        step(optimiser, loss(ours))
         reference.zero_grad()
         loss(theirs).backward()
         reference.step()
@@ -72,75 +82,75 @@ def test_adam_is_the_adam_of_torch():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_rate_that_falls_is_that_of_a_schedule_of_torch(dtype):
-    """Ten steps, of which the rate falls over the last four: 1, …, 1, 1, 3/4, 1/2, 1/4 of it; then nothing moves."""
+def test_a_decaying_lr_is_that_of_a_schedule_of_torch(dtype):
+    """Ten steps, lr decaying over the last four: 1, …, 1, 1, 3/4, 1/2, 1/4 of it; then nothing moves."""
     start = torch.tensor([1.0, -2.0, 3.0], dtype=dtype)
     ours, theirs = {"w": leaf(start)}, start.clone().requires_grad_()
     optimiser, reference = Optimiser(ours, 0.05), torch.optim.Adam([theirs], lr=0.05)
-    optimiser.falls(10, 0.4)
+    optimiser.decays(10, 0.4)
     share = [1.0] * 7 + [0.75, 0.5, 0.25]
     for factor in share:
         for group in reference.param_groups:
             group["lr"] = 0.05 * factor
-        optimiser.step((ours["w"] ** 4).sum())
+        step(optimiser, (ours["w"] ** 4).sum())
         reference.zero_grad()
         (theirs**4).sum().backward()
         reference.step()
     torch.testing.assert_close(ours["w"], theirs)
     after = ours["w"].detach().clone()
-    optimiser.step((ours["w"] ** 4).sum())
+    step(optimiser, (ours["w"] ** 4).sum())
     assert torch.equal(ours["w"], after)
 
 
-def test_stacked_optimisers_fall_as_each():
+def test_stacked_optimisers_decay_as_each():
     def falling(i):
         one = Optimiser({"w": leaf(torch.full((2,), float(i)))}, 0.1)
-        one.falls(4, 1.0)
+        one.decays(4, 1.0)
         return one
 
     each, alone = [falling(i) for i in range(3)], [falling(i) for i in range(3)]
     block = stacked(each)
     for _ in range(3):
-        block.step((block.params["w"] ** 2).sum())
+        step(block, (block.params["w"] ** 2).sum())
         for one in alone:
-            one.step((one.params["w"] ** 2).sum())
+            step(one, (one.params["w"] ** 2).sum())
     for one, lone in zip(each, alone, strict=True):
         torch.testing.assert_close(one.params["w"], lone.params["w"])
 
 
 def test_adam_takes_a_gradient_of_any_layout():
-    w, slope = torch.randn(3, 4), torch.randn(4, 3).mT
+    w, given = torch.randn(3, 4), torch.randn(4, 3).mT
     first, second = Optimiser({"w": leaf(w)}, 0.1), Optimiser({"w": leaf(w)}, 0.1)
-    first.apply({"w": slope})
-    second.apply({"w": slope.contiguous()})
+    first.apply({"w": given})
+    second.apply({"w": given.contiguous()})
     assert torch.equal(first.params["w"], second.params["w"])
 
 
 def test_an_optimiser_goes_on_from_its_state():
     params = {"w": leaf(torch.ones(3))}
     whole = Optimiser(params, 0.1)
-    assert whole.state() == {}
+    assert whole.state().steps == 0
     for _ in range(3):
-        whole.step(params["w"].square().sum())
+        step(whole, params["w"].square().sum())
     copy = {"w": leaf(params["w"])}
     second = Optimiser(copy, 0.1)
     second.restore(whole.state())
-    whole.step(params["w"].square().sum())
-    second.step(copy["w"].square().sum())
+    step(whole, params["w"].square().sum())
+    step(second, copy["w"].square().sum())
     assert torch.equal(params["w"], copy["w"])
 
 
 def test_stacked_optimisers_are_slices_of_one():
     each = [Optimiser({"w": leaf(torch.full((2,), float(i)))}, 0.1) for i in range(3)]
     block = stacked(each)
-    block.step(block.params["w"].square().sum())
+    step(block, block.params["w"].square().sum())
     for i, one in enumerate(each):
         assert one.params["w"].data_ptr() == block.params["w"][i].data_ptr()
         lone = Optimiser({"w": leaf(torch.full((2,), float(i)))}, 0.1)
-        lone.step(lone.params["w"].square().sum())
+        step(lone, lone.params["w"].square().sum())
         assert torch.equal(one.params["w"], lone.params["w"])
-        assert torch.equal(one.state()["w::exp_avg"], lone.state()["w::exp_avg"])
-        assert float(one.state()["w::step"]) == 1.0
+        assert torch.equal(one.state().exp_avg["w"], lone.state().exp_avg["w"])
+        assert float(one._count) == 1.0
 
 
 def test_the_loss_goes_down_and_the_terms_add_up():
@@ -180,8 +190,8 @@ def test_a_loss_that_cannot_be_batched_runs_one_by_one():
     for program in [*group, *lone]:
         inner = program.loss
 
-        def branching(params, constants, x, y, noise, inner=inner):
-            return inner(params, constants, x, y, noise) if float(params["b"].detach()) < 1e9 else None
+        def branching(params, constants, x, y, draws, inner=inner):
+            return inner(params, constants, x, y, draws) if float(params["b"].detach()) < 1e9 else None
 
         program.loss = branching
     with pytest.warns(UserWarning, match="cannot be batched"):
@@ -202,7 +212,6 @@ def test_interrupted_anywhere_it_goes_on_exactly(at):
     for name, value in stopped.optimiser.params.items():
         copy.optimiser.params[name].data.copy_(value)
     copy.streams.restore(stopped.streams.state())
-    copy.step = stopped.step
     assert stopped.step == at
     steps.close()
     run([stopped])
@@ -223,10 +232,10 @@ def test_steps_taken_a_chunk_at_a_time_are_the_same_steps(count, monkeypatch):
     for _ in range(10):
         next(steps)
     steps.close()
-    monkeypatch.setattr(module, "_Eager", module._Recorded)
+    monkeypatch.setattr(module, "_Eager", module.Recorded)
     assert [len(taken) for taken in train(chunked)] == [4, 7, 7, 2]
     monkeypatch.undo()
-    monkeypatch.setattr(module, "_Eager", module._Recorded)
+    monkeypatch.setattr(module, "_Eager", module.Recorded)
     whole = [regression(seed) for seed in range(count)]
     assert run(whole) == expected
     for one, other, third in zip(each, chunked, whole, strict=True):
@@ -237,7 +246,7 @@ def test_steps_taken_a_chunk_at_a_time_are_the_same_steps(count, monkeypatch):
 def test_a_chunk_with_a_loss_that_is_not_finite_is_refused(monkeypatch):
     import frcl.engine.train as module
 
-    monkeypatch.setattr(module, "_Eager", module._Recorded)
+    monkeypatch.setattr(module, "_Eager", module.Recorded)
     with pytest.raises(NumericalError):
         run([regression(0, constants={"pull": torch.tensor(float("inf"), dtype=D)})])
 
@@ -269,7 +278,7 @@ def test_a_carry_follows_every_step(unit):
     program = regression(2, carry={"moved": torch.zeros(3, dtype=D)}, follow=follow)
     start = program.optimiser.params["w"].detach().clone()
     one = unit(program)
-    one.load([program.drawn()])
+    one.load([program.next_chunk()[2]])
     for at in range(5):
         one.move(one.terms(at))
     torch.testing.assert_close(program.carry["moved"], program.optimiser.params["w"].detach() - start)
@@ -293,3 +302,55 @@ def test_no_warning_where_all_is_well():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run([regression(0, stop=5), regression(1, stop=5)])
+
+
+def test_a_stream_takes_the_steps_of_a_program():
+    """One minibatch at a time, with the draws of a program whose chunk is one step; also through the loop of a GPU."""
+    import frcl.engine.train as module
+
+    whole, fed = regression(3, stop=12, chunk=1), regression(3, stop=12, chunk=1)
+    expected = run([whole])
+    rows = torch.Generator()
+    rows.set_state(fed.streams["batches"].get_state())
+    inner = fed.draw
+    fed.draw = lambda steps: Drawn(None, inner(steps).draws)
+    x, y, stream = fed.x, fed.y, StreamSteps(fed)
+    for number in range(12):
+        at = torch.randint(50, (4,), generator=rows)
+        if number == 6:  # from here as it is recorded on CUDA, without a graph
+            stream._is_recorded = lambda x: True
+        values = stream.step(x[at], y[at])
+        assert values == pytest.approx(expected[number][0], rel=1e-12)
+    assert isinstance(stream._recorded[1], module.Recorded)
+    torch.testing.assert_close(fed.params["w"], whole.params["w"], rtol=1e-12, atol=1e-12)
+    assert fed.step == 12
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_every_minibatch_is_shown_once_after_its_step(count, monkeypatch):
+    import frcl.engine.train as module
+
+    for loop in (module._Eager, module.Recorded):
+        monkeypatch.setattr(module, "_Eager", loop)
+        seen: list[list] = [[] for _ in range(count)]
+        programs = [
+            regression(seed, stop=17, look=lambda x, y, number, own=own: own.append((number, x.clone(), y.clone())))
+            for seed, own in enumerate(seen)
+        ]
+        run(programs)
+        for program, own in zip(programs, seen, strict=True):
+            rows = torch.cat([regression_rows(program, n) for n in (7, 7, 3)])
+            assert [number for number, _, _ in own] == list(range(1, 18))
+            for (_, x, y), at in zip(own, rows, strict=True):
+                assert torch.equal(x, program.x[at])
+                assert torch.equal(y, program.y[at])
+
+
+_drawn: dict[int, torch.Generator] = {}
+
+
+def regression_rows(program: Program, steps: int) -> torch.Tensor:
+    """The rows that a fresh program draws for the next steps."""
+    if id(program) not in _drawn:
+        _drawn[id(program)] = Streams(program.streams.seed, torch.device("cpu"))["batches"]
+    return torch.randint(50, (steps, 4), generator=_drawn[id(program)])

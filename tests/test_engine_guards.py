@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import frcl.engine.recorded as recorded_module
 import frcl.engine.train as train_module
 from frcl import FRCL, MLP, CheckpointError, ConvNet, NumericalError, TaskError
 from frcl.display import Silent
@@ -104,7 +105,7 @@ def test_the_padding_row_of_an_embedding_stays():
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, NumericalError])
 def test_a_chunk_that_is_stopped_on_its_way_leaves_nothing_behind(count, stop, monkeypatch):
     """The loop of a GPU: all steps of a chunk or none of them."""
-    monkeypatch.setattr(train_module, "_Eager", train_module._Recorded)
+    monkeypatch.setattr(train_module, "_Eager", train_module.Recorded)
     options = {**SMALL, "steps": 250}
     group, whole = ([FRCL(MLP(4, (8, 6), seed=1), seed=i, **options) for i in range(count)] for _ in range(2))
     task = blobs((0, 1, 2), 60, 1)
@@ -112,7 +113,7 @@ def test_a_chunk_that_is_stopped_on_its_way_leaves_nothing_behind(count, stop, m
         pass
     work = together([one.learn(*task) for one in group])
     next(work)
-    calls, original = 0, train_module.spread
+    calls, original = 0, recorded_module.spread
 
     def failing(*args):
         nonlocal calls
@@ -122,7 +123,7 @@ def test_a_chunk_that_is_stopped_on_its_way_leaves_nothing_behind(count, stop, m
             raise stop("stopped")
 
     with monkeypatch.context() as patch:
-        patch.setattr(train_module, "spread", failing)
+        patch.setattr(recorded_module, "spread", failing)
         with pytest.raises(stop):
             next(work)
     assert group[0].step == 100

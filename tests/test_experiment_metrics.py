@@ -1,16 +1,25 @@
 """Metrics against their definitions, scikit-learn and SciPy, on matrices that are not symmetric."""
 
+import numpy as np
 import pytest
 import scipy.stats
 import torch
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
+from frcl.experiment.assemble import _curve
 from frcl.experiment.metrics import (
     AccuracyMatrix,
+    accuracy_after_learning,
+    accuracy_matrix,
     auroc,
+    average_accuracy,
+    average_so_far,
+    backward_transfer,
     brier,
     calibration,
     declared_switches,
+    forgetting,
+    forgetting_by_task,
     negative_log_likelihood,
     over_seeds,
     score_boundaries,
@@ -27,13 +36,21 @@ def matrix() -> AccuracyMatrix:
 
 
 def test_matrix_metrics(matrix):
-    assert matrix.at(after=1, on=0) == 0.7
+    assert matrix.array()[1, 0] == 0.7
     assert matrix.average() == pytest.approx((0.5 + 0.85 + 0.95) / 3)
     assert matrix.after_learning() == pytest.approx((0.9 + 0.8 + 0.95) / 3)
     assert matrix.backward_transfer() == pytest.approx(((0.5 - 0.9) + (0.85 - 0.8)) / 2)
     assert matrix.forgetting() == pytest.approx(((0.9 - 0.5) + (0.8 - 0.85)) / 2)
     assert matrix.forward_transfer([0.1, 0.75, 0.9]) == pytest.approx(((0.8 - 0.75) + (0.95 - 0.9)) / 2)
-    assert matrix.to_json() == [[0.9, None, None], [0.7, 0.8, None], [0.5, 0.85, 0.95]]
+    np.testing.assert_array_equal(matrix.array(), [[0.9, np.nan, np.nan], [0.7, 0.8, np.nan], [0.5, 0.85, 0.95]])
+
+
+def test_metrics_of_several_seeds_are_those_of_each(matrix):
+    other = accuracy_matrix([[0.6], [0.9, 0.5], [0.7, 0.5, 0.5]])
+    both = np.stack([matrix.array(), other])
+    np.testing.assert_allclose(forgetting_by_task(both), [[0.9 - 0.5, 0.8 - 0.85], [0.9 - 0.7, 0.0]])
+    for function in (average_accuracy, accuracy_after_learning, backward_transfer, forgetting, average_so_far):
+        np.testing.assert_array_equal(function(both), [function(matrix.array()), function(other)])
 
 
 def test_forgetting_looks_at_the_best_there_was():
@@ -74,11 +91,12 @@ def test_calibration_by_hand():
     bins = calibration(probs, y)
     expected = (0.25 * abs(1 - 0.95)) + 0.25 * abs(0 - 0.85) + 0.25 * abs(1 - 0.70) + 0.25 * abs(1 - 0.65)
     assert bins.error() == pytest.approx(expected)
-    twice = (bins + bins).to_json()
-    assert twice["count"] == [0, 0, 0, 0, 0, 0, 4, 0, 2, 2]
-    assert twice["confidence"][8] == pytest.approx(0.85)
-    assert twice["accuracy"][8] == 0.0
-    assert twice["accuracy"][0] is None
+    twice = _curve([bins, bins])
+    assert twice.count == (0, 0, 0, 0, 0, 0, 4, 0, 2, 2)
+    assert twice.confidence[8] == pytest.approx(0.85)
+    assert twice.accuracy[8] == 0.0
+    assert np.isnan(twice.accuracy[0])
+    assert _curve([bins, None]) is None
 
 
 def test_perfectly_calibrated_predictions_have_a_small_error(generator):
@@ -99,11 +117,11 @@ def test_intervals_equal_scipy():
     values = [0.91, 0.95, 0.90, 0.97]
     summary = over_seeds(values)
     low, high = scipy.stats.t.interval(0.95, 3, loc=scipy.stats.tmean(values), scale=scipy.stats.sem(values))
-    assert summary["mean"] == pytest.approx(scipy.stats.tmean(values))
-    assert summary["std"] == pytest.approx(scipy.stats.tstd(values))
-    assert (summary["low"], summary["high"]) == (pytest.approx(low), pytest.approx(high))
+    assert summary.mean == pytest.approx(scipy.stats.tmean(values))
+    assert summary.std == pytest.approx(scipy.stats.tstd(values))
+    assert (summary.low, summary.high) == (pytest.approx(low), pytest.approx(high))
     one = over_seeds([0.5])
-    assert (one["mean"], one["std"], one["low"]) == (0.5, None, None)
+    assert (one.mean, one.std, one.low) == (0.5, None, None)
     assert over_seeds([0.5, None]) is None
     assert over_seeds([]) is None
 

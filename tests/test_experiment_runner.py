@@ -23,8 +23,8 @@ from frcl.experiment.config import resolve
 from frcl.experiment.environment import describe
 from frcl.experiment.keeper import CHECKPOINT, Interrupted, read_checkpoint
 from frcl.experiment.metrics import score_boundaries
-from frcl.experiment.results import MEASURED
-from frcl.files import alone_in
+from frcl.experiment.results import MEASURED, Memory, Result, SeedRecord, read_result
+from frcl.files import alone_in, load_state, save_state
 
 TINY = {
     "seeds": [0, 1],
@@ -40,8 +40,8 @@ def tiny(layer: dict = TINY, **more):
     return resolve("split-digits", layer, more)
 
 
-def comparable(result: dict) -> str:
-    return json.dumps({key: value for key, value in result.items() if key not in MEASURED})
+def comparable(result: Result) -> str:
+    return json.dumps({key: value for key, value in result.to_json().items() if key not in MEASURED})
 
 
 def stopping(after: int) -> Callable[[], bool]:
@@ -51,14 +51,16 @@ def stopping(after: int) -> Callable[[], bool]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> tuple[Path, dict]:
+def finished(tmp_path_factory) -> tuple[Path, Result]:
     folder = tmp_path_factory.mktemp("runs") / "whole"
     return folder, runner.run(tiny(), folder, Silent())
 
 
 def test_what_a_run_writes(finished):
-    folder, result = finished
+    folder, found = finished
+    result = found.to_json()
     assert json.loads((folder / "result.json").read_text()) == result
+    assert read_result(folder / "result.json").to_json() == result
     assert set(result) >= {
         "benchmark", "method", "config", "seeds", "accuracy", "average_accuracy", "backward_transfer", "forgetting",
         "nll", "ece", "memory_bytes", "seconds", "environment",
@@ -78,9 +80,7 @@ def test_what_a_run_writes(finished):
 def test_bytes_kept_are_those_of_the_summaries(finished):
     _, result = finished
     one_task = 4 * (5 * 64 + 5 + 5 * 5)  # five points of 64 pixels, their mean, their 5×5 factor, in float32
-    assert result["memory_bytes"] == {
-        "total": 3 * one_task, "per_task": [one_task] * 3, "parts": {"points": 3840, "posterior": 360}
-    }  # fmt: skip
+    assert result.memory_bytes == Memory(3 * one_task, (one_task,) * 3, {"points": 3840, "posterior": 360})
 
 
 def test_every_step_is_logged(finished):
@@ -97,7 +97,7 @@ def test_every_step_is_logged(finished):
         past = list(csv.DictReader(file))
     assert {(r["task"], r["past_task"]) for r in past} == {("1", "0"), ("2", "0"), ("2", "1")}
     assert all(float(r["kl"]) > 0 for r in past)
-    assert result["steps"]["step"][0] == 1
+    assert result.steps.step[0] == 1
 
 
 def test_points_are_images_of_their_tasks(finished):
@@ -114,7 +114,7 @@ def test_same_config_same_result(finished, tmp_path, global_random_state_untouch
     assert comparable(again) == comparable(finished[1])
     assert (tmp_path / "again" / "log.csv").read_bytes() == (finished[0] / "log.csv").read_bytes()
     other = runner.run(tiny(seeds=[2]), tmp_path / "other", Silent())
-    assert other["accuracy"][0] != again["accuracy"][0]
+    assert not np.array_equal(other.accuracy[0], again.accuracy[0], equal_nan=True)
 
 
 def test_a_finished_run_resumes_to_the_same_result(finished):
@@ -125,13 +125,9 @@ def test_a_finished_run_resumes_to_the_same_result(finished):
 def test_seeds_together_and_one_by_one_end_alike(finished, tmp_path):
     _, together = finished
     apart = runner.run(tiny(run={"seeds_together": 1}), tmp_path / "apart", Silent())
-    for one, other in zip(together["accuracy"], apart["accuracy"], strict=True):
-        for row, same in zip(one, other, strict=True):
-            assert [value for value in row if value is not None] == pytest.approx(
-                [value for value in same if value is not None], abs=0.02
-            )
-    assert together["nll"]["mean"] == pytest.approx(apart["nll"]["mean"], rel=1e-3)
-    assert together["memory_bytes"] == apart["memory_bytes"]
+    np.testing.assert_allclose(together.accuracy, apart.accuracy, rtol=0, atol=0.02)
+    assert together.nll.mean == pytest.approx(apart.nll.mean, rel=1e-3)
+    assert together.memory_bytes == apart.memory_bytes
 
 
 @pytest.mark.parametrize("after", [1, 20, 40, 70])
@@ -175,7 +171,7 @@ def test_sigkill_at_twenty_moments(finished, tmp_path):
             begin = not (folder / "config.toml").exists()
             if (folder / "result.json").exists():
                 break
-        assert comparable(json.loads((folder / "result.json").read_text())) == comparable(finished[1])
+        assert comparable(read_result(folder / "result.json")) == comparable(finished[1])
         assert (folder / "log.csv").read_bytes() == (finished[0] / "log.csv").read_bytes()
         runs += 1
     assert kills >= 20
@@ -196,7 +192,7 @@ def test_two_processes_do_not_work_in_one_folder(finished):
             runner.run(tiny(), folder, Silent(), overwrite=True)
         with pytest.raises(CheckpointError, match="another process is at work"):
             runner.resume(folder, Silent())
-    assert comparable(json.loads((folder / "result.json").read_text())) == comparable(result)
+    assert comparable(read_result(folder / "result.json")) == comparable(result)
     assert comparable(runner.resume(folder, Silent())) == comparable(result)
 
 
@@ -257,13 +253,13 @@ def test_forward_transfer_compares_with_a_fresh_learner(tmp_path):
         task = benchmark.task(number)
         fresh.fit(task.train.x, task.train.y)
         alone = float((fresh.predict(task.test.x).labels == task.test.y).double().mean())
-        gains.append(result["accuracy"][0][number][number] - alone)
-    assert result["forward_transfer"]["mean"] == pytest.approx(sum(gains) / 2)
+        gains.append(result.accuracy[0, number, number] - alone)
+    assert result.forward_transfer.mean == pytest.approx(sum(gains) / 2)
 
 
 def test_hidden_boundaries(tmp_path):
     result = runner.run(tiny(HIDDEN, seeds=[0]), tmp_path / "run", Silent())
-    found = result["boundaries"]
+    found = result.to_json()["boundaries"]
     assert found["true"] == [60, 120]
     assert [score["threshold"] for score in found["scores"]] == [4.0, 5.0, 6.0, 7.0, 8.0]
     assert all(0 <= score["f1"] <= 1 for score in found["scores"])
@@ -271,7 +267,7 @@ def test_hidden_boundaries(tmp_path):
     assert recalls == sorted(recalls, reverse=True)
     assert set(found["found"]) <= set(found["statistic_step"])
     assert found["acted_on"]["f1"] is not None
-    assert result["tasks"] == ["0/1", "2/3", "4/5"]
+    assert result.tasks == ("0/1", "2/3", "4/5")
     above = [s for s, v in zip(found["statistic_step"], found["statistic"], strict=True) if v > 5.0]
     assert found["found"] == above
 
@@ -279,17 +275,17 @@ def test_hidden_boundaries(tmp_path):
 def test_a_test_beside_is_what_the_result_shows(tmp_path):
     layer = {"detector": {"window": 3, "beside": 1, "threshold": 2.0, "thresholds": [2.0]}}
     config = resolve("split-digits", HIDDEN, layer, {"seeds": [0]})
-    result = runner.run(config, tmp_path / "beside", Silent())["boundaries"]
-    statistic, step = result["statistic"], result["statistic_step"]
+    result = runner.run(config, tmp_path / "beside", Silent()).boundaries
+    statistic, step = result.statistic, result.statistic_step
     apart = [at for at, value in zip(step, statistic, strict=True) if value > 2.0]
     expected = [at for place, at in enumerate(apart) if place == 0]
     for at in apart[1:]:
         expected += [at] if at - expected[-1] > config.detector.pause else []
-    assert result["found"] == expected
-    own = read_checkpoint(tmp_path / "beside")[0].records[0]["found"]
-    assert result["found"] != own  # the learner acts on the other test
-    hits = score_boundaries(result["true"], own, 2.0, config.detector.tolerance)
-    assert result["acted_on"]["precision"]["mean"] == pytest.approx(hits.precision)
+    assert list(result.found) == expected
+    own = read_checkpoint(tmp_path / "beside")[0].records[0].found
+    assert list(result.found) != own  # the learner acts on the other test
+    hits = score_boundaries(result.true, own, 2.0, config.detector.tolerance)
+    assert result.acted_on.precision.mean == pytest.approx(hits.precision)
 
 
 def test_hidden_boundaries_resume_exactly(tmp_path):
@@ -308,10 +304,10 @@ def test_regression_tasks_of_your_own(tmp_path):
     (tmp_path / "data.toml").write_text('name = "lines"\nfolder = "tasks"\n')
     layer = {"seeds": [0], "network": {"widths": [20]}, "learner": {"steps": 400, "points": 20, "lr": 5e-3}}
     result = runner.run(resolve(str(tmp_path / "data.toml"), layer), tmp_path / "run", Silent())
-    assert result["score"] == "r2"
-    assert result["average_accuracy"]["mean"] > 0.9
-    assert result["ece"] is None
-    assert result["tasks"] == ["a", "b"]
+    assert result.score == "r2"
+    assert result.average_accuracy.mean > 0.9
+    assert result.ece is None
+    assert result.tasks == ("a", "b")
 
 
 def test_overwriting_leaves_nothing_of_the_old_run(tmp_path):
@@ -336,10 +332,9 @@ def test_targets_without_any_spread_have_a_finite_score():
 def test_a_stream_counts_what_it_keeps(tmp_path):
     result = runner.run(tiny(HIDDEN, seeds=[0]), tmp_path / "run", Silent())
     one_task = 4 * (5 * 64 + 5 + 5 * 5)
-    found = len(result["boundaries"]["found"]) + 1
-    assert result["memory_bytes"]["total"] == found * one_task
-    assert result["memory_bytes"]["per_task"] == [one_task] * found
-    assert result["memory_bytes"]["parts"] == {"points": found * 1280, "posterior": found * 120}
+    found = len(result.boundaries.found) + 1
+    parts = {"points": found * 1280, "posterior": found * 120}
+    assert result.memory_bytes == Memory(found * one_task, (one_task,) * found, parts)
     assert len(np.load(tmp_path / "run" / "points.npz").files) == found
     with pytest.raises(OptionError, match="not measured with hidden boundaries"):
         tiny({**HIDDEN, "run": {"forward_transfer": True}})
@@ -348,14 +343,13 @@ def test_a_stream_counts_what_it_keeps(tmp_path):
 @pytest.mark.parametrize("hidden", [False, True])
 def test_what_is_kept_besides_summaries_is_counted_with_the_first_task(hidden, tmp_path):
     layer = {**(HIDDEN if hidden else TINY), "method": "frcl-plus", "seeds": [0]}
-    memory = runner.run(tiny(layer, learner={**layer["learner"], "fisher_examples": 5}), tmp_path / "run", Silent())[
-        "memory_bytes"
-    ]
+    config = tiny(layer, learner={**layer["learner"], "fisher_examples": 5})
+    memory = runner.run(config, tmp_path / "run", Silent()).memory_bytes
     network = 4 * (64 * 12 + 12)
     one_task = 4 * (5 * 64 + 5 + 5 * 5 + 13 + 1)
-    assert memory["parts"]["network"] == memory["parts"]["fisher"] == memory["parts"]["anchor"] == network
-    assert memory["per_task"] == [one_task + 3 * network] + [one_task] * (len(memory["per_task"]) - 1)
-    assert sum(memory["parts"].values()) == memory["total"] == sum(memory["per_task"])
+    assert memory.parts["network"] == memory.parts["fisher"] == memory.parts["anchor"] == network
+    assert memory.per_task == (one_task + 3 * network,) + (one_task,) * (len(memory.per_task) - 1)
+    assert sum(memory.parts.values()) == memory.total == sum(memory.per_task)
 
 
 def test_a_run_of_frcl_plus_that_was_stopped_resumes_exactly(tmp_path):
@@ -379,3 +373,71 @@ def test_an_option_that_a_run_did_not_know_is_off_when_it_is_resumed(tmp_path):
     assert "lr_decay = 0.0\n" in text
     path.write_text(text.replace("lr_decay = 0.0\n", ""))
     assert comparable(runner.resume(tmp_path / "stopped", Silent())) == comparable(whole)
+
+
+class Named:
+    """A benchmark whose tasks are named after its seed."""
+
+    def __init__(self, inner, seed: int) -> None:
+        self._inner, self._seed = inner, seed
+
+    def __getattr__(self, name: str):
+        return getattr(self._inner, name)
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        return tuple(f"{self._seed}: {name}" for name in self._inner.task_names)
+
+
+def test_a_resumed_run_names_the_tasks_of_the_first_seed(tmp_path, monkeypatch):
+    """Where every seed has its own order of tasks, a run resumed at its second seed still reports the first one's."""
+    inner = runner.source_of
+    monkeypatch.setattr(runner, "source_of", lambda config: lambda seed: Named(inner(config)(seed), seed))
+    config = tiny({**TINY, "run": {"seeds_together": 1}})
+    with pytest.raises(Interrupted):
+        runner.run(config, tmp_path / "run", Silent(), stop=lambda: (tmp_path / "run" / "points.npz").exists())
+    assert read_checkpoint(tmp_path / "run")[0].position == 1
+    assert runner.resume(tmp_path / "run", Silent()).tasks == ("0: 0/1", "0: 2/3", "0: 4/5")
+
+
+DAMAGED = {
+    "rows": (("records", 0, "rows"), 1),
+    "statistic": (("records", 0, "statistic"), ["high"]),
+    "seconds": (("seconds", "train"), None),
+    "huge": (("task",), 10**400),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_checkpoint_is_refused_in_one_line(finished, tmp_path, kind):
+    (*keys, last), value = DAMAGED[kind]
+    meta, tensors = load_state(finished[0] / CHECKPOINT)
+    part = meta["progress"]
+    for key in keys:
+        part = part[key]
+    part[last] = value
+    (tmp_path / "config.toml").write_bytes((finished[0] / "config.toml").read_bytes())
+    save_state(tmp_path / CHECKPOINT, meta, tensors)
+    with pytest.raises(CheckpointError, match=f"progress.*{last}") as caught:
+        runner.resume(tmp_path, Silent())
+    assert "\n" not in str(caught.value)
+
+
+def test_the_progress_of_a_run_is_read_as_it_was_written(finished):
+    progress, _ = read_checkpoint(finished[0])
+    assert [type(record) for record in progress.records] == [SeedRecord, SeedRecord]
+    assert progress.records[1].rows == [row[: i + 1].tolist() for i, row in enumerate(finished[1].accuracy[1])]
+    assert progress.seconds.total == pytest.approx(finished[1].seconds.total, abs=2e-3)
+
+
+def test_seeds_run_together_where_that_pays_off():
+    def at_once(device: str, **layer) -> int:
+        return runner.seeds_at_once(resolve("split-digits", layer, {"device": device}))
+
+    assert (at_once("cpu"), at_once("cpu", method="ewc"), at_once("cpu", hidden_boundaries=True)) == (10, 10, 1)
+    assert (at_once("cpu", method="joint"), at_once("cuda", method="joint")) == (1, 10)
+    conv = {"kind": "conv", "widths": [4]}
+    assert (at_once("cpu", network=conv), at_once("cuda", network=conv)) == (1, 10)

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,12 @@ def test_tests_of_the_library_do_not_use_the_reproduction(path):
     if path.name != "test_docs.py":  # which checks the commands of both
         assert not [name for name in modules(path) if name.split(".")[0] == "paper"]
     assert path == Path(__file__) or "paper/results" not in path.read_text()
+
+
+def test_the_reproduction_is_in_the_sdist_and_not_in_the_wheel():
+    targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    assert targets["wheel"]["packages"] == ["src/frcl"]
+    assert "paper" in targets["sdist"]["include"]
 
 
 def test_no_two_modules_import_each_other():

@@ -1,4 +1,4 @@
-"""FRCL with its further holds: the whole objective by hand, what is kept, what is predicted, and what stays off."""
+"""FRCL with more regularisers: the whole objective by hand, what is kept, what is predicted, and what stays off."""
 
 import copy
 import itertools
@@ -14,17 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import frcl
 from frcl import FRCL, MLP, BoundaryDetector, CheckpointError, OptionError
 from frcl.engine.adam import gradient
-from frcl.engine.tensors import stack
-from frcl.experiment.config import resolve
-from frcl.experiment.runner import benchmark_of, new_learner
-from frcl.learners.holds import HEADS
-from frcl.learners.lifecycle import program_of
+from frcl.engine.batching import batched_loss
 from frcl.learners.lockstep import together
-from frcl.learners.objective import THETA, Noise
-from frcl.learners.options import PLUS
-from frcl.learners.stream import Recording
-from frcl.regularisers.functional import functional_kl
+from frcl.learners.objective import Draws
+from frcl.learners.task import constants_of, objective_of, program_of
+from frcl.regularisers.functional import functional_kl, make_terms, stacked_points
 from frcl.summary import belief_from_weights, make_head, recentred
+from frcl.trees import detached, named_tensors, stack, with_tensors
 from oracles import direct_prior_kl, rand_posterior
 from streams import blobs, same_tensors, small_learner
 
@@ -61,10 +57,10 @@ def opened(learner: FRCL, steps: int) -> FRCL:
         learner.observe(x.double(), y)
     if steps == 0:  # as it was before the step that opened it
         learner.net.load_state_dict(before)
-        params = learner._state.current.params
-        for name, value in params.items():
-            if name == HEADS:
-                value.data = learner._state.current.memory.holds.block.heads.clone()
+        state = learner._state
+        if state.current.params.heads is not None:
+            for rows, summary in zip(state.current.params.heads, state.past, strict=True):
+                rows.data[: len(summary.head)] = summary.head
     return learner
 
 
@@ -74,9 +70,21 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def terms_of(learner: FRCL, tasks: Tensor | None = None):
-    current = learner._state.current
-    noise = torch.zeros(8, 16, 3, dtype=D)
-    return current.objective(current.params, current.memory, batch(), Noise(noise, tasks))
+    model, state = learner._model, learner._state
+    objective = objective_of(model, state, state.current.likelihood)
+    constants = constants_of(model, state, state.current)
+    draws = Draws(torch.zeros(8, 16, 3, dtype=D), tasks, tuple(() for _ in state.regularisers))
+    return objective(state.current.params, constants, *batch(), draws)
+
+
+def params_of(learner: FRCL) -> dict[str, Tensor]:
+    """What is trained, by name."""
+    return learner._state.current.optimiser.params
+
+
+def anchor_of(learner: FRCL):
+    """The curvature of the shared weights, None where there is none."""
+    return next((one for one in learner.regularisers if one.name == "curvature"), None)
 
 
 # -- the objective ------------------------------------------------------------------------------------------------
@@ -88,7 +96,7 @@ def phi(net: MLP, x: Tensor) -> Tensor:
 
 def apart(summary, old: Tensor, new: Tensor) -> Tensor:
     """Σ over inputs of D between functions [n, C] of a task."""
-    kind = summary.target.likelihood.kind
+    kind = summary.likelihood.name
     if kind == "bernoulli":
         return sum(kl_divergence(Bernoulli(logits=a[0]), Bernoulli(logits=b[0])) for a, b in zip(old, new, strict=True))
     if kind == "gaussian":
@@ -101,7 +109,7 @@ def apart(summary, old: Tensor, new: Tensor) -> Tensor:
 
 
 def by_hand(learner: FRCL, begin: MLP, heads: list[Tensor], anchor, x: Tensor, N: float, weights: dict) -> Tensor:
-    """The four holds, task by task, from the public summaries; heads are those of now, differentiable."""
+    """The four penalties, task by task, from the public summaries; heads are the current ones, differentiable."""
     total = torch.zeros((), dtype=D)
     for summary, head in zip(learner.tasks, heads, strict=True):
         Phi_z = phi(learner.net, summary.Z)
@@ -111,75 +119,76 @@ def by_hand(learner: FRCL, begin: MLP, heads: list[Tensor], anchor, x: Tensor, N
         weight = weights["memory_targets"] * summary.size / len(summary.Z) / N
         total = total + weight * apart(summary, summary.belief.mean.mT, Phi_z @ head.mT)
     for name, p in learner.net.named_parameters():
-        rest = anchor.precision[name] * (p - anchor.theta[name]).square()
+        rest = anchor.precision[name] * (p - anchor.anchor[name]).square()
         total = total + weights["curvature"] * 0.5 * rest.sum() / N
     return total
 
 
 @pytest.mark.parametrize("train_heads", [True, False])
 @pytest.mark.parametrize("only", [None, "functional", "current_inputs", "memory_targets", "curvature"])
-def test_value_and_gradient_of_everything_that_holds(only, train_heads):
+def test_value_and_gradient_of_all_regularisers(only, train_heads):
     weights = {name: ALL[name] for name in OFF} if only is None else {**OFF, only: ALL[only]}
     learner = taught(**{**weights, "train_heads": train_heads})
     begin = copy.deepcopy(learner.net)
     opened(learner, 12)
     current = learner._state.current
     has_heads = only in (None, "current_inputs", "memory_targets")
-    assert (HEADS in current.params) == (train_heads and has_heads)
+    block = current.params.heads
+    assert (block is not None) == (train_heads and has_heads)
     heads = [summary.head for summary in learner.tasks]
-    if HEADS in current.params:
-        block = current.params[HEADS]
+    if block is not None:
         heads = [
-            rows[: s.target.functions].detach().requires_grad_() for rows, s in zip(block, learner.tasks, strict=True)
+            rows[: s.likelihood.functions].detach().requires_grad_()
+            for rows, s in zip(block, learner.tasks, strict=True)
         ]
         assert not any(torch.equal(head, s.head) for head, s in zip(heads, learner.tasks, strict=True))
     if not has_heads:
-        heads = [torch.zeros(s.target.functions, 6, dtype=D) for s in learner.tasks]
+        heads = [torch.zeros(s.likelihood.functions, 6, dtype=D) for s in learner.tasks]
         learner._state.past = [replace(s, head=h) for s, h in zip(learner.tasks, heads, strict=True)]
-    anchor = learner._state.anchor
+    anchor = anchor_of(learner)
     if only not in (None, "curvature"):
         assert anchor is None
-        anchor = type("Free", (), {"precision": Counter(), "theta": dict(learner.net.named_parameters())})
+        anchor = type("Free", (), {"precision": Counter(), "anchor": dict(learner.net.named_parameters())})
     terms = terms_of(learner)
     expected = by_hand(learner, begin, heads, anchor, batch()[0], 500.0, weights)
     torch.testing.assert_close(terms.kl_past, expected, rtol=1e-9, atol=1e-12)
     assert float(expected.detach()) > 0
-    found = gradient(terms.kl_past, current.params)
+    found = gradient(terms.kl_past, params_of(learner))
     theta = dict(learner.net.named_parameters())
-    slopes = torch.autograd.grad(expected, [*theta.values()], retain_graph=True, allow_unused=True)
-    for name, slope in zip(theta, slopes, strict=True):
-        slope = torch.zeros_like(theta[name]) if slope is None else slope
-        torch.testing.assert_close(found[THETA + name], slope, rtol=1e-7, atol=1e-10)
-    if HEADS in current.params:
-        for rows, slope in zip(found[HEADS], torch.autograd.grad(expected, heads), strict=True):
-            torch.testing.assert_close(rows[: len(slope)], slope, rtol=1e-9, atol=1e-12)
-            assert not rows[len(slope) :].any()
+    direct = torch.autograd.grad(expected, [*theta.values()], retain_graph=True, allow_unused=True)
+    for name, value in zip(theta, direct, strict=True):
+        value = torch.zeros_like(theta[name]) if value is None else value
+        torch.testing.assert_close(found[f"theta/{name}"], value, rtol=1e-7, atol=1e-10)
+    if block is not None:
+        for rows, value in zip(found["heads"], torch.autograd.grad(expected, heads), strict=True):
+            torch.testing.assert_close(rows[: len(value)], value, rtol=1e-9, atol=1e-12)
+            assert not rows[len(value) :].any()
 
 
 @pytest.mark.parametrize(
     ("only", "tasks"), [("current_inputs", None), ("curvature", None), ("memory_targets", torch.tensor([1]))]
 )
-def test_nothing_holds_when_a_task_begins(only, tasks):
+def test_nothing_is_penalised_when_a_task_begins(only, tasks):
     """Neither value nor gradient; for stored predictions, of the latest task, whose functions have not moved yet."""
     learner = opened(taught(2, **{**OFF, only: 1.0}), 0)
     terms = terms_of(learner, tasks)
     assert abs(float(terms.kl_past.detach())) < 1e-12
-    for name, slope in gradient(terms.kl_past, learner._state.current.params).items():
-        assert float(slope.abs().max()) < 1e-10, name
+    for name, value in gradient(terms.kl_past, params_of(learner)).items():
+        assert float(value.abs().max()) < 1e-10, name
     moved = opened(taught(2, **{**OFF, only: 1.0}), 12)
     assert float(terms_of(moved, tasks).kl_past.detach()) > 1e-6
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_sampled_tasks_are_unbiased_for_all_holds_together(count):
+def test_sampled_tasks_are_unbiased_for_all_regularisers_together(count):
     learner = opened(taught(), 12)
     whole = terms_of(learner)
     subsets = [terms_of(learner, torch.tensor(chosen)) for chosen in itertools.combinations(range(3), count)]
     torch.testing.assert_close(torch.stack([t.kl_past for t in subsets]).mean(), whole.kl_past, rtol=1e-10, atol=0)
-    params = learner._state.current.params
+    params = params_of(learner)
     each = [gradient(terms.kl_past, params) for terms in subsets]
-    for name, slope in gradient(whole.kl_past, params).items():
-        torch.testing.assert_close(torch.stack([one[name] for one in each]).mean(0), slope, rtol=1e-8, atol=1e-11)
+    for name, value in gradient(whole.kl_past, params).items():
+        torch.testing.assert_close(torch.stack([one[name] for one in each]).mean(0), value, rtol=1e-8, atol=1e-11)
 
 
 class Operations(TorchDispatchMode):
@@ -206,8 +215,14 @@ def test_a_step_is_flat_in_the_number_of_tasks():
         for number in range(count):
             learner.fit(*(part.double() if part.is_floating_point() else part for part in blobs((0, 1, 2), 60, number)))
         opened(learner, 1)
+        model, state = learner._model, learner._state
+        constants, objective = (
+            constants_of(model, state, state.current),
+            objective_of(model, state, learner.likelihood()),
+        )
+        draws = Draws(torch.zeros(8, 16, 3, dtype=D), torch.tensor([1]), ((),) * 4)
         with Operations() as operations:
-            gradient(terms_of(learner, torch.tensor([1])).loss, learner._state.current.params)
+            gradient(objective(state.current.params, constants, *batch(), draws).loss, params_of(learner))
         seen[count] = operations
     assert seen[3].names == seen[7].names
     grown = {count: set(one.shapes) - set(seen[10 - count].shapes) for count, one in seen.items()}
@@ -217,12 +232,12 @@ def test_a_step_is_flat_in_the_number_of_tasks():
 def test_the_old_network_is_asked_without_gradient_and_the_new_one_once():
     learner = opened(taught(), 1)
     calls = []
-    current = learner._state.current
     handle = learner.net.register_forward_hook(lambda *given: calls.append((len(given[1][0]), given[2].requires_grad)))
     terms_of(learner)
     handle.remove()
     assert sorted(calls) == [(16, False), (16 + 3 * 6, True)]
-    assert all(not value.requires_grad for value in current.memory.holds.tensors().values())
+    constants = constants_of(learner._model, learner._state, learner._state.current)
+    assert all(not value.requires_grad for _, value in named_tensors(constants))
 
 
 # -- what is kept -------------------------------------------------------------------------------------------------
@@ -232,7 +247,7 @@ def test_a_kept_head_is_the_mean_of_the_weights():
     learner, means = plus(), []
     for x, y in TASKS:
         x, y = x.double(), y.double() if y.is_floating_point() else y
-        learner.fit(x, y, on_step=lambda log: means.append(learner._state.current.params["posterior/mean"].clone()))
+        learner.fit(x, y, on_step=lambda log: means.append(learner._state.current.params.posterior.mean.clone()))
         assert torch.equal(learner.tasks[-1].head, means[-1])
     first = plus()
     before = first.fit(*(part.double() if part.is_floating_point() else part for part in TASKS[0])).head.clone()
@@ -249,7 +264,7 @@ def test_a_kept_head_in_function_space_is_what_the_summary_predicts():
     summary = learner.tasks[0]
     x = torch.randn(9, 4, generator=torch.Generator().manual_seed(0), dtype=D)
     expected = FRCL(learner.net, points=8, inference="function", **MODEL)
-    expected._state.keep(replace(summary, head=None), None)
+    expected._state.past = [replace(summary, head=None)]
     expected._state.input_shape = (4,)
     torch.testing.assert_close(phi(learner.net, x) @ summary.head.mT, expected.predict(x, 0).mean, rtol=1e-9, atol=1e-9)
 
@@ -267,12 +282,12 @@ def test_the_curvature_is_the_fisher_information_at_the_mean_head(likelihood):
             f = (phi(learner.net, one[None]) @ summary.head.mT)[0]
             f = torch.cat([f, 0 * f]) if binary else f
             for c in range(len(f)):
-                slopes = torch.autograd.grad(f.log_softmax(0)[c], list(learner.net.parameters()), retain_graph=True)
-                for name, slope in zip(omega, slopes, strict=True):
-                    omega[name] += 50 / len(x) * f.softmax(0)[c].detach() * slope.square()
+                each = torch.autograd.grad(f.log_softmax(0)[c], list(learner.net.parameters()), retain_graph=True)
+                for name, value in zip(omega, each, strict=True):
+                    omega[name] += 50 / len(x) * f.softmax(0)[c].detach() * value.square()
     for name, value in omega.items():
-        torch.testing.assert_close(learner._state.anchor.precision[name], value, rtol=1e-8, atol=1e-10)
-        assert torch.equal(learner._state.anchor.theta[name], dict(learner.net.named_parameters())[name])
+        torch.testing.assert_close(anchor_of(learner).precision[name], value, rtol=1e-8, atol=1e-10)
+        assert torch.equal(anchor_of(learner).anchor[name], dict(learner.net.named_parameters())[name])
 
 
 def test_heads_are_kept_only_where_something_needs_them():
@@ -307,7 +322,7 @@ def test_bytes_by_kind_are_those_counted_by_hand():
     assert learner.memory_parts()["posterior"] == 4 * ((1 + 3 + 2) * (6 + 6 * 6 + 1) + 2), (
         "and the noise of two targets"
     )
-    ensemble = FRCL(MLP(4, (8, 5)), points=6, steps=2, search_steps=2, members=2, current_inputs=1.0)
+    ensemble = frcl.Ensemble(MLP(4, (8, 5)), members=2, points=6, steps=2, search_steps=2, current_inputs=1.0)
     ensemble.fit(*TASKS[0])
     one, two = (member.memory_parts() for member in ensemble.members)
     assert ensemble.memory_parts() == {kind: size + two[kind] for kind, size in one.items()}
@@ -338,7 +353,8 @@ def means_of(learner: FRCL, x: Tensor, task: int) -> dict[str, Tensor]:
     found, state = {}, learner.state_dict()
     for kind in ("summary", "head", "corrected"):
         other = plus(**{**vars(learner.options), "prediction": kind})
-        other.load_state_dict({**state, "meta": {**state["meta"], "options": vars(other.options)}})
+        settings = {**state["meta"]["settings"], "options": vars(other.options)}
+        other.load_state_dict({**state, "meta": {**state["meta"], "settings": settings}})
         p = other.predict(x, task)
         torch.testing.assert_close(p.mean, other.mean(x, task), rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(p.variance, learner.predict(x, task).variance)
@@ -409,7 +425,7 @@ def test_with_drift_the_stored_values_win_at_the_points():
 def test_old_tasks_are_predicted_with_heads_as_they_are_being_trained():
     learner = taught(2, prediction="head")
     opened(learner, 3)
-    live = learner._state.current.params[HEADS][1, :3].detach()
+    live = learner._state.current.params.heads[1, :3].detach()
     x = TASKS[1][0].double()
     torch.testing.assert_close(learner.mean(x, 1), phi(learner.net, x) @ live.mT)
     first = learner.mean(x, 1)
@@ -421,7 +437,7 @@ def test_a_dropped_task_leaves_heads_and_network_as_they_are():
     learner = taught(2)
     opened(learner, 3)
     x = TASKS[1][0].double()
-    before, live = learner.predict(x, 1), learner._state.current.params[HEADS].detach().clone()
+    before, live = learner.predict(x, 1), learner._state.current.params.heads.detach().clone()
     learner.abandon_task()
     assert torch.equal(learner.predict(x, 1).mean, before.mean)
     assert torch.equal(learner.tasks[0].head, live[0, :1])
@@ -440,27 +456,25 @@ def test_zero_weights_leave_frcl_bit_for_bit():
             learner.fit(*blobs(labels, 90, number))
         learner.observe(*blobs((0, 1, 2), 30, 7))
     assert same_tensors(plain.state_dict()["tensors"], given.state_dict()["tensors"])
-    state = plain._state
-    assert state.current.memory.holds is None
-    assert set(state.current.params) == {THETA + n for n, _ in plain.net.named_parameters()} | {
+    assert [one.name for one in given.regularisers] == ["functional-kl"]
+    assert set(params_of(plain)) == {f"theta/{n}" for n, _ in plain.net.named_parameters()} | {
         "posterior/mean", "posterior/factor"
     }  # fmt: skip
-    assert not [n for n in plain.state_dict()["tensors"] if "head" in n or "begin" in n or "anchor" in n]
+    assert not [n for n in plain.state_dict()["tensors"] if "head" in n or "regularisers" in n]
     assert set(plain.memory_parts()) == {"points", "posterior"}
 
 
 def test_the_paper_alone_is_the_past_kl_over_n_and_nothing_else():
     """Bit for bit, with the operators of the paper's objective alone."""
     learner = opened(taught(**{**OFF, "functional": 1.0, "prediction": "summary"}), 2)
-    current, bank = learner._state.current, learner._state.bank
+    points = stacked_points([summary.Z for summary in learner.tasks])
     x, _ = batch()
-    Phi = phi(learner.net, torch.cat([x, bank.Z.flatten(0, 1)]))[16:].unflatten(0, bank.Z.shape[:2])
-    expected = functional_kl(2.0**0.5 * Phi, bank, 3) / 500.0
+    Phi = phi(learner.net, torch.cat([x, points.flatten(0, 1)]))[16:].unflatten(0, points.shape[:2])
+    expected = functional_kl(Phi, make_terms([summary.belief for summary in learner.tasks])) / 500.0
     assert torch.equal(terms_of(learner).kl_past, expected)
-    assert current.memory.holds is None
 
 
-def test_without_any_hold_the_past_is_not_looked_at():
+def test_without_any_regulariser_the_past_is_not_looked_at():
     learner = opened(taught(**OFF, prediction="head"), 1)
     calls = []
     learner.net.register_forward_hook(lambda *given: calls.append(len(given[1][0])))
@@ -498,12 +512,12 @@ def test_weights_frozen_later_are_left_out_of_the_anchor():
     learner = taught(1)
     learner.net.layers[1].weight.requires_grad_(False)
     learner.fit(TASKS[1][0].double(), TASKS[1][1])
-    assert set(learner._state.anchor.precision) == set(dict(learner.net.named_parameters()))
+    assert set(anchor_of(learner).precision) == set(dict(learner.net.named_parameters()))
 
 
 @pytest.mark.parametrize("options", [{}, {"past_tasks_per_step": 1}, {"train_heads": False}, {"inference": "function"}])
 def test_seeds_together_are_seeds_alone(options):
-    """Three tasks of different kinds, few steps; Adam divides the slopes of old heads, rounding, by their size."""
+    """Three tasks of different kinds, few steps; Adam divides the gradients of old heads, rounding, by their size."""
 
     def learners() -> list[FRCL]:
         found = [plus(seed=seed, **{"steps": 8, "points": 8, **options}) for seed in range(3)]
@@ -529,18 +543,23 @@ def test_seeds_together_are_seeds_alone(options):
 def test_the_objective_can_be_mapped_over_seeds(tasks):
     """Parameters, constants and sampled tasks with a leading axis give the gradients of single calls."""
     learners = [opened(taught(seed=seed), 3 + seed) for seed in range(2)]
-    programs = [program_of(one._model, one._state.current, *batch(), one._state.streams, print) for one in learners]
-    noise = {"likelihood": torch.zeros(2, 8, 16, 3, dtype=D)}
-    if tasks is not None:
-        noise["tasks"] = torch.tensor(tasks)
-    block = {n: v.detach().clone() for n, v in stack([p.optimiser.params for p in programs]).items()}
+    programs = [program_of(one._model, one._state, one._state.current, *batch()) for one in learners]
+    used = [None, None] if tasks is None else list(torch.tensor(tasks))
+    draws = [Draws(torch.zeros(8, 16, 3, dtype=D), one, ((),) * 4) for one in used]
+    blocks = [{n: v.detach().clone() for n, v in p.params.items()} for p in programs]
     x, y = (part.expand(2, *part.shape) for part in batch())
-    slope = torch.func.grad(lambda *given: programs[0].loss(*given).kl_past)
-    mapped = torch.vmap(slope)(block, stack([p.constants for p in programs]), x, y, noise)
+    tree, constants = programs[0].optimiser.tree, stack([p.constants for p in programs])
+
+    def together_loss(block):
+        return batched_loss(programs[0], with_tensors(tree, block), constants, x, y, stack(draws)).kl_past.sum()
+
+    mapped = torch.func.grad(together_loss)(stack(blocks))
     for i, program in enumerate(programs):
-        own = {name: value[i] for name, value in noise.items()}
-        alone = slope({n: v.detach() for n, v in program.optimiser.params.items()}, program.constants, x[i], y[i], own)
-        for name, value in alone.items():
+
+        def alone_loss(own, program=program, i=i):
+            return program.loss(with_tensors(tree, own), detached(program.constants), x[i], y[i], draws[i]).kl_past
+
+        for name, value in torch.func.grad(alone_loss)(blocks[i]).items():
             torch.testing.assert_close(mapped[name][i], value, rtol=1e-10, atol=1e-12)
 
 
@@ -552,7 +571,8 @@ def test_a_recorded_step_is_the_eager_step():
         logs = [learner.observe(x, y) for learner in (eager, recorded)]
         assert repr(logs[0]) == repr(logs[1])
         if number == 0:
-            recorded._state.current.recording = Recording(recorded._state.current, x)
+            recorded._state.current.stream._is_recorded = lambda x: True
+    assert recorded._state.current.stream._recorded is not None
     assert same_tensors(eager.state_dict()["tensors"], recorded.state_dict()["tensors"])
 
 
@@ -569,7 +589,7 @@ def test_one_observe_is_one_step_of_fit():
         rows = torch.randint(90, (16,), generator=generator)
         streamed.observe(x[rows], y[rows])
     assert same_tensors(fitted.net.state_dict(), streamed.net.state_dict())
-    assert torch.equal(fitted.tasks[0].head, streamed._state.head(0))
+    assert torch.equal(fitted.tasks[0].head, streamed._state.summaries()[0].head)
 
 
 def test_boundaries_that_are_found_hold_the_past_too():
@@ -588,56 +608,62 @@ def test_boundaries_that_are_found_hold_the_past_too():
     assert float((learner.predict(x, 0).labels == y).double().mean()) > 0.95
 
 
-def test_files_from_before_there_were_heads_still_load(tmp_path):
+def test_a_state_of_other_regularisers_is_refused():
     learner = small_learner(steps=5)
     learner.fit(*blobs((0, 1), 60, 1))
-    learner.observe(*blobs((0, 1), 60, 2))
-    state = learner.state_dict()
-    new = (*OFF, "curvature_decay", "fisher_examples", "train_heads", "prediction")
-    state["meta"]["options"] = {k: v for k, v in state["meta"]["options"].items() if k not in new}
-    frcl.files.save_state(tmp_path / "old.frcl", state["meta"], state["tensors"])
-    loaded = frcl.load(tmp_path / "old.frcl", MLP(4, (16, 8)))
-    for one in (learner, loaded):
-        one.observe(*blobs((0, 1), 60, 3))
-    assert same_tensors(learner.state_dict()["tensors"], loaded.state_dict()["tensors"])
     with pytest.raises(CheckpointError, match="other options: current_inputs"):
-        small_learner(steps=5, current_inputs=1.0).load_state_dict(state)
+        small_learner(steps=5, current_inputs=1.0).load_state_dict(learner.state_dict())
+    own = small_learner(steps=5, regularisers=[frcl.FunctionalKL(2.0), frcl.CurrentInputs(0.5)])
+    with pytest.raises(CheckpointError, match="other regularisers"):
+        own.load_state_dict(learner.state_dict())
+
+
+def test_regularisers_given_by_hand_are_those_of_the_options(tmp_path):
+    """The same learner by weights and by a list; the list is saved with it."""
+    by_weights = small_learner(steps=20, current_inputs=0.3, curvature=2.0, train_heads=False, fisher_examples=20)
+    chosen = [frcl.FunctionalKL(), frcl.CurrentInputs(0.3), frcl.Curvature(2.0, examples=20)]
+    by_list = small_learner(steps=20, regularisers=chosen)
+    for learner in (by_weights, by_list):
+        for number in range(3):
+            learner.fit(*blobs((0, 1, 2), 60, number))
+    assert same_tensors(by_weights.state_dict()["tensors"], by_list.state_dict()["tensors"])
+    assert not chosen[2].anchor, "the learner has copies of its own"
+    by_list.save(tmp_path / "list.frcl")
+    loaded = frcl.load(tmp_path / "list.frcl", MLP(4, (16, 8)))
+    assert [repr(one) for one in loaded.regularisers] == [repr(one) for one in chosen]
+    for learner in (by_list, loaded):
+        learner.fit(*blobs((0, 1, 2), 60, 7))
+    assert same_tensors(by_list.state_dict()["tensors"], loaded.state_dict()["tensors"])
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("past/1/head", "no head of a past task"), ("current/begin/layers.1.bias", "when the current task began"),
-     ("current/params/heads", "heads of past tasks")],
+    [("past/1/head", r"past\[1\]\.head is not in the file"), ("regularisers/1/theta/layers.1.bias", "not in the file"),
+     ("current/heads", r"current\.heads is not in the file")],
 )  # fmt: skip
-def test_states_without_what_the_holds_need_are_refused(name, message):
+def test_states_without_what_the_regularisers_need_are_refused(name, message):
     learner = opened(taught(), 2)
     state = learner.state_dict()
-    state["tensors"] = {n: v for n, v in state["tensors"].items() if not n.endswith(name) and "adam/heads" not in n}
+    state["tensors"] = {n: v for n, v in state["tensors"].items() if not n.endswith(name)}
     with pytest.raises(CheckpointError, match=message):
         plus().load_state_dict(state)
 
 
-def test_the_method_is_the_learner_with_other_defaults():
-    config = resolve("split-mnist", {"method": "frcl-plus", "learner": {"curvature": 3}})
-    frcl_config = resolve("split-mnist")
-    names = ("lr_decay", "memory_targets", "train_heads", "prediction", "head_variance")
-    holds = {name: getattr(PLUS, name) for name in names}
-    own = {"curvature": 3.0, "feature_scale": 1.0, "current_inputs": 1.0}
-    assert config.learner == replace(frcl_config.learner, **holds, **own)
-    assert resolve("omniglot", {"method": "frcl-plus"}).learner.points_per_class == 2
+@pytest.mark.parametrize(
+    ("place", "message"), [(("past", 1, "head"), "head of a past task"), (("current", "heads"), "heads of past tasks")]
+)
+def test_states_that_lack_heads_are_refused(place, message):
+    state = opened(taught(), 2).state_dict()
+    part = state["meta"]
+    for key in place[:-1]:
+        part = part[key]
+    part[place[-1]] = None
+    with pytest.raises(CheckpointError, match=message):
+        plus().load_state_dict(state)
 
 
-def test_two_points_a_task_are_enough_with_the_further_holds():
-    """Split-Digits: what FRCL forgets with two points, FRCL+ does not."""
-    final = {}
-    for method in ("frcl", "frcl-plus"):
-        config = resolve("split-digits", {"method": method, "learner": {"points": 2, "steps": 150}})
-        benchmark = benchmark_of(config, 0)
-        learner = new_learner(config, benchmark, 0)
-        for number in range(len(benchmark)):
-            learner.fit(benchmark.task(number).train.x, benchmark.task(number).train.y)
-        splits = [benchmark.test_split(number) for number in range(len(benchmark))]
-        each = [(learner.predict(s.x, i).labels == s.y).double().mean() for i, s in enumerate(splits)]
-        final[method] = float(torch.stack(each).mean())
-    assert final["frcl-plus"] > final["frcl"] + 0.03
-    assert final["frcl-plus"] > 0.95
+def test_a_state_without_the_network_at_the_beginning_of_the_task_is_refused():
+    state = opened(taught(), 2).state_dict()
+    del state["meta"]["regularisers"][1]["theta"]["layers.1.bias"]
+    with pytest.raises(CheckpointError, match="when the current task began"):
+        plus().load_state_dict(state)

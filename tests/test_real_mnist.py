@@ -20,7 +20,7 @@ MISSING = "FRCL_DATA names no folder with the four MNIST files"
 def test_two_tasks_of_split_mnist(tmp_path):
     layer = {"seeds": [0], "stream": {"tasks": 2}, "learner": {"steps": 200, "points": 40}}
     result = runner.run(resolve("split-mnist", layer), tmp_path / "run", Silent())
-    assert result["accuracy"][0][0][0] > 0.99
-    assert result["accuracy"][0][1][1] > 0.95
-    assert result["average_accuracy"]["mean"] > 0.96
-    assert result["forgetting"]["mean"] < 0.03
+    assert result.accuracy[0, 0, 0] > 0.99
+    assert result.accuracy[0, 1, 1] > 0.95
+    assert result.average_accuracy.mean > 0.96
+    assert result.forgetting.mean < 0.03

@@ -71,9 +71,9 @@ def test_a_report_opens_clean(browser, reports, kind, width, dark):
 @pytest.mark.parametrize("width", [1280, 360])
 def test_the_content_is_on_the_screen(browser, reports, width):
     browser.open(reports["run"].as_uri(), width=width)
-    run = read_run(reports["run"].parent / "runs" / "rich")
+    run = read_run(reports["run"].parent / "runs" / "rich").result
     text = browser.evaluate("document.body.innerText").replace("\N{NO-BREAK SPACE}", " ")
-    assert f"{100 * run.metrics['average_accuracy'].mean:.2f}" in text
+    assert f"{100 * run.average_accuracy.mean:.2f}" in text
     assert run.command in text
     assert SCRIPT in text
     for title in ("Accuracy matrix", "Every task over time", "Calibration", "Task switches", "Training terms"):

@@ -2,15 +2,18 @@
 
 import re
 import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from frcl.report import read_run, write_figures
-from frcl.report.derive import average_curve, forgetting_by_task
-from frcl.report.drawing import inline_svg, name_in_figure, style
+from frcl.experiment.metrics import average_so_far, forgetting_by_task, spread
+from frcl.experiment.results import Result
+from frcl.report import figures, pictures, read_run, signals, write_report
+from frcl.report.drawing import blank, inline_svg, name_in_figure, style
 from frcl.report.figures import curves_figure, forgetting_figure, matrix_figure, time_figure
-from frcl.report.gallery import draw, left_out
+from frcl.report.gallery import draw
 from frcl.report.palette import LIGHT
 from frcl.report.pictures import as_images, contact_sheets, sheet, to_rgba
 from frcl.report.run import Run
@@ -26,11 +29,11 @@ def run(tmp_path) -> Run:
     return read_run(rich_run(tmp_path / "run"))
 
 
-def test_the_matrix_has_after_in_rows_and_on_in_columns(tmp_path):
+def test_the_matrix_has_after_in_rows_and_on_in_columns():
     accuracy = np.array([[[0.91, NAN, NAN], [0.72, 0.93, NAN], [0.64, 0.85, 0.96]]])
-    run = Run(tmp_path, "b", "m", (0,), ("a", "b", "c"), accuracy)
+    result = Result("b", "m", (0,), ("a", "b", "c"), accuracy)
     with style():
-        drawing = matrix_figure(run)
+        drawing = matrix_figure(result)
         axes, scale = drawing.figure.axes
         cells = {text.get_position(): text.get_text() for text in axes.texts}
         colours = {tuple(np.add(p.get_xy(), 0.47).round(6)): p.get_facecolor() for p in axes.patches}
@@ -46,18 +49,19 @@ def test_the_matrix_has_after_in_rows_and_on_in_columns(tmp_path):
     assert "a 64.0" in drawing.text
 
 
-def test_curves_follow_columns_and_bands_are_one_deviation(run):
+def test_curves_follow_columns_and_bands_are_one_standard_deviation(run):
+    R = run.result.accuracy
     with style():
-        drawing = curves_figure(run)
+        drawing = curves_figure(run.result)
         (axes,) = drawing.figure.axes
         lines, bands = list(axes.lines), list(axes.collections)
     for task in range(5):
-        np.testing.assert_allclose(lines[task].get_ydata(), run.accuracy[:, task:, task].mean(0))
+        np.testing.assert_allclose(lines[task].get_ydata(), R[:, task:, task].mean(0))
         assert lines[task].get_xdata().tolist() == list(range(task, 5))
-    np.testing.assert_allclose(lines[5].get_ydata(), average_curve(run.accuracy).mean(0))
+    np.testing.assert_allclose(lines[5].get_ydata(), average_so_far(R).mean(0))
     vertices = bands[0].get_paths()[0].vertices
     at_end = vertices[vertices[:, 0] == 4][:, 1]
-    mean, std = run.accuracy[:, 4, 0].mean(), run.accuracy[:, 4, 0].std(ddof=1)
+    mean, std = R[:, 4, 0].mean(), R[:, 4, 0].std(ddof=1)
     assert (at_end.min(), at_end.max()) == pytest.approx((mean - std, min(mean + std, 1)))
     assert drawing.table is not None
     assert drawing.table.rows[4][1] == f"{100 * mean:.2f} ± {100 * std:.2f}"
@@ -66,17 +70,17 @@ def test_curves_follow_columns_and_bands_are_one_deviation(run):
 def test_one_seed_has_no_bands_and_one_task_no_forgetting(tmp_path):
     run = read_run(write_run(tmp_path / "run", result(seeds=1, tasks=["only"])))
     with style():
-        (axes,) = curves_figure(run).figure.axes
-        names = [drawing.name for drawing in draw(run)]
+        (axes,) = curves_figure(run.result).figure.axes
+        gallery = draw(run)
     assert len(axes.collections) == 0
-    assert "forgetting" not in names
-    assert "Forgetting by task: there is one task only." in left_out(run)
+    assert "forgetting" not in [drawing.name for drawing in gallery.drawings]
+    assert "Forgetting by task: there is one task only." in gallery.left_out
 
 
 def test_accuracy_ticks_say_their_true_value(tmp_path):
     run = read_run(bare_run(tmp_path / "run"))
     with style():
-        (axes,) = curves_figure(run).figure.axes
+        (axes,) = curves_figure(run.result).figure.axes
         ticks = axes.get_yticks()
         shown = [axes.yaxis.get_major_formatter()(tick) for tick in ticks]
     assert len(ticks) > 3
@@ -88,17 +92,17 @@ def test_regression_shows_variance_explained_below_zero(tmp_path):
     content["accuracy"][0][4][0] = -0.6
     run = read_run(write_run(tmp_path / "run", content))
     with style():
-        (axes,) = curves_figure(run).figure.axes
-        matrix = matrix_figure(run).figure.axes
+        (axes,) = curves_figure(run.result).figure.axes
+        matrix = matrix_figure(run.result).figure.axes
     assert axes.get_ylabel() == "R²"
     assert axes.get_ylim()[0] < -0.6
     assert matrix[1].get_ylabel() == "R², %"
 
 
 def test_forgetting_bars_and_dots(run):
-    lost = forgetting_by_task(run.accuracy)
+    lost = forgetting_by_task(run.result.accuracy)
     with style():
-        (axes,) = forgetting_figure(run).figure.axes
+        (axes,) = forgetting_figure(run.result).figure.axes
         widths = [patch.get_width() for patch in axes.patches]
         dots = [line.get_xdata() for line in axes.lines[:3]]
     np.testing.assert_allclose(widths, 100 * lost.mean(0))
@@ -107,7 +111,7 @@ def test_forgetting_bars_and_dots(run):
 
 def test_time_adds_up(run):
     with style():
-        drawing = time_figure(run)
+        drawing = time_figure(run.result)
         (axes,) = drawing.figure.axes
         widths = [patch.get_width() for patch in axes.patches]
     np.testing.assert_allclose(widths, np.array([31.42, 6.1, 1.25, 40.5 - 38.77]) / 40.5)
@@ -116,61 +120,60 @@ def test_time_adds_up(run):
 
 
 def test_boundaries_show_true_found_and_threshold(run):
-    assert run.boundaries is not None
     with style():
-        drawing = boundary_figure(run.boundaries)
+        drawing = boundary_figure(run.result.boundaries)
         (axes,) = drawing.figure.axes
         lines = {line.get_label(): line for line in axes.lines}
         true = [line.get_xdata()[0] for line in axes.lines if line.get_linewidth() == 6]
     assert true == [400, 800, 1200, 1600]
     assert lines["found switch"].get_xdata().tolist() == [400, 800, 1200]
     assert list(lines["threshold 5"].get_ydata()) == [5.0, 5.0]
-    np.testing.assert_array_equal(lines["statistic"].get_ydata(), run.boundaries.statistic)
+    np.testing.assert_array_equal(lines["statistic"].get_ydata(), run.result.boundaries.statistic)
     assert "400, 800, 1,200, 1,600; found 3 switches at steps 400, 800, 1,200" in drawing.text
     assert "over seeds: precision 0.750, recall 0.750, f1 0.750." in drawing.caption
     assert drawing.table is not None
     assert drawing.table.rows[1] == ("5", "1.000", "0.750", "0.857", "0.0")
-    assert drawing.table.rows[2] == ("25", "–", "0.000", "–", "–")
+    assert drawing.table.rows[2] == ("25", "0.000", "0.000", "0.000", "–")
 
 
 def test_calibration_shows_filled_bins_only(run):
-    assert run.calibration is not None
     with style():
-        axes, counts = calibration_figure(run.calibration).figure.axes
+        axes, counts = calibration_figure(run.result.calibration).figure.axes
         curve = axes.lines[1]
         heights = [patch.get_height() for patch in counts.patches]
-    np.testing.assert_array_equal(curve.get_xdata(), run.calibration.confidence[5:])
-    np.testing.assert_array_equal(curve.get_ydata(), run.calibration.accuracy[5:])
-    np.testing.assert_allclose(heights, 100 * run.calibration.count / 2690)
+    np.testing.assert_array_equal(curve.get_xdata(), run.result.calibration.confidence[5:])
+    np.testing.assert_array_equal(curve.get_ydata(), run.result.calibration.accuracy[5:])
+    np.testing.assert_allclose(heights, 100 * np.array(run.result.calibration.count) / 2690)
 
 
 def test_training_terms_are_drawn_with_the_sign_of_the_loss(run):
-    assert run.steps is not None
     with style():
-        drawing = terms_figure(run, run.steps)
+        drawing = terms_figure(run.result, run.result.steps)
         lines = {line.get_label(): line.get_ydata() for axes in drawing.figure.axes for line in axes.lines}
     np.testing.assert_allclose(lines["loss"], lines["−log-likelihood"] + lines["KL now"] + lines["KL past"])
     assert lines["−log-likelihood"].min() > 0
     assert drawing.table is not None
-    assert drawing.table.rows[0][1] == f"{run.steps.terms['loss'][39]:.4f}"  # the last logged step of the first task
+    assert drawing.table.rows[0][1] == f"{run.result.steps.loss[39]:.4f}"  # the last logged step of the first task
 
 
 def test_a_method_without_kl_has_one_panel_and_a_negative_loss_no_logarithm(tmp_path):
     content = result()
     log = content["steps"]
-    log |= {"kl_now": [0.0] * len(log["step"]), "kl_past": None, "loss": [value - 1 for value in log["loss"]]}
+    log |= {
+        "kl_now": [0.0] * len(log["step"]),
+        "kl_past": [None] * len(log["step"]),
+        "loss": [value - 1 for value in log["loss"]],
+    }
     run = read_run(write_run(tmp_path / "run", content))
-    assert run.steps is not None
     with style():
-        (axes,) = terms_figure(run, run.steps).figure.axes
+        (axes,) = terms_figure(run.result, run.result.steps).figure.axes
     assert axes.get_yscale() == "linear"
     assert [line.get_label() for line in axes.lines] == ["loss", "−log-likelihood"]
 
 
 def test_a_logarithmic_axis_has_plain_numbers(run):
-    assert run.steps is not None
     with style():
-        svg = inline_svg(terms_figure(run, run.steps))
+        svg = inline_svg(terms_figure(run.result, run.result.steps))
     assert ">0.1<" in svg
     assert "mathdefault" not in svg
 
@@ -213,21 +216,25 @@ def test_ink_is_dark_and_what_is_between_is_clear():
 def test_at_most_forty_images_of_a_task_are_shown(tmp_path):
     run = read_run(write_run(tmp_path / "run", result(), digits_points(5, 60)))
     found = contact_sheets(run)
-    assert [(each.task, each.shown, each.kept) for each in found] == [(task, 40, 60) for task in run.tasks]
-    assert found[0].caption == "60 images of 8×8, the first 40 shown"
+    assert [each.task for each in found] == list(run.result.tasks)
+    assert [each.caption for each in found] == ["60 images of 8×8, the first 40 shown"] * 5
+    assert [each.pixels.shape for each in found] == [(4 * 9 - 1, 10 * 9 - 1, 4)] * 5
 
 
 def test_points_that_are_no_images_are_left_out_and_said(tmp_path):
     run = read_run(write_run(tmp_path / "run", result(), {"task_0": np.zeros((3, 7))}))
     assert contact_sheets(run) == []
-    assert "Inducing images: the inputs kept are not images." in left_out(run)
+    with style():
+        assert "Inducing images: the inputs kept are not images." in draw(run).left_out
 
 
 def test_what_a_poor_run_lacks_is_said(tmp_path):
     run = read_run(bare_run(tmp_path / "run"))
     with style():
-        assert [drawing.name for drawing in draw(run)] == ["accuracy-matrix", "accuracy-curves", "forgetting", "time"]
-    assert [reason.partition(":")[0] for reason in left_out(run)] == [
+        gallery = draw(run)
+    names = ["accuracy-matrix", "accuracy-curves", "forgetting", "time"]
+    assert [drawing.name for drawing in gallery.drawings] == names
+    assert [reason.partition(":")[0] for reason in gallery.left_out] == [
         "Calibration",
         "Inducing images",
         "Task switches",
@@ -236,10 +243,12 @@ def test_what_a_poor_run_lacks_is_said(tmp_path):
 
 
 def test_figure_files_are_png_and_svg_and_the_same_each_time(run, tmp_path):
-    first, second = (write_figures(run, tmp_path / name) for name in ("one", "two"))
+    for name in ("one", "two"):
+        write_report([run], tmp_path / "report.html", figures=tmp_path / name)
+    first, second = (sorted((tmp_path / name).iterdir()) for name in ("one", "two"))
     names = ["accuracy-matrix", "accuracy-curves", "forgetting", "calibration", "boundaries", "training-terms"]
     names += ["time", "inducing-images"]
-    assert [path.name for path in first] == [f"{name}.{kind}" for name in names for kind in ("png", "svg")]
+    assert [path.name for path in first] == sorted(f"{name}.{kind}" for name in names for kind in ("png", "svg"))
     for one, two in zip(first, second, strict=True):
         content = one.read_bytes()
         assert content == two.read_bytes()
@@ -253,7 +262,7 @@ def test_figure_files_are_png_and_svg_and_the_same_each_time(run, tmp_path):
 
 def test_inline_svg_is_themed_and_has_ids_of_its_own(run):
     with style():
-        drawings = draw(run)
+        drawings = [one for one in draw(run).drawings if one.name != "inducing-images"]  # the page shows the sheets
         figures = {drawing.name: inline_svg(drawing) for drawing in drawings}
     colours = set(LIGHT.values())
     seen: set[str] = set()
@@ -279,7 +288,7 @@ HOSTILE = ["</svg><script>x", "$\\frac{1", "_hidden", "", 'id="a" #0b6fb8', "日
 def test_hostile_names_are_drawn_as_text(tmp_path):
     run = read_run(write_run(tmp_path / "run", result(tasks=HOSTILE)))
     with style():
-        drawings = [*draw(run), *draw_together([(run, HOSTILE[0]), (run, HOSTILE[1])])]
+        drawings = [*draw(run).drawings, *draw_together([(run.result, HOSTILE[0]), (run.result, HOSTILE[1])])]
         for drawing in drawings:
             svg = inline_svg(drawing)
             assert "<script" not in svg
@@ -287,7 +296,13 @@ def test_hostile_names_are_drawn_as_text(tmp_path):
         legend = inline_svg(drawings[1])
     for shown in ("&lt;/svg&gt;&lt;script", "$\\frac{1", "_hidden", 'id="a" #0b6fb8'):
         assert shown in legend
-    assert write_figures(run, tmp_path / "figures")
+    write_report([run], tmp_path / "r.html", figures=tmp_path / "figures")
+    assert len(list((tmp_path / "figures").iterdir())) == 2 * len(draw_names(run))
+
+
+def draw_names(run: Run) -> list[str]:
+    with style():
+        return [drawing.name for drawing in draw(run).drawings]
 
 
 def test_names_fit_to_be_drawn():
@@ -301,7 +316,7 @@ def test_fifty_tasks_are_drawn_without_names_in_the_way(tmp_path):
     tasks = [f"Alphabet of {number}" for number in range(50)]
     run = read_run(write_run(tmp_path / "run", result(tasks=tasks, loss=0.001)))
     with style():
-        matrix, curves = matrix_figure(run), curves_figure(run)
+        matrix, curves = matrix_figure(run.result), curves_figure(run.result)
         assert len(matrix.figure.axes[0].patches) == 50 * 51 // 2
         assert len(matrix.figure.axes[0].texts) == 0
         assert [tick.get_text() for tick in matrix.figure.axes[0].get_xticklabels()][:3] == ["1", "6", "11"]
@@ -310,19 +325,19 @@ def test_fifty_tasks_are_drawn_without_names_in_the_way(tmp_path):
 
 
 def test_side_by_side_figures_show_each_run(tmp_path):
-    one, two = read_run(rich_run(tmp_path / "a")), read_run(bare_run(tmp_path / "b"))
+    one, two = read_run(rich_run(tmp_path / "a")).result, read_run(bare_run(tmp_path / "b")).result
     with style():
         progress = progress_figure([(one, "one"), (two, "two")])
         lines = {line.get_label(): line.get_ydata() for line in progress.figure.axes[0].lines}
         names = [drawing.name for drawing in draw_together([(one, "one"), (two, "two")])]
         without = metric_figure([(two, "two")], "nll")
         accuracy = metric_figure([(one, "one"), (two, "two")], "average_accuracy")
-    np.testing.assert_allclose(lines["two"], average_curve(two.accuracy).mean(0))
+    np.testing.assert_allclose(lines["two"], average_so_far(two.accuracy).mean(0))
     assert names == ["average-accuracy", "progress", "forgetting", "calibration", "memory"]
     assert without is None
     assert accuracy is not None
     assert accuracy.table is not None
-    metric = two.metrics["average_accuracy"]
+    metric = two.average_accuracy
     assert accuracy.table.rows[1][:2] == ("two", f"{100 * metric.mean:.2f}")
 
 
@@ -331,6 +346,30 @@ def test_drawing_leaves_the_plotting_library_as_it_was(run, global_random_state_
 
     before = dict(matplotlib.rcParams)
     with style():
-        for drawing in draw(run):
+        for drawing in draw(run).drawings:
             inline_svg(drawing)
     assert dict(matplotlib.rcParams) == before
+
+
+def test_every_figure_is_drawn_once_for_the_page_and_for_the_files(run, tmp_path, monkeypatch):
+    drawn = []
+
+    def counted(*given, **options):
+        drawn.append(given)
+        return blank(*given, **options)
+
+    for module in (figures, pictures, signals):
+        monkeypatch.setattr(module, "blank", counted)
+    write_report([run], tmp_path / "report.html", figures=tmp_path / "figures")
+    assert len(drawn) == len(list((tmp_path / "figures").glob("*.png"))) == 8
+
+
+def test_a_band_stays_between_0_and_100_percent():
+    accuracy = np.array([[[1.0]], [[0.96]], [[1.0]]])
+    low = np.array([[[0.0]], [[0.03]], [[0.0]]])
+    for values, bound, at in ((accuracy, 1.0, max), (low, 0.0, min)):
+        axes = SimpleNamespace(plot=lambda *_, **__: None, fill_between=Mock())
+        mean, std = spread(values[:, :, 0])
+        figures.line_with_band(axes, [0], mean, std, "accuracy", color="#000000")
+        _, *edges = axes.fill_between.call_args.args
+        assert at(float(edge[0]) for edge in edges) == bound

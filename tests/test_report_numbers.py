@@ -7,33 +7,26 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from frcl.experiment.metrics import Interval, average_so_far, forgetting_by_task, over_seeds, spread
 from frcl.report import comparison_rows, read_run
 from frcl.report.comparison import differing_options, flat, run_labels
-from frcl.report.derive import (
-    average_curve,
-    forgetting_by_task,
-    over_seeds,
-    paired_interval,
-    task_curve,
-    thin_by_peaks,
-)
-from frcl.report.numbers import duration, interval, mean_and_std, number, percent, plural, size
-from frcl.report.palette import DARK, HEAT_LEVELS, LIGHT, SERIES, contrast, heat
-from frcl.report.run import Metric
+from frcl.report.numbers import BY_KEY, duration, interval, mean_and_std, number, percent, plural, size
+from frcl.report.palette import DARK, HEAT_LEVELS, LIGHT, SERIES, heat
+from frcl.report.signals import thin_by_peaks
 from report_samples import bare_run, result, rich_run, write_run
 
 NAN = float("nan")
+
+
+def changed(run, **parts):
+    return replace(run, result=replace(run.result, **parts))
+
+
 MATRIX = np.array([[[0.9, NAN, NAN], [0.7, 0.95, NAN], [0.8, 0.6, 0.99]]])  # one seed, not symmetric
 
 
-def test_a_task_curve_is_a_column_and_not_a_row():
-    assert task_curve(MATRIX, 0).tolist() == [[0.9, 0.7, 0.8]]
-    assert task_curve(MATRIX, 1).tolist() == [[0.95, 0.6]]
-    assert task_curve(MATRIX, 2).tolist() == [[0.99]]
-
-
 def test_the_average_so_far_is_the_mean_of_a_row():
-    np.testing.assert_allclose(average_curve(MATRIX), [[0.9, (0.7 + 0.95) / 2, (0.8 + 0.6 + 0.99) / 3]])
+    np.testing.assert_allclose(average_so_far(MATRIX), [[0.9, (0.7 + 0.95) / 2, (0.8 + 0.6 + 0.99) / 3]])
 
 
 def test_forgetting_is_from_the_best_before_the_end():
@@ -46,12 +39,12 @@ def test_forgetting_can_be_a_gain():
     np.testing.assert_allclose(forgetting_by_task(matrix), [[-0.3]])
 
 
-def test_spread_is_the_sample_deviation():
+def test_spread_is_the_sample_standard_deviation():
     values = np.array([[1.0, 4.0], [2.0, 4.0], [4.0, 4.0]])
-    spread = over_seeds(values)
-    np.testing.assert_allclose(spread.mean, [7 / 3, 4.0])
-    np.testing.assert_allclose(spread.std, [np.sqrt(((1 - 7 / 3) ** 2 + (2 - 7 / 3) ** 2 + (4 - 7 / 3) ** 2) / 2), 0])
-    assert over_seeds(values[:1]).std is None
+    mean, std = spread(values)
+    np.testing.assert_allclose(mean, [7 / 3, 4.0])
+    np.testing.assert_allclose(std, [np.sqrt(((1 - 7 / 3) ** 2 + (2 - 7 / 3) ** 2 + (4 - 7 / 3) ** 2) / 2), 0])
+    assert spread(values[:1])[1] is None
 
 
 @pytest.mark.parametrize("n", [2, 3, 10])
@@ -59,13 +52,13 @@ def test_the_paired_interval_is_that_of_a_paired_t_test(n):
     rng = np.random.default_rng(n)
     first, second = rng.uniform(0.8, 1, n), rng.uniform(0.7, 0.9, n)
     expected = stats.ttest_rel(first, second).confidence_interval(0.95)
-    found = paired_interval(first, second)
+    found = over_seeds(first - second)
     assert found.mean == pytest.approx((first - second).mean(), rel=1e-12)
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=1e-10)
 
 
 def test_one_pair_gives_no_interval():
-    assert paired_interval(np.array([0.9]), np.array([0.7])) == (pytest.approx(0.2), None, None)
+    assert over_seeds([0.2]) == Interval(0.2, None, None, None, (0.2,))
 
 
 def test_thinning_keeps_every_peak_where_it_is():
@@ -81,13 +74,13 @@ def test_thinning_keeps_every_peak_where_it_is():
 def test_comparison_pairs_only_common_seeds_of_one_benchmark(tmp_path):
     first, second = read_run(rich_run(tmp_path / "a")), read_run(bare_run(tmp_path / "b"))
     other = read_run(write_run(tmp_path / "c", result("replay", "permuted-digits")))
-    shifted = replace(second, seeds=(2, 7, 0))  # in another order, and one of its own
+    shifted = changed(second, seeds=(2, 7, 0))  # in another order, and one of its own
     comparison = comparison_rows([first, shifted, other])
     (pair,) = comparison.pairs
-    ours, theirs = (run.metrics["average_accuracy"].per_seed for run in (first, shifted))
+    ours, theirs = (run.result.average_accuracy.per_seed for run in (first, shifted))
     expected = stats.ttest_rel([ours[0], ours[2]], [theirs[2], theirs[0]]).confidence_interval(0.95)
     assert (pair.first, pair.second, pair.seeds) == ("frcl", "ewc", (0, 2))
-    assert pair.difference[1:] == pytest.approx((expected.low, expected.high), rel=1e-10)
+    assert (pair.difference.low, pair.difference.high) == pytest.approx((expected.low, expected.high), rel=1e-10)
     assert (pair.memory_first, pair.memory_second) == (261_700, 91_200)
     assert [row.seeds for row in comparison.rows] == [3, 3, 3]
     assert [row.seconds for row in comparison.rows] == [40.5] * 3
@@ -96,14 +89,17 @@ def test_comparison_pairs_only_common_seeds_of_one_benchmark(tmp_path):
 
 def test_without_recorded_averages_the_matrix_gives_them(tmp_path):
     runs = [read_run(rich_run(tmp_path / "a")), read_run(bare_run(tmp_path / "b"))]
-    bare = [replace(run, metrics={}) for run in runs]
+    bare = [changed(run, average_accuracy=None) for run in runs]
     recorded, computed = comparison_rows(runs).pairs[0], comparison_rows(bare).pairs[0]
-    assert computed.difference == pytest.approx(recorded.difference, rel=1e-10)
+    assert computed.difference == recorded.difference
+    ours, theirs = (run.result.average_accuracy.per_seed for run in runs)
+    expected = [a - b for a, b in zip(ours, theirs, strict=True)]
+    assert recorded.difference.per_seed == pytest.approx(expected, rel=1e-10)
 
 
 def test_no_common_seed_no_pair(tmp_path):
     first, second = read_run(rich_run(tmp_path / "a")), read_run(bare_run(tmp_path / "b"))
-    assert comparison_rows([first, replace(second, seeds=(5, 6, 7))]).pairs == ()
+    assert comparison_rows([first, changed(second, seeds=(5, 6, 7))]).pairs == ()
 
 
 def test_labels_tell_runs_apart_by_what_differs(tmp_path):
@@ -113,10 +109,25 @@ def test_labels_tell_runs_apart_by_what_differs(tmp_path):
     assert run_labels([few, other]) == ["frcl", "ewc"]
     assert run_labels([few, many, other]) == ["frcl points=10", "frcl points=40", "ewc"]
     assert differing_options([few, many]) == ["method.points"]
-    changed = replace(many, config={**many.config, "steps": 1, "seeds": 2})
-    assert run_labels([few, changed, other]) == ["frcl (few)", "frcl (many)", "ewc"]
+    other_options = changed(many, config={**many.result.config, "steps": 1, "seeds": 2})
+    assert run_labels([few, other_options, other]) == ["frcl (few)", "frcl (many)", "ewc"]
     assert run_labels([few, replace(few, folder=Path("x/second"))]) == ["frcl (few)", "frcl (second)"]
     assert run_labels([few, few]) == ["frcl (few) (1)", "frcl (few) (2)"]
+
+
+def test_the_interval_of_an_accuracy_stays_between_0_and_100_percent(tmp_path):
+    run = read_run(rich_run(tmp_path / "run"))
+    near_one, near_zero = over_seeds([0.999, 1.0, 0.97]), over_seeds([0.0, 0.001, 0.03])
+    assert near_one.high > 1
+    assert near_zero.low < 0
+    for key in ("average_accuracy", "accuracy_after_learning", "ece"):
+        high, low = (BY_KEY[key].of(changed(run, **{key: metric}).result) for metric in (near_one, near_zero))
+        assert interval(high, "percent").endswith(" to 100.00")
+        assert interval(low, "percent").startswith("0.00 to ")
+        assert (high.mean, high.std, high.low) == (near_one.mean, near_one.std, near_one.low)
+    negative = over_seeds([-0.5, -0.1, 0.9])
+    explained = changed(run, score="r2", average_accuracy=negative).result
+    assert BY_KEY["average_accuracy"].of(explained) == replace(negative, high=1.0)  # R² has no lower bound
 
 
 def test_options_are_flattened_by_dotted_name():
@@ -134,11 +145,11 @@ def test_numbers_as_people_read_them():
     shown = [duration(s).replace("\N{NO-BREAK SPACE}", " ") for s in (0.034, 1.25, 40.5, 99.96, 245, 3599.7, 7380)]
     assert shown == ["0.03 s", "1.2 s", "40.5 s", "1 min 40 s", "4 min 05 s", "1 h 00 min", "2 h 03 min"]
     assert (plural(1, "seed"), plural(1200, "step")) == ("1 seed", "1,200 steps")
-    metric = Metric(0.97124, 0.0031, 0.96, 0.982, ())
+    metric = Interval(0.97124, 0.0031, 0.96, 0.982)
     assert mean_and_std(metric, "percent") == "97.12 ± 0.31"
-    assert interval(metric.low, metric.high, "percent") == "96.00 to 98.20"
-    assert mean_and_std(Metric(0.97124, None, None, None, ()), "plain") == "0.9712"
-    assert mean_and_std(None, "plain") == interval(None, None, "plain") == "not available"
+    assert interval(metric, "percent") == "96.00 to 98.20"
+    assert mean_and_std(Interval(0.97124), "plain") == "0.9712"
+    assert mean_and_std(None, "plain") == interval(None, "plain") == "not available"
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
@@ -183,6 +194,12 @@ def test_the_heat_scale_goes_one_way_in_lightness(theme):
     assert (steps > 3).all() or (steps < -3).all()
     assert heat(0.0)[0] == LIGHT["heat-0"]
     assert heat(1.0)[0] == LIGHT[f"heat-{HEAT_LEVELS - 1}"]
+
+
+def contrast(first: str, second: str) -> float:
+    """Contrast ratio of two colours as WCAG 2 defines it, 1 to 21."""
+    dim, bright = sorted(float(np.array([0.2126, 0.7152, 0.0722]) @ _linear(colour)) for colour in (first, second))
+    return (bright + 0.05) / (dim + 0.05)
 
 
 def _linear(colour: str) -> np.ndarray:

@@ -43,21 +43,21 @@ def page(request) -> Node:
 def test_headline_numbers_are_those_of_the_result(folder, rich):
     run = read_run(folder / "rich")
     cards = {node.all("dt")[0].text(): node for node in rich.all("div") if node.attributes.get("class") == "number"}
-    average = run.metrics["average_accuracy"]
+    average, result = run.result.average_accuracy, run.result
     text = cards["Average accuracy"].text().replace("\N{NO-BREAK SPACE}", " ")
     assert f"{100 * average.mean:.2f} %" in text
     assert f"± {100 * average.std:.2f}" in text
-    assert f"95 % interval {100 * average.low:.2f} to {100 * average.high:.2f}" in text
-    assert f"{run.metrics['nll'].mean:.4f}" in cards["Negative log-likelihood"].text()
+    assert f"95 % interval {100 * average.low:.2f} to {min(100 * average.high, 100):.2f}" in text
+    assert f"{result.nll.mean:.4f}" in cards["Negative log-likelihood"].text()
     assert "not available" in cards["Forward transfer"].text()
-    assert f"−{100 * abs(run.metrics['backward_transfer'].mean):.2f} pp" in cards["Backward transfer"].text()
+    assert f"−{100 * abs(result.backward_transfer.mean):.2f} pp" in cards["Backward transfer"].text()
     assert "262\N{NO-BREAK SPACE}kB" in cards["Memory kept"].text()
     assert "40.5\N{NO-BREAK SPACE}s" in cards["Time"].text()
     assert len(cards) == 12
 
 
 def test_the_matrix_in_the_page_is_the_right_way_round(folder, rich):
-    run = read_run(folder / "rich")
+    run = read_run(folder / "rich").result
     rows = rich.by_id("accuracy-matrix").rows()
     assert rows[0] == ["After learning", *(f"on {task}" for task in run.tasks)]
     mean = run.accuracy.mean(0)
@@ -122,7 +122,7 @@ def test_a_comparison_has_every_run_and_the_paired_differences(folder, compariso
     results = split.rows()
     assert {row[0] for row in results[1:]} == {"ewc", "frcl points=40", "frcl points=10"}
     bare = next(row for row in results if row[0] == "ewc")
-    metric = next(run for run in runs if run.method == "ewc").metrics["average_accuracy"]
+    metric = next(run for run in runs if run.result.method == "ewc").result.average_accuracy
     assert bare[2] == f"{100 * metric.mean:.2f} ± {100 * metric.std:.2f}"
     assert "not available" in bare
     paired = next(table for table in split.all("table") if "paired" in table.all("caption")[0].text())
@@ -131,12 +131,12 @@ def test_a_comparison_has_every_run_and_the_paired_differences(folder, compariso
     for row, pair in zip(paired.rows()[1:], pairs, strict=True):
         assert row[0] == f"{pair.first} − {pair.second}"
         assert row[2] == f"{100 * pair.difference.mean:.2f}".replace("-", "−")
-        low, high = (f"{100 * value:.2f}".replace("-", "−") for value in pair.difference[1:])
+        low, high = (f"{100 * value:.2f}".replace("-", "−") for value in (pair.difference.low, pair.difference.high))
         assert row[3] == f"{low} to {high}"
     differing = next(table for table in split.all("table") if table.all("caption")[0].text() == "Options that differ")
     assert differing.rows()[1][0] == "method.points"
     commands = [node.text() for node in comparison.by_id("runs").all("pre")]
-    assert commands == [run.command for run in runs]
+    assert commands == [run.result.command for run in runs]
 
 
 def test_nothing_of_the_text_becomes_markup(page):

@@ -33,12 +33,12 @@ def test_results_in_csv_have_full_precision(runs, tmp_path):
     write_tables(runs, tmp_path / "tables")
     rows = list(csv.DictReader(io.StringIO((tmp_path / "tables" / "results.csv").read_text())))
     for row, run in zip(rows, runs, strict=True):
-        assert (row["method"], row["benchmark"], row["seeds"]) == (run.method, "split-digits", "3")
+        assert (row["method"], row["benchmark"], row["seeds"]) == (run.result.method, "split-digits", "3")
         for key in ("average_accuracy", "forgetting"):
             for part in ("mean", "std", "low", "high"):
-                assert float(row[f"{key}_{part}"]) == getattr(run.metrics[key], part)
-        assert int(row["memory_bytes"]) == run.memory_total
-    assert float(rows[0]["nll_mean"]) == runs[0].metrics["nll"].mean
+                assert float(row[f"{key}_{part}"]) == getattr(run.result.metric(key), part)
+        assert int(row["memory_bytes"]) == run.result.memory_bytes.total
+    assert float(rows[0]["nll_mean"]) == runs[0].result.nll.mean
     assert rows[1]["nll_mean"] == rows[1]["ece_high"] == ""
 
 
@@ -47,24 +47,26 @@ def test_accuracy_in_csv_has_every_seed_the_right_way_round(runs, tmp_path):
     rows = list(csv.DictReader(io.StringIO((tmp_path / "tables" / "accuracy.csv").read_text())))
     assert len(rows) == 3 * 15
     for row in rows:
-        i, j = (runs[1].tasks.index(row[key]) for key in ("after_task", "on_task"))
-        assert float(row["accuracy"]) == runs[1].accuracy[int(row["seed"]), i, j]
+        i, j = (runs[1].result.tasks.index(row[key]) for key in ("after_task", "on_task"))
+        assert float(row["accuracy"]) == runs[1].result.accuracy[int(row["seed"]), i, j]
 
 
 def test_markdown_and_latex_say_the_same_rounded(runs):
     results, metrics, accuracy, _, paired = tables(runs)
-    mean, std = runs[0].metrics["average_accuracy"].mean, runs[0].metrics["average_accuracy"].std
+    mean, std = runs[0].result.average_accuracy.mean, runs[0].result.average_accuracy.std
     assert f"| frcl | split-digits | 3 | {100 * mean:.2f} ± {100 * std:.2f} |" in markdown(results)
     assert rf"frcl & split-digits & 3 & {100 * mean:.2f} $\pm$ {100 * std:.2f} &" in latex(results)
     assert "| ewc | split-digits | Brier score | not available | not available | lower |" in markdown(metrics)
-    last = 100 * runs[0].accuracy.mean(0)[4]
+    last = 100 * runs[0].result.accuracy.mean(0)[4]
     assert markdown(accuracy).splitlines()[-1].endswith(" | " + " | ".join(f"{v:.2f}" for v in last) + " |")
     (pair,) = comparison_rows(runs).pairs
-    low, high = (f"{100 * value:.2f}" for value in pair.difference[1:])
+    low, high = (f"{100 * value:.2f}" for value in (pair.difference.low, pair.difference.high))
     shown = f"| frcl − ewc | split-digits | 3 | {100 * pair.difference.mean:.2f} | {low} to {high} |"
     assert shown in markdown(paired).replace("\N{NO-BREAK SPACE}", " ")
     data = list(csv.reader(io.StringIO(comma_separated(paired))))
-    np.testing.assert_array_equal([float(cell) for cell in data[1][4:7]], pair.difference)
+    np.testing.assert_array_equal(
+        [float(cell) for cell in data[1][4:7]], [getattr(pair.difference, part) for part in ("mean", "low", "high")]
+    )
 
 
 NASTY = r"a|b_c*d`e` \x {y} [z](u) <b> & 5% #1 $2 ~ ^"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -23,9 +23,10 @@ from frcl.errors import FrclError, OptionError
 from frcl.experiment import runner
 from frcl.experiment.config import Config, parse_setting, read_toml, resolve, to_toml
 from frcl.experiment.keeper import Interrupted, Observer
+from frcl.experiment.results import Result
 from frcl.experiment.tensorboard import TensorBoard
 from frcl.methods import METHODS
-from frcl.report import comparison_rows, find_runs, read_run, write_figures, write_report, write_tables
+from frcl.report import Run, comparison_rows, find_runs, write_report, write_tables
 
 DONE, FAILED, USAGE, STOPPED = 0, 1, 2, 130
 
@@ -144,15 +145,17 @@ def compare(
         return
     table = Table("run", "benchmark", "seeds", "accuracy %", "forgetting %", "NLL", "ECE", "bytes kept", "seconds")
     for row in found.rows:
-        cells = [_metric(row.average_accuracy, 100), _metric(row.forgetting, 100), _metric(row.nll), _metric(row.ece)]
+        scores = ((row.average_accuracy, 100), (row.forgetting, 100), (row.nll, 1), (row.ece, 1))
+        cells = [in_words(metric, scale) for metric, scale in scores]
         ends = ["" if v is None else f"{v:,.0f}" for v in (row.memory_bytes, row.seconds)]
         table.add_row(row.label, row.benchmark, str(row.seeds), *cells, *ends)
     out.print(table)
     for pair in found.pairs:
         gap = pair.difference
+        bounds = "" if gap.low is None or gap.high is None else f" [{100 * gap.low:+.2f}, {100 * gap.high:+.2f}]"
         out.print(
             f"{pair.first} − {pair.second} on {pair.benchmark}: {100 * gap.mean:+.2f} points of accuracy"
-            f"{_interval(gap)} over {len(pair.seeds)} paired seeds",
+            f"{bounds} over {len(pair.seeds)} paired seeds",
             highlight=False,
             soft_wrap=True,
         )
@@ -302,10 +305,9 @@ def _observer(quiet: bool, as_json: bool, events: Path | None) -> Observer:
     return display if events is None else Several(display, TensorBoard(events))
 
 
-def _finally_closed(observer: Observer, work: Any) -> dict[str, Any]:
+def _finally_closed(observer: Observer, work: Callable[[], Result]) -> Result:
     try:
-        result: dict[str, Any] = work()
-        return result
+        return work()
     finally:
         observer.close()
 
@@ -343,32 +345,20 @@ def _download_bar() -> Iterator[Any]:
         yield update
 
 
-def _conclude(result: dict[str, Any], folder: Path, quiet: bool, as_json: bool) -> None:
-    one = read_run(folder)
-    page = write_report([one], folder / "report.html")
-    write_figures(one, folder / "figures")
+def _conclude(result: Result, folder: Path, quiet: bool, as_json: bool) -> None:
+    one = Run.of(folder, result)
+    page = write_report([one], folder / "report.html", figures=folder / "figures")
     write_tables([one], folder / "tables")
     if as_json:
-        typer.echo(json.dumps(result))
+        typer.echo(json.dumps(result.to_json()))
     elif not quiet:
         out.print(accuracy_table(result))
-        scale, unit = (100.0, " %") if result["score"] == "accuracy" else (1.0, "")
-        name = "average accuracy" if result["score"] == "accuracy" else "average share of variance explained (R²)"
-        out.print(f"{name} {in_words(result['average_accuracy'], scale, unit)}", highlight=False)
-        out.print(f"forgetting {in_words(result['forgetting'], scale, unit)}", highlight=False)
-        out.print(f"NLL {in_words(result['nll'], digits=3)}, ECE {in_words(result['ece'], digits=3)}", highlight=False)
+        scale, unit = (100.0, " %") if result.score == "accuracy" else (1.0, "")
+        name = "average accuracy" if result.score == "accuracy" else "average share of variance explained (R²)"
+        out.print(f"{name} {in_words(result.average_accuracy, scale, unit)}", highlight=False)
+        out.print(f"forgetting {in_words(result.forgetting, scale, unit)}", highlight=False)
+        out.print(f"NLL {in_words(result.nll, digits=3)}, ECE {in_words(result.ece, digits=3)}", highlight=False)
         out.print(f"report: {page}", highlight=False, soft_wrap=True)
-
-
-def _metric(metric: Any, scale: float = 1.0) -> str:
-    if metric is None:
-        return "not available"
-    spread = "" if metric.std is None else f" ± {scale * metric.std:.2f}"
-    return f"{scale * metric.mean:.2f}{spread}"
-
-
-def _interval(gap: Any) -> str:
-    return "" if gap.low is None else f" [{100 * gap.low:+.2f}, {100 * gap.high:+.2f}]"
 
 
 def _complain(message: str, code: int) -> int:

@@ -1,9 +1,9 @@
-"""What a person sees of a run: a live display in a terminal, plain lines elsewhere, or nothing."""
+"""The display of a run: a live progress bar in a terminal, plain lines elsewhere, or nothing."""
 
 from __future__ import annotations
 
+import math
 import time
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -11,6 +11,8 @@ from rich.table import Column, Table
 
 from frcl.experiment.config import Config
 from frcl.experiment.keeper import Observer
+from frcl.experiment.metrics import Interval
+from frcl.experiment.results import Result
 from frcl.learners.types import StepLog
 
 WIDE = 8  # more tasks than this do not fit a matrix in a terminal
@@ -19,26 +21,17 @@ PLAIN_SECONDS = 10.0  # between two lines while a task is learned
 
 
 class Silent:
-    """Says nothing."""
+    """An observer that ignores everything; a base for those that do not need every event."""
 
-    def begin(self, config: Config, names: list[str]) -> None:
-        """Nothing to say."""
-
-    def step(self, seed: int, task: int, log: StepLog) -> None:
-        """Nothing to say."""
-
-    def evaluated(self, seed: int, task: int, row: list[float]) -> None:
-        """Nothing to say."""
-
-    def end(self, result: dict[str, Any]) -> None:
-        """Nothing to say."""
-
-    def close(self) -> None:
-        """Nothing to close."""
+    def begin(self, config: Config, names: list[str]) -> None: ...
+    def step(self, seed: int, task: int, log: StepLog) -> None: ...
+    def evaluated(self, seed: int, task: int, row: list[float]) -> None: ...
+    def end(self, result: Result) -> None: ...
+    def close(self) -> None: ...
 
 
-class Plain:
-    """One line a task, and one every few seconds: for logs and pipes."""
+class Plain(Silent):
+    """One line per task, and one every few seconds: for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -57,12 +50,6 @@ class Plain:
             f"seed {seed}, task {task + 1}/{len(self._names)} ({self._names[task]}): "
             f"average {sum(row) / len(row):.2%}, this task {row[-1]:.2%}"
         )
-
-    def end(self, result: dict[str, Any]) -> None:
-        """The caller says how it ended."""
-
-    def close(self) -> None:
-        """Nothing to close."""
 
     def _say(self, line: str) -> None:
         self._said = time.monotonic()
@@ -99,7 +86,7 @@ class Live:
         if now - self._drawn < REDRAW:
             return
         self._drawn = now
-        before = min(self._config.seeds.index(one) for one in self._done)  # seeds finished before a run was taken up
+        before = min(self._config.seeds.index(one) for one in self._done)  # seeds finished before the run was resumed
         done = before * len(self._names) * steps + sum(self._done.values())
         text = f"seed {seed} task {task + 1}/{len(self._names)}"
         parts = f"loss {log.loss:.3f} now {log.kl_now:.3f} past {log.kl_past:.3f}{self._accuracy}"
@@ -108,7 +95,7 @@ class Live:
     def evaluated(self, seed: int, task: int, row: list[float]) -> None:
         self._accuracy = f" accuracy {sum(row) / len(row):.1%}"
 
-    def end(self, result: dict[str, Any]) -> None:
+    def end(self, result: Result) -> None:
         self.close()
 
     def close(self) -> None:
@@ -134,7 +121,7 @@ class Several:
         for observer in self._observers:
             observer.evaluated(seed, task, row)
 
-    def end(self, result: dict[str, Any]) -> None:
+    def end(self, result: Result) -> None:
         for observer in self._observers:
             observer.end(result)
 
@@ -148,38 +135,29 @@ def terms(log: StepLog) -> str:
     return f"loss {log.loss:.3f} (fit {-log.log_likelihood:.3f}, KL now {log.kl_now:.3f}, KL past {log.kl_past:.3f})"
 
 
-def accuracy_table(result: dict[str, Any]) -> Table:
-    """The accuracy matrix, mean over seeds: a row for each task learned, a column for each task tested."""
-    names, matrices = result["tasks"], result["accuracy"]
+def accuracy_table(result: Result) -> Table:
+    """The accuracy matrix, mean over seeds: a row for each task learned, a column for each task tested.
+
+    With many tasks, a row for each task: just after it was learned, and at the end.
+    """
+    names, mean = result.tasks, 100 * result.accuracy.mean(0)
     if len(names) > WIDE:
-        return _long_table(names, matrices)
-    table = Table(title=f"Accuracy on each task after learning each task (%, seeds: {len(matrices)})")
-    table.add_column("after learning")
-    for name in names:
-        table.add_column(name, justify="right")
-    for after, name in enumerate(names):
-        cells = []
-        for on in range(len(names)):
-            values = [matrix[after][on] for matrix in matrices]
-            cells.append("" if values[0] is None else f"{100 * sum(values) / len(values):.1f}")
-        table.add_row(name, *cells)
+        table = Table("task", title=f"Accuracy (mean of {len(result.seeds)} seeds, %)")
+        columns = [("just after learning it", mean.diagonal()), ("at the end", mean[-1])]
+    else:
+        seeds = f"seeds: {len(result.seeds)}"
+        table = Table("after learning", title=f"Accuracy on each task after learning each task (%, {seeds})")
+        columns = list(zip(names, mean.T, strict=True))
+    for heading, _ in columns:
+        table.add_column(heading, justify="right")
+    for name, *row in zip(names, *(values for _, values in columns), strict=True):
+        table.add_row(name, *("" if math.isnan(value) else f"{value:.1f}" for value in row))
     return table
 
 
-def _long_table(names: list[str], matrices: list[Any]) -> Table:
-    """A row for each task: just after it was learned, and at the end."""
-    table = Table(title=f"Accuracy (mean of {len(matrices)} seeds, %)")
-    for heading in ("task", "just after learning it", "at the end"):
-        table.add_column(heading, justify="left" if heading == "task" else "right")
-    for i, name in enumerate(names):
-        cells = [100 * sum(matrix[row][i] for matrix in matrices) / len(matrices) for row in (i, -1)]
-        table.add_row(name, *(f"{cell:.1f}" for cell in cells))
-    return table
-
-
-def in_words(summary: dict[str, Any] | None, scale: float = 1.0, unit: str = "", digits: int = 2) -> str:
-    """ "98.12 ± 0.30 %", or that it is not available."""
-    if summary is None:
+def in_words(metric: Interval | None, scale: float = 1.0, unit: str = "", digits: int = 2) -> str:
+    """ "98.12 ± 0.30 %", or "not available"."""
+    if metric is None:
         return "not available"
-    spread = "" if summary["std"] is None else f" ± {scale * summary['std']:.{digits}f}"
-    return f"{scale * summary['mean']:.{digits}f}{spread}{unit}"
+    spread = "" if metric.std is None else f" ± {scale * metric.std:.{digits}f}"
+    return f"{scale * metric.mean:.{digits}f}{spread}{unit}"

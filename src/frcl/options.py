@@ -6,6 +6,7 @@ The description appears in `help()`, in the reference page and in the command li
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -30,10 +31,13 @@ class Options:
     def __post_init__(self) -> None:
         hints = _hints(type(self))
         for item in fields(self):
-            value = getattr(self, item.name)
-            _check_type(item.name, value, hints[item.name])
+            value, hint = getattr(self, item.name), hints[item.name]
+            if get_origin(hint) is tuple:
+                _check_tuple(item.name, value, get_args(hint)[0])
+                continue
+            _check_type(item.name, value, hint)
             if isinstance(value, int | float) and not isinstance(value, bool):
-                _check_range(item.name, value, hints[item.name], item.metadata)
+                _check_range(item.name, value, hint, item.metadata)
 
 
 _known_hints: dict[type, dict[str, Any]] = {}
@@ -64,6 +68,16 @@ def _check_type(name: str, value: Any, hint: Any) -> None:
         accepted += (int,)
     if accepted and not isinstance(value, accepted):
         raise OptionError(f"{name} must be {_wanted(hint)}, not {value!r}")
+
+
+def _check_tuple(name: str, values: Any, kind: type) -> None:
+    whole = {int: "whole numbers of at least 1", float: "finite numbers"}[kind]
+    if not isinstance(values, tuple) or not values or any(isinstance(value, bool) for value in values):
+        raise OptionError(f"{name} must be {whole}, at least one, not {values!r}")
+    for value in values:
+        fits = isinstance(value, int) and value >= 1 if kind is int else isinstance(value, int | float)
+        if not fits or not math.isfinite(value):
+            raise OptionError(f"{name} must be {whole}, not {values!r}")
 
 
 def _check_range(name: str, value: float, hint: Any, limits: Any) -> None:
@@ -109,6 +123,22 @@ def _wanted(hint: Any) -> str:
         type(None): "None",
     }
     return " or ".join([*(kinds[kind] for kind in members if kind in kinds), *words])
+
+
+def from_plain(options: O, values: Mapping[str, Any]) -> O:
+    """The options with some changed to values as TOML has them: lists for tuples, "none" for None, 1 for 1.0."""
+    given, hints = {}, _hints(type(options))
+    for name, value in values.items():
+        members = _members(hints[name])
+        if isinstance(value, list):
+            numbers = float if get_args(hints[name])[:1] == (float,) else lambda item: item
+            value = tuple(numbers(item) if type(item) is int else item for item in value)
+        elif value == "none" and type(None) in members:
+            value = None
+        elif type(value) is int and float in members:
+            value = float(value)
+        given[name] = value
+    return replace(options, **given)
 
 
 def changed(options: O, changes: dict[str, Any]) -> O:

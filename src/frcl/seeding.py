@@ -37,7 +37,8 @@ class Streams:
         return self._generators[name]
 
     def hold(self) -> None:
-        """Remember the state: what is drawn from here on is for steps not yet taken."""
+        """Remember the state: what is drawn from here on is for steps not yet taken. First go back to the last hold."""
+        self.rewind()
         self._held = self._now()
 
     def release(self) -> None:

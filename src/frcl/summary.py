@@ -95,21 +95,19 @@ class PriorKL(NamedTuple):
 def prior_kl_terms(belief: FunctionBelief) -> PriorKL:
     """The constants of one task, T = 1. constant = −½ Σ_c log|cov(u_c)| − ½ C M."""
     mean, L = belief.mean.double(), belief.factor.double()
+    C, M = mean.shape
     outer = (L @ L.mT).sum(0) + mean.mT @ mean  # [M, M]
     chol_q = cholesky(add_diagonal(L @ L.mT, belief.posterior_noise))
-    constant = -0.5 * (logdet_from_cholesky(chol_q).sum() + belief.C * belief.M)
-
-    def one(value: float) -> Tensor:
-        return mean.new_tensor([value])
-
+    constant = -0.5 * (logdet_from_cholesky(chol_q).sum() + C * M)
+    numbers = mean.new_tensor([[C], [belief.u_noise], [belief.posterior_noise], [belief.prior_std]])
     return PriorKL(
         F=low_rank_factor(outer, L.shape[2])[None],  # the mean lies in the span of L's columns where R < M
-        mask=mean.new_ones(1, belief.M),
-        C=one(belief.C),
-        u_noise=one(belief.u_noise),
-        posterior_noise=one(belief.posterior_noise),
+        mask=mean.new_ones(1, M),
+        C=numbers[0],
+        u_noise=numbers[1],
+        posterior_noise=numbers[2],
         constant=constant[None],
-        prior_std=one(belief.prior_std),
+        prior_std=numbers[3],
     )
 
 

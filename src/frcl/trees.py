@@ -21,7 +21,7 @@ def tree_map(function: Callable[..., Any], tree: T, *rest: T) -> T:
     if isinstance(tree, Tensor):
         return function(tree, *rest)  # type: ignore[no-any-return]
     if isinstance(tree, Mapping):
-        return {key: tree_map(function, tree[key], *(other[key] for other in rest)) for key in tree}  # type: ignore[return-value]
+        return {key: tree_map(function, tree[key], *(other[key] for other in rest)) for key in tree}  # type: ignore[index, return-value]
     if isinstance(tree, tuple | list):
         parts = [tree_map(function, *items) for items in zip(tree, *rest, strict=True)]
         return type(tree)(*parts) if isinstance(tree, tuple) and is_named_tuple(tree) else type(tree)(parts)
@@ -91,9 +91,9 @@ def leaf(tensor: Tensor) -> Tensor:
     return tensor.detach().clone().requires_grad_(True)
 
 
-def shapes(tree: Tree) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
+def shapes(tree: Tree) -> list[tuple[str, tuple[int, ...], str]]:
     """Names, shapes and types of all tensors."""
-    return [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in named_tensors(tree)]
+    return [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named_tensors(tree)]
 
 
 def total_bytes(tree: Tree) -> int:

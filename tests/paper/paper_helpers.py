@@ -1,4 +1,4 @@
-"""A small table of digits and what it takes to measure it, for the tests of `python -m paper`."""
+"""A small table of digits and helpers to measure it."""
 
 import json
 import sys
@@ -37,7 +37,7 @@ FIRST = TABLE.cells[0]
 
 
 class Watch(Silent):
-    """Counts the runs and their seeds; may stop one at a step."""
+    """Records the seeds of each run; may interrupt one at a step."""
 
     def __init__(self, stop_at: int | None = None) -> None:
         self.runs: list[list[int]] = []
@@ -65,7 +65,7 @@ def measured(
     only: tuple[int, ...] = (),
     **how,
 ) -> list[list[int]]:
-    """Measure what is missing; the seeds of each run that this took."""
+    """Measure the missing seeds; returns the seeds of each run."""
     watch = how.pop("watch", Watch())
     again = how.get("again", False)
     for _ in measure(state_of(table, cell, place, Wanted(count, only), again=again), session(place, watch, **how)):

@@ -1,4 +1,4 @@
-"""The regularisers of FRCL+ on and off: what is run, the tables of the page, and the figure drawn from the cells."""
+"""The regularisers of FRCL+ on and off: the cells, the tables on the page, and the figure."""
 
 import itertools
 import json
@@ -23,7 +23,7 @@ BENCHMARKS = tuple(POINTS)
 
 
 def put(place: Place, name: str, accuracies: list[float], forgetting: float = 0.5, **options) -> None:
-    """A result file of that cell; `options` of the learner are others than it has."""
+    """Write a result file of a cell; `options` of the learner differ from the current ones."""
     cell = CELLS[name]
     seeds = [
         {"seed": seed, "average_accuracy": value, "forgetting": forgetting} for seed, value in enumerate(accuracies)

@@ -19,7 +19,7 @@ CELLS = {cell.name: (table.name, cell) for table in (FIGURE_3, TABLE_1) for cell
 
 
 def put(place: Place, name: str, accuracies: list[float], table: str | None = None, **options) -> None:
-    """A result file of that cell; `options` of the learner are others than it has."""
+    """Write a result file of a cell; `options` of the learner differ from the current ones."""
     own, cell = CELLS[name]
     config = resolve(cell.benchmark, *cell.layers, {"learner": options})
     content = {

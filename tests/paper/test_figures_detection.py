@@ -1,4 +1,4 @@
-"""Figures 5 and 7: scores and statistics against formulas, SciPy and a run of the library's own."""
+"""Figures 5 and 7: scores and statistics against formulas, SciPy and a run of the library."""
 
 import math
 import os
@@ -33,7 +33,7 @@ def at_hand(*files) -> bool:
 
 @pytest.fixture
 def on_digits(monkeypatch, tmp_path) -> Place:
-    """Both figures at a small size, on data that is always there."""
+    """Both figures at a small size, on data that needs no download."""
     for name, value in {
         "PERMUTED": "permuted-digits",
         "OMNIGLOT": "permuted-digits",
@@ -79,7 +79,7 @@ def test_familiarity_is_the_symmetrised_divergence_from_the_prior(generator):
 
 def test_figure_5_is_the_stream_of_a_run(on_digits, tmp_path, monkeypatch):
     """The statistic and the switches are those of `frcl run --hidden-boundaries`, the score that of its learner."""
-    monkeypatch.setitem(SMALL["learner"], "feature_scale", 0.1)  # so that a switch is found in so few steps
+    monkeypatch.setitem(SMALL["learner"], "feature_scale", 0.1)  # so that a switch is found within few steps
     numbers = detection.measure_figure_5(on_digits)
     result = runner.run(digits_config(on_digits, hidden_boundaries=True), tmp_path / "run", Silent())["boundaries"]
     stream = numbers.where(kind="minibatch")
@@ -96,7 +96,7 @@ def test_figure_5_is_the_stream_of_a_run(on_digits, tmp_path, monkeypatch):
 
 
 def test_figure_5_scores_before_the_step(on_digits, monkeypatch):
-    """What is written is the mean over inputs and functions, under the task that is open before the minibatch."""
+    """The score is the mean over inputs and functions, under the task that is open before the minibatch."""
     calls = []
     familiarity, observe = FRCL.familiarity, FRCL.observe
 

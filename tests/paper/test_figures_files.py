@@ -1,4 +1,4 @@
-"""Figures as files and as targets: measured once, drawn from the CSV alone, refused where something does not fit."""
+"""Figures as files and as targets: measured once, drawn from the CSV, refused if files do not match."""
 
 import json
 import re
@@ -26,7 +26,7 @@ TABLE = Table("figure3", "Figure 3: cells", "For tests.", (Cell("fine", "split-d
 
 
 class Work:
-    """A figure whose measurements are counted; each gives other numbers."""
+    """A figure whose measurements are counted; each returns other numbers."""
 
     def __init__(self) -> None:
         self.times = 0
@@ -168,7 +168,7 @@ def test_quick_is_said_in_words_and_in_the_picture_and_kept_apart(place, work):
 
 @pytest.fixture
 def paper(monkeypatch, capsys, tmp_path):
-    """`python -m paper` with no table, and the figures given; gives exit code, lines said, complaint."""
+    """`python -m paper` with no table, and the given figures; returns exit code, lines, errors."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(targets, "TABLES", ())
 

@@ -1,4 +1,4 @@
-"""Figures 1 and 2: what is drawn is what the formulas give, worked out here from θ, q(w) and q(u) by hand."""
+"""Figures 1 and 2 against the formulas, written out here in θ, q(w) and q(u)."""
 
 import math
 from pathlib import Path
@@ -153,7 +153,7 @@ def test_prior_and_posterior_of_figure_2(judged):
 
 
 def test_what_the_figures_of_the_results_show():
-    """Task 1 stays where it is held and is lost where it is not; far from its data the posterior is near the prior."""
+    """Task 1 is kept with the KL term and lost without; far from its data the posterior is near the prior."""
     method = read_sheet(RESULTS / "figures" / "figure1.csv")
     assert gp._moved(method, gp.REGULARISED) < 0.1 < 0.3 < gp._moved(method, gp.FREE)
     watched = read_sheet(RESULTS / "figures" / "figure2.csv")

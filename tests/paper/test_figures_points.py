@@ -40,7 +40,7 @@ needs_omniglot = pytest.mark.skipif(
 
 @pytest.fixture
 def on_digits(monkeypatch, tmp_path) -> Place:
-    """Figure 4 at a small size, on data that is always there."""
+    """Figure 4 at a small size, on data that needs no download."""
     monkeypatch.setattr(points, "PERMUTED", "permuted-digits")
     monkeypatch.setattr(points, "QUICK_SIZES", SMALL)
     return Place(tmp_path / "results", tmp_path / "runs", quick=True)
@@ -132,7 +132,7 @@ def test_rows_of_several_kinds():
 
 
 def check_points(numbers: Sheet, x: torch.Tensor, y: torch.Tensor, shown: int) -> None:
-    """Images and labels are those of the examples, and classes are counted over the points that are listed."""
+    """Images and labels are those of the examples; the number of classes is that of the listed points."""
     listed = numbers.where(kind="point")
     for row, label, image in zip(*(listed.column(name) for name in ("value", "label", "image")), strict=True):
         assert int(label) == int(y[int(row)])

@@ -1,4 +1,4 @@
-"""FRCL+ beside the published numbers: what is run, what is compared with what, and what the page and the README say."""
+"""FRCL+ against the published numbers: its cells, the comparisons, and the tables on the page and in the README."""
 
 import json
 import statistics
@@ -14,9 +14,9 @@ from paper.page import page
 from paper.readme import readme_tables
 from paper.store import FORMAT, VERSION, learned_options, path_of, write_document
 
-HOLDS = ("current_inputs", "memory_targets", "curvature")  # beside the paper's
+FURTHER = ("current_inputs", "memory_targets", "curvature")  # regularisers that the paper does not have
 CELLS = {cell.name: (table.name, cell) for table in (*frcl_tables(), FRONTIER) for cell in table.cells}
-EXPECTED = {  # the paper's FRCL, the best published, what is to be reached
+EXPECTED = {  # the paper's FRCL, the best published, the target
     "Split-MNIST, 2 points": (82.0, 99.62, 99.62),
     "Split-MNIST, 40 points": (97.8, 99.54, 99.70),
     "Permuted-MNIST, 10 points": (61.7, 89.59, 91.0),
@@ -28,7 +28,7 @@ EXPECTED = {  # the paper's FRCL, the best published, what is to be reached
 
 
 def put(results, name, accuracies, size, *, nll=0.5, ece=0.25, parts=None, quick=False, **options) -> None:
-    """A result file of that cell; `options` of the learner are others than it has."""
+    """Write a result file of a cell; `options` of the learner differ from the current ones."""
     table, cell = CELLS[name]
     seeds = [{"seed": seed, "average_accuracy": value, "nll": nll, "ece": ece} for seed, value in enumerate(accuracies)]
     batch = {
@@ -84,7 +84,7 @@ def test_cells_are_those_of_the_tables_with_other_holds():
         for name in same - set(own):
             assert getattr(plus.learner, name) == getattr(plain.learner, name), name
         assert all(getattr(plus.learner, name) == value for name, value in own.items())
-        assert any(getattr(plus.learner, hold) > 0 for hold in HOLDS)
+        assert any(getattr(plus.learner, one) > 0 for one in FURTHER)
 
 
 def test_what_has_options_of_its_own_says_so(tmp_path):
@@ -199,7 +199,7 @@ def test_calibration_names_what_is_worse(tmp_path):
 
 
 def test_calibration_is_compared_on_the_seeds_that_both_have(tmp_path):
-    """FRCL has a seed more, which is worse by far: it does not help FRCL+."""
+    """FRCL has one more seed, which is much worse: it does not help FRCL+."""
     put(tmp_path, "omniglot-frcl-trace-3", [0.8, 0.8], 900, nll=0.5, ece=0.1)
     path = next(tmp_path.rglob("omniglot-frcl-trace-3.json"))
     stored = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""`python -m paper`: what is typed, that only what is missing is run, and that nothing measured gets lost."""
+"""The cells, the result files, and that only missing seeds are run and no result is lost."""
 
 import itertools
 import json
@@ -162,7 +162,9 @@ def test_other_options_are_named_and_newer_ones_count_as_their_default():
     plus = resolve("split-digits", {"method": "frcl-plus"})
     stored = {"config": learned_options(plus)}
     del stored["config"]["learner"]["lr_decay"]
-    assert differences(stored, plus) == ["learner.lr_decay: 0.0 there, 0.5 here"], "it was off, as it is without FRCL+"
+    assert differences(stored, plus) == ["learner.lr_decay: 0.0 there, 0.5 here"], (
+        "its default is that of FRCL, which is off"
+    )
     elsewhere = resolve("split-digits", FRCL, {"device": "cuda", "seeds": [5], "run": {"threads": 2}})
     assert learned_options(elsewhere) == learned_options(config)
 

@@ -1,4 +1,4 @@
-"""`python -m paper`: our numbers beside the paper's, the page that says what the files say, and the command."""
+"""Our numbers against the paper's, the page, and the command line."""
 
 import json
 import re
@@ -69,7 +69,7 @@ def test_two_cells_are_compared_on_the_seeds_that_both_have():
         return [{"seed": int(name[1:]), "average_accuracy": value} for name, value in accuracies.items()]
 
     one, other = seeds(s0=0.80, s1=0.90, s2=0.70, s5=0.1), seeds(s2=0.69, s1=0.92, s0=0.77, s7=0.9)
-    found = paired(one, other)  # +3, −2, +1: mean 2/3, deviation √(19/3)
+    found = paired(one, other)  # +3, −2, +1: mean 2/3, standard deviation √(19/3)
     assert found.seeds == 3
     assert found.mean == pytest.approx(2 / 3)
     assert found.error == pytest.approx((19 / 3) ** 0.5 / 3**0.5)
@@ -227,14 +227,14 @@ def test_the_command_stops_starting_when_the_budget_is_spent(paper, tmp_path):
 
 
 def test_the_command_says_what_is_wrong(paper):
-    for arguments, complaint in (
+    for arguments, message in (
         (["tabel1"], "did you mean 'table1'"),
         ([], "name what to reproduce: table1, table3, page or all"),
         (["table1", "--rows", "*vcl*"], "no cell is called *vcl*"),
     ):
         code, _, error = paper(*arguments)
         assert code == 2
-        assert complaint in " ".join(error.split())
+        assert message in error
 
 
 def test_the_command_refuses_other_options_but_does_the_rest(paper, monkeypatch):

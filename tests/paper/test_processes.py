@@ -1,4 +1,4 @@
-"""`python -m paper` by several processes at once: no seed is measured twice, and nothing measured gets lost."""
+"""Several processes at once: no seed is measured twice, and no result is lost."""
 
 import contextlib
 import threading
@@ -52,7 +52,7 @@ def test_seeds_that_another_process_added_are_not_run_again(place):
 
 
 def test_processes_with_other_seeds_may_work_on_a_cell_at_once(place):
-    """While one is at work on seed 0, another one measures seed 1; both are in the file afterwards."""
+    """While one measures seed 0, another one measures seed 1; both are in the file afterwards."""
     runs = []
     watch = Meanwhile(lambda: runs.extend(measured(place, only=(1,))))
     assert measured(place, only=(0,), watch=watch) == [[0]]
@@ -66,7 +66,7 @@ def test_processes_with_other_seeds_may_work_on_a_cell_at_once(place):
     ("first", "second", "expected"), [((1,), (), [[0, 2]]), ((), (1,), []), ((2, 1), (1, 0), [[0]])]
 )
 def test_no_seed_is_measured_by_two(place, first, second, expected):
-    """Whatever the two were asked for, the second leaves to the first what that has begun."""
+    """The second process leaves to the first the seeds that it has started."""
     runs = []
 
     def another() -> None:
@@ -106,7 +106,7 @@ def test_measuring_again_needs_the_cell_for_itself(place):
 
 
 def test_seeds_with_other_options_are_never_put_together(place, tmp_path):
-    """Another process, of a newer version, measured the cell with other options while this one was at work."""
+    """Another process, of a newer version, measured the cell with other options in the meantime."""
     other = replace(FIRST, layers=(*FIRST.layers, {"learner": {"points": 4}}))
     elsewhere, said = replace(place, runs=tmp_path / "elsewhere"), []
     watch = Meanwhile(lambda: measured(elsewhere, other, only=(0,)))
@@ -139,7 +139,7 @@ def test_what_was_killed_after_it_was_written_is_removed(place, monkeypatch):
 
 
 def test_a_result_file_is_written_by_one_process_at_a_time(place, monkeypatch):
-    """Whoever wants to add to a file waits until the other has written."""
+    """A process that adds to a file waits until the other has written."""
     order, ready = [], threading.Event()
 
     def waiting(*args, **how):

@@ -1,4 +1,4 @@
-"""REPRODUCTION.md is what the result files say, and the result files are whole."""
+"""REPRODUCTION.md matches the result files, and the result files are complete."""
 
 import json
 import shutil

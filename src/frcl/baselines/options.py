@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from frcl.errors import OptionError
 from frcl.regularisers.fisher import FisherMode
@@ -18,6 +18,8 @@ class TrainingOptions:
     batch_size: int = 128
     lr: float = 1e-3  # Adam's learning rate
     seed: int = 0
+
+    batched_on_cpu: ClassVar[bool] = True  # whether several seeds are trained as one program on the CPU
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -49,6 +51,8 @@ class FinetuneOptions(TrainingOptions):
 @dataclass(frozen=True)
 class JointOptions(TrainingOptions):
     """All data so far at each task: an upper bound; keeps everything."""
+
+    batched_on_cpu: ClassVar[bool] = False  # the data of all tasks and seeds would only take memory
 
 
 @dataclass(frozen=True)

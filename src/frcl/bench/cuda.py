@@ -13,6 +13,7 @@ from frcl.bench.measure import Goal, Measurement, ratios
 from frcl.display import Silent, in_words
 from frcl.experiment import runner
 from frcl.experiment.config import Config, resolve
+from frcl.experiment.results import Result
 from frcl.learners.options import FRCLOptions
 
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -60,7 +61,7 @@ def measure_runs(
         for name, config in configs.items():
             taken, result = _timed(config)
             seconds[name].append(taken)
-            accuracies[name] = f"average accuracy {in_words(result['average_accuracy'], 100, ' %')}"
+            accuracies[name] = f"average accuracy {in_words(result.average_accuracy, 100, ' %')}"
             advance()
     found = []
     for goal in goals:
@@ -79,7 +80,7 @@ class _Clock(Silent):
         self.began = time.monotonic()
 
 
-def _timed(config: Config) -> tuple[float, dict[str, Any]]:
+def _timed(config: Config) -> tuple[float, Result]:
     """Seconds from the first step of a run until its result is written, and the result."""
     clock = _Clock()
     with tempfile.TemporaryDirectory() as folder:

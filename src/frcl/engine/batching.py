@@ -1,68 +1,18 @@
-"""One program, or several stacked along a leading axis: how a single step of them is taken."""
+"""Several programs stacked along a leading axis, and whether that can be done."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from frcl.engine.adam import Optimiser, gradient, stacked
+from frcl.engine.adam import stacked
 from frcl.engine.program import Drawn, Program, Terms
-from frcl.graphs import TRIALS
-from frcl.trees import Tree, batch_axes, named_tensors, shapes, stack, tree_map, with_tensors
+from frcl.engine.unit import at_place, loaded, move
+from frcl.trees import Tree, batch_axes, named_tensors, shapes, stack
 
 LARGEST = 8 << 30  # bytes of data that may be copied for the sake of one gather instead of several
-
-
-class Unit(Protocol):
-    """Takes steps; the random numbers of a chunk are loaded first."""
-
-    programs: Sequence[Program]
-    optimiser: Optimiser
-    carry: Tree
-
-    def load(self, drawn: Sequence[Drawn]) -> None:
-        """What the programs drew for a chunk, into the same tensors every time."""
-
-    def terms(self, at: int | Tensor) -> Terms:
-        """The terms of a step with the randomness at a place of the chunk: numbers, or [programs] each."""
-
-    def move(self, terms: Terms) -> Tensor:
-        """Take the step with these terms; returns them, [programs, 4]."""
-
-    def minibatch(self, program: int, at: int) -> tuple[Tensor, Tensor]:
-        """The examples that a program used in the step at a place of the chunk."""
-
-
-class Alone:
-    """One program by itself."""
-
-    def __init__(self, program: Program) -> None:
-        self.programs: Sequence[Program] = [program]
-        self.optimiser = program.optimiser
-        self.carry = program.carry
-        self._drawn: Drawn | None = None
-
-    def load(self, drawn: Sequence[Drawn]) -> None:
-        self._drawn = _load(self._drawn, drawn[0], self.programs[0].chunk)
-
-    def terms(self, at: int | Tensor) -> Terms:
-        program = self.programs[0]
-        assert self._drawn is not None
-        rows, draws = tree_map(lambda value: _at(value, at), self._drawn)
-        x, y = program.x, program.y
-        if rows is not None:
-            x, y = x.index_select(0, rows), y.index_select(0, rows)  # faster than indexing
-        return program.loss(self.optimiser.tree, program.constants, x, y, draws)
-
-    def move(self, terms: Terms) -> Tensor:
-        return _move(self.programs[0], self.optimiser, self.programs[0].constants, self.carry, terms)[None]
-
-    def minibatch(self, program: int, at: int) -> tuple[Tensor, Tensor]:
-        assert self._drawn is not None
-        return _rows_of(self.programs[0], None if self._drawn.rows is None else self._drawn.rows[at])
 
 
 class Block:
@@ -81,11 +31,11 @@ class Block:
         self._data = _joined(programs)
 
     def load(self, drawn: Sequence[Drawn]) -> None:
-        self._drawn = _load(self._drawn, stack(drawn, 1), self.programs[0].chunk)
+        self._drawn = loaded(self._drawn, stack(drawn, 1), self.programs[0].chunk)
 
     def terms(self, at: int | Tensor) -> Terms:
         assert self._drawn is not None
-        rows, draws = tree_map(lambda value: _at(value, at), self._drawn)
+        rows, draws = at_place(self._drawn, at)
         assert rows is not None
         if self._data is None:
             x, y = minibatches(self.programs, list(rows))
@@ -98,12 +48,13 @@ class Block:
         return batched_loss(self.programs[0], self.optimiser.tree, self._constants, x, y, draws)
 
     def move(self, terms: Terms) -> Tensor:
-        return _move(self.programs[0], self.optimiser, self._constants, self.carry, terms).mT
+        return move(self.programs[0], self.optimiser, self._constants, self.carry, terms).mT
 
     def minibatch(self, program: int, at: int) -> tuple[Tensor, Tensor]:
         assert self._drawn is not None
         assert self._drawn.rows is not None
-        return _rows_of(self.programs[program], self._drawn.rows[at, program])
+        rows = self._drawn.rows[at, program]
+        return self.programs[program].x[rows], self.programs[program].y[rows]
 
 
 def batched_loss(program: Program, params: Tree, constants: Tree, x: Tensor, y: Tensor, draws: Tree) -> Terms:
@@ -118,10 +69,6 @@ def minibatches(programs: Sequence[Program], rows: Sequence[Tensor]) -> tuple[Te
     each = list(zip(programs, rows, strict=True))
     x = torch.stack([one.x.index_select(0, own) for one, own in each])
     return x, torch.stack([one.y.index_select(0, own) for one, own in each])
-
-
-def _rows_of(program: Program, rows: Tensor | None) -> tuple[Tensor, Tensor]:
-    return (program.x, program.y) if rows is None else (program.x[rows], program.y[rows])
 
 
 def _joined(programs: Sequence[Program]) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -143,32 +90,3 @@ def _shape(program: Program) -> object:
     lr = (program.optimiser.lr, program.optimiser.decay)
     trees = shapes((program.optimiser.tree, program.constants, program.carry))
     return program.signature, trees, tuple(program.x.shape[1:]), tuple(program.y.shape[1:]), lr
-
-
-def _move(program: Program, optimiser: Optimiser, constants: Tree, carry: Tree, terms: Terms) -> Tensor:
-    """Take the step with these terms, one number each or [S]; returns them in one tensor [4] or [4, S]."""
-    found = gradient(terms.loss.sum(), optimiser.params)
-    if program.follow is None:
-        optimiser.apply(found)
-    else:
-        before = {name: value.detach().clone() for name, value in optimiser.params.items()}
-        optimiser.apply(found)
-        trees = [with_tensors(optimiser.tree, values) for values in (found, before, optimiser.params)]
-        with torch.no_grad():
-            program.follow(carry, constants, *trees)
-    return torch.stack([term.detach().to(terms.loss.dtype) for term in terms])
-
-
-def _at(value: Tensor, at: int | Tensor) -> Tensor:
-    return value[at] if isinstance(at, int) else value.index_select(0, at)[0]
-
-
-def _load(into: Drawn | None, drawn: Drawn, chunk: int) -> Drawn:
-    """On CUDA always into the same tensors, from which a recorded step reads, with room for the trials before it."""
-    if not any(value.is_cuda for _, value in named_tensors(drawn)):
-        return drawn
-    if into is None:
-        into = tree_map(lambda value: value.new_zeros(chunk + TRIALS, *value.shape[1:]), drawn)
-    for (_, target), (_, value) in zip(named_tensors(into), named_tensors(drawn), strict=True):
-        target[: len(value)].copy_(value)
-    return into

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from frcl.engine.adam import Optimiser
+from frcl.errors import NumericalError
 from frcl.seeding import Streams
-from frcl.trees import Params, Tree
+from frcl.trees import Params, Tree, named_tensors
 
 CHUNK = 100  # steps whose random numbers are drawn at once
 
@@ -94,11 +95,32 @@ class Program:
         """Steps taken, those before this program included."""
         return self.first + self.optimiser.steps
 
-    def chunk_start(self) -> int:
-        return self.step - self.optimiser.steps % self.chunk
+    def next_chunk(self) -> tuple[int, int, Drawn]:
+        """First and last step of the chunk with the next step, and its randomness.
 
-    def drawn(self) -> Drawn:
-        """The randomness of the chunk with the next step; the streams remember where the chunk began."""
-        self.streams.rewind()
+        The streams remember where the chunk began, so that a state saved within it can go on exactly.
+        """
+        start = self.step - self.optimiser.steps % self.chunk
+        end = min(start + self.chunk, self.stop)
         self.streams.hold()
-        return self.draw(min(self.chunk, self.stop - self.chunk_start()))
+        return start, end, self.draw(end - start)
+
+
+def refuse_non_finite_loss(loss: Tensor) -> None:
+    """Refuse the loss of a step that is about to be taken."""
+    if not bool(loss.isfinite().all()):
+        value = float(loss.detach()[~loss.isfinite()].flatten()[0])
+        raise NumericalError(
+            f"the loss is {value}; this step was not taken. Lower the learning rate (lr), scale the "
+            "inputs, or raise u_noise, the variance on the inducing values."
+        )
+
+
+def refuse_non_finite(params: Tree) -> None:
+    """Refuse parameters that are no longer finite, where the loss was not checked in every step."""
+    for name, value in named_tensors(params):
+        if not bool(value.isfinite().all()):
+            raise NumericalError(
+                f"{name!r} is no longer finite: learning has diverged. Go back to an earlier state; then lower the "
+                "learning rate (lr), scale the inputs, or raise u_noise."
+            )

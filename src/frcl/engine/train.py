@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
-from frcl.engine.batching import Alone, Block, Unit, can_stack
-from frcl.engine.guards import refuse_non_finite_loss
-from frcl.engine.program import Program, Terms, Values
+from frcl.engine.batching import Block, can_stack
+from frcl.engine.program import Program, Values, refuse_non_finite_loss
+from frcl.engine.recorded import Recorded
+from frcl.engine.unit import Alone, Unit
 from frcl.engine.vmap_check import why_not
 from frcl.errors import TaskError
 from frcl.features import network_failures
-from frcl.graphs import TRIALS, Replay, captured, put_back, spread
 from frcl.trees import named_tensors
 
 EAGER = 10  # minibatches of a stream before its step is recorded: a short task is not worth it
@@ -35,16 +33,17 @@ def train(programs: Sequence[Program]) -> Iterator[list[list[Values]]]:
            for one in programs):  # fmt: skip
         raise TaskError("learners that learn together stand at the same step of a task")
     if first.step >= first.stop:
-        _settle(programs)
         return
     units = _units(programs)
-    loop = _Recorded(units) if first.x.is_cuda else _Eager(units)
+    loop = Recorded(units) if first.x.is_cuda else _Eager(units)
     try:
         while first.step < first.stop:
             yield from _chunk(programs, units, loop)
     finally:
-        loop.close()
-        _settle(programs)
+        if isinstance(loop, Recorded):
+            loop.close()
+        if len(programs) > 1:
+            _settle(programs)
 
 
 class StreamSteps:
@@ -88,19 +87,18 @@ class StreamSteps:
         self.program.x, self.program.y = self._static
         if self._recorded is None:
             units = [Alone(self.program)]
-            self._recorded = units, _Recorded(units)
+            self._recorded = units, Recorded(units)
         return self._recorded
 
 
 def _chunk(programs: Sequence[Program], units: Sequence[Unit], loop: _Loop) -> Iterator[list[list[Values]]]:
     """The steps left of the chunk that the programs stand in."""
     first = programs[0]
-    start = first.chunk_start()
-    end = min(start + first.chunk, first.stop)
-    drawn = {id(program): program.drawn() for program in programs}
     for unit in units:
-        unit.load([drawn[id(program)] for program in unit.programs])
-    del drawn
+        chunks = [program.next_chunk() for program in unit.programs]
+        start, end, _ = chunks[0]
+        unit.load([drawn for _, _, drawn in chunks])
+        del chunks
     for taken in loop.steps(first.step - start, end - start):
         done = first.step - start
         for unit in units:
@@ -137,9 +135,6 @@ class _Loop(Protocol):
     def steps(self, start: int, end: int) -> Iterator[list[list[Values]]]:
         """The steps at these places of the chunk that was loaded."""
 
-    def close(self) -> None:
-        """No more steps will be taken."""
-
 
 class _Eager:
     """Step by step; a loss that is not finite is refused before its step."""
@@ -154,72 +149,4 @@ class _Eager:
             for one in terms:
                 refuse_non_finite_loss(one.loss)
             values = [unit.move(one).tolist() for unit, one in zip(self.units, terms, strict=True)]
-            yield [[_values(terms) for unit in values for terms in unit]]
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-class _Recorded:
-    """A step of all units recorded as one CUDA graph and replayed; the terms stay on the device for a chunk."""
-
-    def __init__(self, units: Sequence[Unit]) -> None:
-        self.units = units
-        self.device = units[0].programs[0].x.device
-        chunk = units[0].programs[0].chunk
-        self.at = torch.zeros(1, dtype=torch.long, device=self.device)
-        self.logs = [
-            torch.zeros(chunk + TRIALS, len(unit.programs), len(Terms._fields), dtype=torch.float64, device=self.device)
-            for unit in units
-        ]
-        self._takes = [partial(self._take, unit, log) for unit, log in zip(units, self.logs, strict=True)]
-        self._replay: Replay | None = None
-        self._before: list[Tensor] = []
-
-    def steps(self, start: int, end: int) -> Iterator[list[list[Values]]]:
-        changes = self._changes()
-        if not self._before:
-            self._before = [torch.empty_like(tensor, requires_grad=False) for tensor in changes]
-        put_back(self._before, [tensor.detach() for tensor in changes])
-        try:
-            logs = self._chunk(start, end)
-        except BaseException:  # all of the chunk or nothing of it, also if it is interrupted
-            put_back(changes, self._before)
-            raise
-        yield [[_values(terms) for terms in step] for step in logs.tolist()]
-
-    def _chunk(self, start: int, end: int) -> Tensor:
-        """The terms of all its steps, [steps, programs, 4]."""
-        self.at.fill_(start)
-        if self._replay is None:
-            self._replay = captured(self._one, self._changes(), self.device)
-        with network_failures():
-            for _ in range(start, end):
-                self._replay()
-        logs = torch.cat([log[start:end] for log in self.logs], 1).cpu()
-        refuse_non_finite_loss(logs[..., 0])
-        return logs
-
-    def close(self) -> None:
-        """Free the recording, which has memory of its own."""
-        self._replay = None
-        self._takes = []
-
-    def _one(self) -> None:
-        """One step of every unit, each on a branch of its own."""
-        spread(self._takes, self.device)
-        self.at += 1
-
-    def _take(self, unit: Unit, log: Tensor) -> None:
-        log.index_copy_(0, self.at, unit.move(unit.terms(self.at))[None].double())
-
-    def _changes(self) -> list[Tensor]:
-        changes = [self.at, *self.logs]
-        for unit in self.units:
-            changes += [*unit.optimiser.changes(), *(value for _, value in named_tensors(unit.carry))]
-        return changes
-
-
-def _values(terms: list[float]) -> Values:
-    loss, log_likelihood, kl_now, kl_past = terms
-    return loss, log_likelihood, kl_now, kl_past
+            yield [[tuple(terms) for unit in values for terms in unit]]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal
 
 from frcl.boundary import BoundaryDetector
 from frcl.data import BENCHMARKS
@@ -17,54 +17,48 @@ from frcl.errors import OptionError
 from frcl.experiment.networks import NetworkOptions
 from frcl.learners.options import FRCLOptions
 from frcl.methods import METHODS, MethodOptions, default_options
+from frcl.options import NOT_NEGATIVE, Options, from_plain, option
 from frcl.registry import suggestion
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
-class DetectorOptions:
+class DetectorOptions(Options):
     """Boundary detection in a stream whose boundaries are hidden; see BoundaryDetector."""
 
-    threshold: float = 5.0
-    thresholds: tuple[float, ...] = (4.0, 5.0, 6.0, 7.0, 8.0)  # these are scored too
-    window: int = 1
-    rescore: bool = False
-    beside: int = 0  # if not 0, the statistic and its scores are those of this test; the learner acts on its own
-    all_functions: bool = False
-    log_space: bool = True
-    aggregate: str = "max"
-    warm_up: int = 10
-    minimum_time: int = 10
-    pause: int = 10
-    tolerance: int = 10  # a switch found at most this many minibatches late counts as found
+    threshold: float = option(5.0, "a switch is declared when the statistic exceeds it")
+    thresholds: tuple[float, ...] = option((4.0, 5.0, 6.0, 7.0, 8.0), "these thresholds are scored too")
+    window: int = option(1, "how many of the last minibatches make the reference")
+    rescore: bool = option(False, "score the reference again with the current model")
+    beside: int = option(
+        0, "if not 0, statistic and scores are those of a second test with this many minibatches", NOT_NEGATIVE
+    )
+    all_functions: bool = option(False, "also test functions of classes that the task has not shown")
+    log_space: bool = option(True, "test log-scores")
+    aggregate: Literal["max", "median", "mean"] = option("max", "of the statistics of the functions")
+    warm_up: int = option(10, "minibatches before the first test of all", NOT_NEGATIVE)
+    minimum_time: int = option(10, "minibatches that a task lasts before a switch can be declared", NOT_NEGATIVE)
+    pause: int = option(10, "minibatches without a test after a switch", NOT_NEGATIVE)
+    tolerance: int = option(10, "a switch found at most this many minibatches late counts as found", NOT_NEGATIVE)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.detector()
-        if self.tolerance < 0 or not self.thresholds:
-            raise OptionError("tolerance cannot be negative, and thresholds needs at least one number")
 
     def detector(self) -> BoundaryDetector:
-        given = {k: v for k, v in asdict(self).items() if k not in ("thresholds", "tolerance")}
-        return BoundaryDetector(**given)
+        """The detector with these options."""
+        return BoundaryDetector(**{k: v for k, v in asdict(self).items() if k not in ("thresholds", "tolerance")})
 
 
 @dataclass(frozen=True)
-class RunOptions:
-    """How a run is carried out; none of it changes what is learned, but for rounding (`threads`, `tf32`, seeds)."""
+class RunOptions(Options):
+    """How a run is carried out; changes what is learned by rounding at most (`threads`, `tf32`, `seeds_together`)."""
 
-    checkpoint_seconds: float = 5.0  # time between two checkpoints while a task is learned
-    log_past_every: int = 0  # log the KL of every past task each so many steps; 0: not
-    forward_transfer: bool = False  # learn every task alone as well, to measure forward transfer
-    seeds_together: int = 10  # at most so many seeds are trained as one program, where the method can
-    tf32: bool = True  # on CUDA, products of float32 matrices in TF32: faster, with 10 bits of mantissa instead of 23
-    threads: int = 1  # CPU threads: one is fastest for small networks, and does not suffer from busy neighbours
-
-    def __post_init__(self) -> None:
-        if min(self.threads, self.seeds_together) < 1 or self.log_past_every < 0 or self.checkpoint_seconds < 0:
-            raise OptionError(
-                "threads and seeds_together must be at least 1, log_past_every and checkpoint_seconds at least 0"
-            )
+    checkpoint_seconds: float = option(5.0, "time between two checkpoints while a task is learned", NOT_NEGATIVE)
+    log_past_every: int = option(0, "log the KL of every past task each this many steps; 0: not at all", NOT_NEGATIVE)
+    forward_transfer: bool = option(False, "learn every task alone as well, to measure forward transfer")
+    seeds_together: int = option(10, "at most this many seeds are trained as one program")
+    tf32: bool = option(True, "on CUDA, products of float32 matrices in TF32: faster, with a 10-bit mantissa")
+    threads: int = option(1, "CPU threads: one is fastest for small networks")
 
 
 @dataclass(frozen=True)
@@ -84,6 +78,13 @@ class Config:
     run: RunOptions = field(default_factory=RunOptions)
 
     def __post_init__(self) -> None:
+        for name, kind in (("device", str), ("hidden_boundaries", bool)):
+            if not isinstance(getattr(self, name), kind):
+                raise OptionError(f"{name} must be of type {kind.__name__}, not {getattr(self, name)!r}")
+        if not (self.data is None or isinstance(self.data, str)):
+            raise OptionError(f"data is the path of a folder, not {self.data!r}")
+        if not isinstance(self.seeds, tuple) or any(type(seed) is not int or seed < 0 for seed in self.seeds):
+            raise OptionError(f"seeds must be whole numbers that are not negative; got {self.seeds!r}")
         if self.hidden_boundaries and self.run.forward_transfer:
             raise OptionError("forward_transfer is not measured with hidden boundaries; leave one of the two out")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
@@ -129,22 +130,15 @@ def resolve(benchmark: str, *layers: Mapping[str, Any]) -> Config:
             else:
                 merged[name] = value
     merged |= {"benchmark": benchmark, "method": method}
-    built = {part: build(type(parts[part]), {**vars(parts[part]), **merged.pop(part)}, part) for part in PARTS}
-    return build(Config, {**merged, **built}, "the run")
-
-
-def first_options(method: str) -> dict[str, Any]:
-    """The options of each part where a file does not have them: they came later, and those of a learner were off."""
-    parts = parts_of(method)
-    return {**parts, "learner": type(parts["learner"])()}
+    built = {part: from_plain(parts[part], merged.pop(part)) for part in PARTS}
+    merged |= {"seeds": tuple(merged["seeds"])} if isinstance(merged.get("seeds"), list) else {}
+    merged |= {"data": None} if merged.get("data") == "none" else {}
+    return Config(**merged, **built)
 
 
 def saved(layer: Mapping[str, Any]) -> Config:
     """The configuration that a run wrote into its config.toml."""
-    known = first_options(str(layer.get("method", "frcl")))["learner"]
-    learner = {**vars(known), **layer.get("learner", {})}
-    rest = {name: value for name, value in layer.items() if name != "benchmark"}
-    return resolve(layer.get("benchmark", ""), {**rest, "learner": learner})
+    return resolve(layer.get("benchmark", ""), {name: value for name, value in layer.items() if name != "benchmark"})
 
 
 def _benchmark_defaults(benchmark: str, method: str, options: Any) -> dict[str, Any]:
@@ -174,33 +168,6 @@ def _check_names(layer: Mapping[str, Any], parts: Mapping[str, Any], method: str
                 if key not in known:
                     owner = f"method {method}" if name == "learner" else f"[{name}]"
                     raise OptionError(f"unknown option {key!r} of {owner}{suggestion(key, known)}")
-
-
-def build(kind: type[T], values: Mapping[str, Any], where: str) -> T:
-    """An options dataclass from plain values as TOML has them: lists become tuples, whole numbers floats."""
-    kinds = {f.name: str(f.type) for f in fields(kind)}  # type: ignore[arg-type]
-    given = {}
-    for name, value in values.items():
-        if isinstance(value, list):
-            value = tuple(value)
-        wanted = kinds[name]
-        if wanted.startswith("float") and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if wanted.startswith("tuple[float") and isinstance(value, tuple):
-            value = tuple(float(item) if isinstance(item, int) else item for item in value)
-        if value == "none" and "None" in wanted:
-            value = None
-        plain = {"int": int, "float": float, "bool": bool, "str": str}.get(wanted)
-        wrong = plain is not None and (not isinstance(value, plain) or (plain is int and isinstance(value, bool)))
-        inside = {"tuple[int, ...]": int, "tuple[float, ...]": float}.get(wanted)
-        if inside is not None and not (isinstance(value, tuple) and all(type(item) is inside for item in value)):
-            wrong = True
-        if wanted == "str | None" and not (value is None or isinstance(value, str)):
-            wrong = True
-        if wrong:
-            raise OptionError(f"{name} in {where} must be of type {wanted}, not {value!r}")
-        given[name] = value
-    return kind(**given)
 
 
 def parse_setting(text: str, method: str = "frcl", flag: str = "--set") -> dict[str, Any]:

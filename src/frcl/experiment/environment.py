@@ -1,4 +1,4 @@
-"""Where a run took place: versions, machine, commit, peak memory."""
+"""The environment of a run: versions, machine, commit, device, peak memory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from frcl.errors import OptionError
+
 COMMIT = "FRCL_COMMIT"
 
 
 def describe(device: str) -> dict[str, str]:
     """Versions and machine, as text."""
+    from frcl import __version__
+
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.machine()
     return {
-        "frcl": _version(),
+        "frcl": __version__,
         "commit": _commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -34,7 +38,7 @@ def describe(device: str) -> dict[str, str]:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Inside, torch computes with so many CPU threads."""
+    """Inside, torch uses `count` CPU threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -45,7 +49,7 @@ def threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def products(*, tf32: bool) -> Iterator[None]:
-    """Inside, torch multiplies float32 matrices on CUDA in TF32 or in full."""
+    """Inside, torch multiplies float32 matrices on CUDA in TF32 or in full precision."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     try:
@@ -55,9 +59,7 @@ def products(*, tf32: bool) -> Iterator[None]:
 
 
 def check_device(device: str) -> torch.device:
-    """The device of that name, if this machine has it."""
-    from frcl.errors import OptionError
-
+    """The device of that name; an error if this machine does not have it."""
     try:
         found = torch.device(device)
     except RuntimeError as error:
@@ -70,23 +72,17 @@ def check_device(device: str) -> torch.device:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes in use at once so far: on the GPU if that computes, else of the whole process."""
+    """Peak memory so far, in bytes: of the GPU if it is the device, else of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def _version() -> str:
-    from frcl import __version__
-
-    return __version__
-
-
 def _commit() -> str:
     """The commit of the checkout this package lies in, with "+" if it was changed since; "" if there is none.
 
-    A copy without its repository is told by the variable FRCL_COMMIT.
+    The variable FRCL_COMMIT overrides it, for a copy without its repository.
     """
     if COMMIT in os.environ:
         return os.environ[COMMIT]
@@ -94,16 +90,10 @@ def _commit() -> str:
     if not (root / ".git").exists():
         return ""
     try:
-        commit = subprocess.run(
-            ["git", "rev-parse", "--short=12", "HEAD"], cwd=root, capture_output=True, text=True, check=True
-        ).stdout.strip()
-        changed = subprocess.run(
-            ["git", "status", "--porcelain", "--untracked-files=no"],
-            cwd=root,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
+        commit, changed = (
+            subprocess.run(["git", *command], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+            for command in (("rev-parse", "--short=12", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+        )
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return commit + ("+" if changed else "")
+    return commit + "+" * bool(changed)

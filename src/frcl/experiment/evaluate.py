@@ -1,16 +1,17 @@
-"""How good a learner is on a test split: one number for the matrix, the rest at the end of a seed."""
+"""Scores of a learner on a test split: one number for the accuracy matrix, the rest at the end of a seed."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from frcl.data.tasks import Benchmark, Split
 from frcl.experiment.metrics import Calibration, auroc, brier, calibration, negative_log_likelihood
+from frcl.experiment.results import FinalScores
 from frcl.learners.protocol import Learner
 from frcl.learners.types import Prediction
 
@@ -28,7 +29,7 @@ def _right(prediction: Prediction, y: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Judged:
-    """A task's predictions against its labels; numbers of class probabilities are None where there are none."""
+    """Scores of the predictions for one task; those of class probabilities are None for regression."""
 
     accuracy: float
     nll: float
@@ -41,7 +42,7 @@ class Judged:
 
 
 def judge(prediction: Prediction, y: Tensor) -> Judged:
-    """How right and how sure predictions were."""
+    """Accuracy, likelihood and calibration of predictions against the targets y."""
     accuracy = _right(prediction, y)
     if prediction.probs is None:
         return Judged(accuracy, _gaussian_nll(prediction, y), None, None)
@@ -50,42 +51,18 @@ def judge(prediction: Prediction, y: Tensor) -> Judged:
     return Judged(accuracy, negative_log_likelihood(probs, classes), brier(probs, classes), bins)
 
 
-@dataclass(frozen=True)
-class FinalScores:
-    """Of one seed after the last task; a number is None where it is not available."""
-
-    nll: float | None
-    brier: float | None
-    ece: float | None
-    auroc: float | None
-    calibration: Calibration | None
-
-    def to_json(self) -> dict[str, Any]:
-        bins = self.calibration
-        pooled = None if bins is None else [bins.count.tolist(), bins.confidence.tolist(), bins.correct.tolist()]
-        return {"nll": self.nll, "brier": self.brier, "ece": self.ece, "auroc": self.auroc, "calibration": pooled}
-
-
 def final_scores(learner: Learner, benchmark: Benchmark, tasks: list[int]) -> FinalScores:
     """NLL, Brier and ECE as means over tasks; AUROC of telling each task's inputs from the next task's.
 
-    `tasks` says which of the learner's tasks stands for each task of the benchmark.
+    `tasks` has the number of the learner's task that predicts for each task of the benchmark.
     """
     predictions = [learner.predict(benchmark.test_split(i).x, task=t) for i, t in enumerate(tasks)]
     targets = [benchmark.test_split(i).y for i in range(len(tasks))]
     separation = _separation(learner, benchmark, tasks, predictions)
     found = [judge(prediction, y) for prediction, y in zip(predictions, targets, strict=True)]
-    nll, bins = _mean([one.nll for one in found]), [one.bins for one in found if one.bins is not None]
-    briers = [one.brier for one in found if one.brier is not None]
-    if len(bins) < len(found):
-        return FinalScores(nll, None, None, separation, None)
-    return FinalScores(
-        nll=nll,
-        brier=_mean(briers),
-        ece=_mean([one.error() for one in bins]),
-        auroc=separation,
-        calibration=sum(bins[1:], bins[0]),
-    )
+    nll, bins = mean([one.nll for one in found]), [one.bins for one in found if one.bins is not None]
+    pooled = sum(bins[1:], bins[0]) if len(bins) == len(found) else None
+    return FinalScores(nll, mean([one.brier for one in found]), mean([one.ece for one in found]), separation, pooled)
 
 
 def _separation(
@@ -101,7 +78,7 @@ def _separation(
         if not bool((own > 0).any()):
             return None
         areas.append(auroc(own, strange))
-    return _mean(areas)
+    return mean(areas)
 
 
 def _classes(prediction: Prediction, y: Tensor) -> Tensor:
@@ -127,5 +104,7 @@ def _r_squared(mean: Tensor, y: Tensor) -> float:
     return 1.0 - left / spread
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+def mean(values: Sequence[float | None]) -> float | None:
+    """The mean; None if one of the values is not available or not finite."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return sum(known) / len(known) if len(known) == len(values) else None

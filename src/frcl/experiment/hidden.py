@@ -1,11 +1,10 @@
-"""Hidden boundaries: Algorithm 1 on one stream of minibatches; the learner is told nothing of the tasks."""
+"""Hidden boundaries: Algorithm 1 on one stream of minibatches, without any information about the tasks."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from frcl.data.tasks import Benchmark, Seen, Split, Task
 from frcl.errors import DataError
 from frcl.experiment.evaluate import score
 from frcl.experiment.keeper import Keeper
+from frcl.experiment.results import SeedRecord
 from frcl.learners.protocol import StreamLearner
 from frcl.seeding import fork
 
@@ -21,8 +21,8 @@ LARGEST = 1e6
 
 
 def anonymous(inner: Benchmark) -> Seen:
-    """The benchmark with labels 0..C−1 in every task, so that a label does not give away its task."""
-    labels: dict[int, Tensor] = {}  # of each task asked for so far
+    """The benchmark with labels 0..C−1 in every task, so that a label does not identify its task."""
+    labels: dict[int, Tensor] = {}  # of each task requested so far
 
     def numbered(number: int, split: Split) -> Split:
         if number not in labels:
@@ -39,59 +39,57 @@ def anonymous(inner: Benchmark) -> Seen:
 
 
 def stream_labels(benchmark: Benchmark) -> list[int]:
-    """0..C−1 with C the largest number of classes of a task: what every task of the stream is declared to have."""
+    """0..C−1 with C the largest number of classes of a task: the labels that every task of the stream may have."""
     return list(range(max(int(benchmark.test_split(i).y.max()) + 1 for i in range(len(benchmark)))))
 
 
 def _storable(statistic: float) -> float | None:
-    """For JSON: None where no test was made; infinite (scores without any spread) becomes very large."""
+    """For JSON: None where no test was made; an infinite statistic (scores without spread) becomes very large."""
     return None if math.isnan(statistic) else round(max(-LARGEST, min(statistic, LARGEST)), 6)
 
 
-def learn_stream(
-    keeper: Keeper, learner: StreamLearner, benchmark: Benchmark, seed: int, record: dict[str, Any]
-) -> None:
-    """`steps` minibatches of each task after another.
+def learn_stream(keeper: Keeper, learner: StreamLearner, benchmark: Benchmark, seed: int, record: SeedRecord) -> None:
+    """Learn `steps` minibatches of each task, one task after another.
 
-    Minibatch number t depends on the seed and t alone, so a resumed stream goes on exactly. `learned_as` notes
-    which of the learner's tasks was open when a task of the benchmark ended: the one to ask about it later.
+    Minibatch number t depends on the seed and t alone, so a resumed stream continues exactly. `learned_as` records
+    the learner's task that was open when a task of the benchmark ended: it predicts for that task later.
     """
     steps, batch = keeper.config.learner.steps, keeper.config.learner.batch_size
-    record["true"] = [steps * i for i in range(1, len(benchmark))]
+    record.true = [steps * i for i in range(1, len(benchmark))]
     while keeper.progress.task < len(benchmark):
         number = keeper.progress.task
         train = benchmark.task(number).train
-        labels = train.y.cpu()  # where a learner looks at them
-        while len(record["statistic"]) < steps * (number + 1):
-            t = len(record["statistic"])
+        labels = train.y.cpu()  # the learner reads label values on the CPU
+        while len(record.statistic) < steps * (number + 1):
+            t = len(record.statistic)
             rows = torch.randint(len(train.x), (batch,), generator=fork(seed, f"stream/{t}"))
             with keeper.timed("train"):
                 log = learner.observe(train.x[rows.to(train.x.device)], labels[rows])
-            record["statistic"].append(_storable(log.beside if keeper.config.detector.beside else log.statistic))
+            record.statistic.append(_storable(log.beside if keeper.config.detector.beside else log.statistic))
             if log.boundary:
-                record["found"].append(t)
+                record.found.append(t)
             terms = (log.loss, log.log_likelihood, log.kl_now, log.kl_past)
             keeper.stepped({seed: learner}, number, log.step, [[terms]])
-        record["learned_as"].append(len(learner.tasks))  # the one still open
+        record.learned_as.append(len(learner.tasks))  # the one still open
         with keeper.timed("evaluate"):
-            row = [score(learner, benchmark.test_split(on), task) for on, task in enumerate(record["learned_as"])]
-        record["rows"].append(row)
+            row = [score(learner, benchmark.test_split(on), task) for on, task in enumerate(record.learned_as)]
+        record.rows.append(row)
         keeper.progress.task += 1
         keeper.observer.evaluated(seed, number, row)
         keeper.checkpoint([learner])
     with keeper.timed("select"):
         _end(learner)
-    record["parts"] = learner.memory_parts()
-    record["bytes"] = _totals([summary.bytes() for summary in learner.tasks], sum(record["parts"].values()))
+    record.parts = learner.memory_parts()
+    record.bytes = _totals([summary.bytes() for summary in learner.tasks], sum(record.parts.values()))
 
 
 def _totals(summaries: list[int], total: int) -> list[int]:
-    """Bytes kept after each task; what is kept besides the summaries came with the first."""
+    """Bytes kept after each task; everything besides the summaries is counted with the first."""
     besides = total - sum(summaries)
     return [besides + so_far for so_far in itertools.accumulate(summaries)] or [0]
 
 
 def _end(learner: StreamLearner) -> None:
-    """The stream is over, and with it the task still open; one too short for its points stays open."""
+    """End the open task with the stream; one with fewer examples than inducing points stays open."""
     with contextlib.suppress(DataError):
         learner.end_task()

@@ -1,24 +1,26 @@
-"""What a run writes while it goes on: logs, clock, checkpoints; and who is told about it."""
+"""What a run writes while it is in progress: logs, times and checkpoints; and the protocol of its observers."""
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from frcl.engine.program import Values
 from frcl.errors import CheckpointError, FrclError
 from frcl.experiment.config import Config
-from frcl.experiment.logs import CsvLog
+from frcl.experiment.results import Part, Result, Seconds, SeedRecord
+from frcl.experiment.schema import from_json, to_json
 from frcl.files import apart, load_state, save_state, side_by_side
 from frcl.learners.protocol import Learner
 from frcl.learners.types import StepLog
 
 CHECKPOINT = "checkpoint.frcl"
-PATIENCE = 20.0  # a checkpoint waits so many times what the last one took
+PATIENCE = 20.0  # a checkpoint waits at least this many times as long as writing the last one took
 LOG, PAST_LOG = "log.csv", "kl_past.csv"
 PLACE = {"seed": "%d", "task": "%d", "step": "%d"}
 COLUMNS = {
@@ -28,46 +30,68 @@ COLUMNS = {
 
 
 class Interrupted(FrclError):
-    """The run was asked to stop; it can be taken up again."""
+    """The run was asked to stop; it can be resumed."""
 
 
 class Observer(Protocol):
-    """Whoever watches a run: a progress display, a writer of events, a test."""
+    """Receives the events of a run: a progress display, an event writer, a test."""
 
     def begin(self, config: Config, names: list[str]) -> None: ...
     def step(self, seed: int, task: int, log: StepLog) -> None: ...
     def evaluated(self, seed: int, task: int, row: list[float]) -> None: ...
-    def end(self, result: dict[str, Any]) -> None: ...
+    def end(self, result: Result) -> None: ...
     def close(self) -> None: ...
-
-
-def new_record() -> dict[str, Any]:
-    """What is found out about one seed, filled as it goes; plain values, so that a checkpoint can hold it."""
-    return {
-        "rows": [],  # of the accuracy matrix
-        "bytes": [],  # kept after each task
-        "parts": {},  # the same after the last one, by kind
-        "alone": [],  # accuracy of a fresh learner on each task, where forward transfer is measured
-        "learned_as": [],  # which of the learner's tasks stands for each task of the benchmark
-        "score": "accuracy",  # what the matrix holds, or "r2"
-        "final": None,  # NLL and so on, after the last task
-        "true": [],  # hidden boundaries: where they are,
-        "found": [],  # where the learner saw them,
-        "statistic": [],  # and its test statistic at every minibatch
-    }
 
 
 @dataclass
 class Progress:
-    """Where a run stands: all that a checkpoint holds besides the learner."""
+    """How far a run is: everything in a checkpoint besides the learners."""
 
-    position: int = 0  # seeds finished; the next of them are learned together
-    task: int = 0  # tasks of the current seeds finished
-    step: int = 0  # steps of the current task taken
-    records: list[dict[str, Any]] = field(default_factory=list)  # one a seed; those of the current seeds are unfinished
+    position: int = 0  # finished seeds
+    task: int = 0  # finished tasks of the current seeds
+    step: int = 0  # steps taken in the current task
+    records: list[SeedRecord] = field(default_factory=list)  # one per seed; those of the current seeds are unfinished
     lengths: dict[str, int] = field(default_factory=dict)  # of the log files, in bytes
-    seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "select": 0.0, "evaluate": 0.0})
+    seconds: Seconds = field(default_factory=Seconds)
     started: str = ""
+
+    def spent(self, part: Part, seconds: float) -> None:
+        """Add time to one of the parts and to the total."""
+        now = self.seconds
+        self.seconds = replace(now, **{part: getattr(now, part) + seconds}, total=now.total + seconds)
+
+
+class CsvLog:
+    """Rows of a CSV file, collected in memory and appended by `flush`. A resumed log continues after `length` bytes.
+
+    `columns` has the format of each column, as in "%d".
+    """
+
+    def __init__(self, path: Path, columns: Mapping[str, str], length: int | None = None) -> None:
+        self.path = path
+        self._buffer = io.StringIO()
+        self._form = ",".join(columns.values()) + "\n"
+        if length is None:
+            self._buffer.write(",".join(columns) + "\n")
+            path.write_bytes(b"")
+        else:
+            try:
+                with path.open("r+b") as file:
+                    file.truncate(length)
+            except FileNotFoundError as error:
+                raise CheckpointError(f"{path} is missing: without it the run cannot be resumed") from error
+
+    def add(self, row: Sequence[object]) -> None:
+        self._buffer.write(self._form % tuple(row))
+
+    def flush(self) -> int:
+        """Append the collected rows; returns the length of the file."""
+        with self.path.open("ab") as file:
+            file.write(self._buffer.getvalue().encode())
+            length = file.tell()
+        self._buffer.seek(0)
+        self._buffer.truncate()
+        return length
 
 
 class Keeper:
@@ -88,10 +112,9 @@ class Keeper:
             self._logs[PAST_LOG] = CsvLog(folder / PAST_LOG, COLUMNS[PAST_LOG], progress.lengths.get(PAST_LOG))
 
     def stepped(self, learners: Mapping[int, Learner], task: int, last: int, taken: Sequence[Sequence[Values]]) -> None:
-        """Steps up to number `last` were taken: log their terms, look at the past and save where it is time.
+        """Log the terms of the steps up to number `last`, log the KL of past tasks and save a checkpoint where due.
 
-        Where steps are taken many at a time, the observer is told of the last of them, and the past is seen as it is
-        after it.
+        Where several steps are taken at a time, the observer and the log of past tasks see the state after the last.
         """
         first = last - len(taken) + 1
         for step, each in enumerate(taken, first):
@@ -107,7 +130,7 @@ class Keeper:
         self.checkpoint_if_due(list(learners.values()))
 
     def checkpoint_if_due(self, learners: Sequence[Learner]) -> None:
-        """A checkpoint if the last was long ago, in seconds and by what it cost, or if the run was asked to stop."""
+        """Save a checkpoint if the last one is old, also relative to its cost, or if the run was asked to stop."""
         wait = max(self.config.run.checkpoint_seconds, PATIENCE * self._cost)
         if self._stop() or time.monotonic() - self._saved_at > wait:
             self.checkpoint(learners)
@@ -118,7 +141,7 @@ class Keeper:
         for name, log in self._logs.items():
             self.progress.lengths[name] = log.flush()
         states = [learner.state_dict() for learner in learners]
-        meta = {"progress": asdict(self.progress), "learners": [state["meta"] for state in states]}
+        meta = {"progress": to_json(self.progress), "learners": [state["meta"] for state in states]}
         save_state(self.folder / CHECKPOINT, meta, side_by_side(states))
         self._saved_at = time.monotonic()
         self._cost = self._saved_at - begin
@@ -126,23 +149,23 @@ class Keeper:
             raise Interrupted(f"stopped; go on with: frcl resume {self.folder}")
 
     @contextmanager
-    def timed(self, part: str) -> Iterator[None]:
-        """Adds the time spent inside to one of the parts."""
+    def timed(self, part: Part) -> Iterator[None]:
+        """Add the time spent inside to one of the parts."""
         begin = time.monotonic()
         try:
             yield
         finally:
-            self.progress.seconds[part] += time.monotonic() - begin
+            self.progress.spent(part, time.monotonic() - begin)
 
 
 def read_checkpoint(folder: Path) -> tuple[Progress, list[dict[str, Any]] | None]:
-    """Where the run in a folder stands, and the states of its learners; the very beginning if there is none."""
+    """The progress of the run in a folder and the states of its learners; a new progress if there is no checkpoint."""
     path = folder / CHECKPOINT
     if not path.is_file():
         return Progress(), None
     meta, tensors = load_state(path)
     try:
-        progress = Progress(**meta["progress"])
+        progress = from_json(Progress, meta["progress"], "progress")
         states = apart(meta["learners"], tensors)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise CheckpointError(f"{path} is not the checkpoint of a run: {error!r}") from error

@@ -3,65 +3,112 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+Floats = NDArray[np.float64]
 BINS = 10
+
+
+# -- the accuracy matrix R [..., T, T]: R[..., after, on] is the accuracy on the test data of task `on` just after
+# learning task `after`; NaN where `on` > `after`. Leading axes, usually one of seeds, are kept.
 
 
 @dataclass
 class AccuracyMatrix:
-    """R[after, on]: accuracy on the test data of task `on`, just after learning task `after` ≥ `on`."""
+    """R of one seed, built row by row."""
 
     tasks: int
-    _rows: list[list[float]] = field(default_factory=list)
+    rows: list[list[float]] = field(default_factory=list)
 
     def append(self, row: Sequence[float]) -> None:
         """The next row: the accuracies on tasks 0 to `after`, just after learning task `after`."""
-        if len(row) != len(self._rows) + 1 or len(self._rows) == self.tasks:
-            raise ValueError(
-                f"row {len(self._rows)} of {self.tasks} needs {len(self._rows) + 1} entries, not {len(row)}"
-            )
-        self._rows.append(list(row))
+        if len(row) != len(self.rows) + 1 or len(self.rows) == self.tasks:
+            raise ValueError(f"row {len(self.rows)} of {self.tasks} needs {len(self.rows) + 1} entries, not {len(row)}")
+        self.rows.append(list(row))
 
-    def at(self, *, after: int, on: int) -> float:
-        return self._rows[after][on]
-
-    def to_json(self) -> list[list[float | None]]:
-        """Rows "after", columns "on", None where a task had not been learned yet."""
-        return [[*row, *[None] * (self.tasks - len(row))] for row in self._rows]
+    def array(self) -> Floats:
+        """R [T, T]."""
+        return np.array([[*row, *[np.nan] * (self.tasks - len(row))] for row in self.rows])
 
     def average(self) -> float:
-        """Mean of the last row: accuracy over all tasks, after the last."""
-        return sum(self._rows[-1]) / self.tasks
+        return float(average_accuracy(self.array()))
 
     def after_learning(self) -> float:
-        """Mean of the diagonal: accuracy on each task just after learning it."""
-        return sum(self.at(after=i, on=i) for i in range(self.tasks)) / self.tasks
+        return float(accuracy_after_learning(self.array()))
 
     def backward_transfer(self) -> float | None:
-        """Mean over all tasks but the last of R[last, i] − R[i, i]; negative where there is forgetting."""
-        last = self.tasks - 1
-        if last == 0:
-            return None
-        return sum(self.at(after=last, on=i) - self.at(after=i, on=i) for i in range(last)) / last
+        return _number(backward_transfer(self.array()))
 
     def forgetting(self) -> float | None:
-        """Mean over all tasks but the last of max_{i ≤ l < last} R[l, i] − R[last, i]."""
-        last = self.tasks - 1
-        if last == 0:
-            return None
-        best = [max(self.at(after=after, on=i) for after in range(i, last)) for i in range(last)]
-        return sum(top - self.at(after=last, on=i) for i, top in enumerate(best)) / last
+        return _number(forgetting(self.array()))
 
     def forward_transfer(self, alone: Sequence[float]) -> float | None:
-        """Mean over all tasks but the first of R[i, i] − a_i, a_i the accuracy of a fresh learner on task i alone."""
-        if self.tasks == 1:
-            return None
-        return sum(self.at(after=i, on=i) - alone[i] for i in range(1, self.tasks)) / (self.tasks - 1)
+        return _number(forward_transfer(self.array(), np.array(alone)))
+
+
+def _number(value: Floats) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+def accuracy_matrix(rows: Sequence[Sequence[float]]) -> Floats:
+    """R [T, T] from its lower triangle: row i has the accuracies on tasks 0 to i."""
+    matrix = AccuracyMatrix(len(rows))
+    for row in rows:
+        matrix.append(row)
+    return matrix.array()
+
+
+def average_so_far(R: Floats) -> Floats:
+    """Mean accuracy over the tasks learned so far, after each task, [..., T]."""
+    return np.stack([R[..., after, : after + 1].mean(-1) for after in range(R.shape[-1])], axis=-1)
+
+
+def average_accuracy(R: Floats) -> Floats:
+    """Mean of the last row: accuracy over all tasks, after the last."""
+    return np.asarray(R[..., -1, :].mean(-1))
+
+
+def accuracy_after_learning(R: Floats) -> Floats:
+    """Mean of the diagonal: accuracy on each task just after learning it."""
+    return np.asarray(_diagonal(R).mean(-1))
+
+
+def backward_transfer(R: Floats) -> Floats:
+    """Mean over all tasks but the last of R[last, i] − R[i, i]; negative where there is forgetting."""
+    return _mean_or_nan((R[..., -1, :] - _diagonal(R))[..., :-1])
+
+
+def forgetting_by_task(R: Floats) -> Floats:
+    """F_i = max_{i ≤ l < last} R[l, i] − R[last, i] of each task i but the last, [..., T − 1]."""
+    return np.asarray(np.fmax.reduce(R[..., :-1, :-1], axis=-2, initial=-np.inf) - R[..., -1, :-1])
+
+
+def forgetting(R: Floats) -> Floats:
+    """Mean of `forgetting_by_task`; NaN with one task."""
+    return _mean_or_nan(forgetting_by_task(R))
+
+
+def forward_transfer(R: Floats, alone: Floats) -> Floats:
+    """Mean over all tasks but the first of R[i, i] − alone[i], the accuracy of a new learner on task i alone."""
+    return _mean_or_nan((_diagonal(R) - alone)[..., 1:])
+
+
+def _diagonal(R: Floats) -> Floats:
+    return np.diagonal(R, axis1=-2, axis2=-1)
+
+
+def _mean_or_nan(values: Floats) -> Floats:
+    """Mean over the last axis; NaN where it is empty, that is with one task."""
+    return np.asarray(values.mean(-1) if values.shape[-1] else np.full(values.shape[:-1], np.nan))
+
+
+# -- class probabilities
 
 
 def negative_log_likelihood(probs: Tensor, y: Tensor) -> float:
@@ -76,45 +123,32 @@ def brier(probs: Tensor, y: Tensor) -> float:
     return float((probs.double() - target).square().sum(1).mean())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Calibration:
-    """Predictions by confidence (probability of the predicted class) in equal bins (low, high]."""
+    """Predictions by confidence (probability of the predicted class) in equal bins (low, high]; sums, so that it adds.
 
-    count: Tensor
-    confidence: Tensor  # summed over the predictions of a bin
-    correct: Tensor  # how many of them were right
+    count [B], confidence [B] and correct [B]: number, summed confidence and number right of the predictions of a bin
+    """
+
+    count: Floats
+    confidence: Floats
+    correct: Floats
 
     def __add__(self, other: Calibration) -> Calibration:
         return Calibration(self.count + other.count, self.confidence + other.confidence, self.correct + other.correct)
 
     def error(self) -> float:
         """ECE: Σ_bins (count/n) · |share right − mean confidence|."""
-        return float((self.correct - self.confidence).abs().sum() / self.count.sum())
-
-    def to_json(self) -> dict[str, list[float | None]]:
-        """Edges, counts, and mean confidence and accuracy of each bin (None for an empty one)."""
-
-        def mean(total: Tensor) -> list[float | None]:
-            return [t / n if n else None for t, n in zip(total.tolist(), self.count.tolist(), strict=True)]
-
-        edges: list[float | None] = [i / BINS for i in range(BINS + 1)]
-        counts: list[float | None] = [int(n) for n in self.count.tolist()]
-        return {
-            "edges": edges, "count": counts, "confidence": mean(self.confidence), "accuracy": mean(self.correct)
-        }  # fmt: skip
+        return float(np.abs(self.correct - self.confidence).sum() / self.count.sum())
 
 
 def calibration(probs: Tensor, y: Tensor) -> Calibration:
     """Bins of the predictions `probs` [n, C] against the classes y [n]."""
-    confidence, predicted = probs.double().max(1)
-    which = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
-    zeros = torch.zeros(BINS, dtype=torch.float64, device=probs.device)
-    right = (predicted == y).double()
-    return Calibration(
-        count=zeros.index_add(0, which, torch.ones_like(confidence)).cpu(),
-        confidence=zeros.index_add(0, which, confidence).cpu(),
-        correct=zeros.index_add(0, which, right).cpu(),
-    )
+    confidence, predicted = (part.cpu().numpy() for part in probs.double().max(1))
+    which = np.clip(np.ceil(confidence * BINS).astype(np.int64), 1, BINS) - 1
+    right = predicted == y.cpu().numpy()
+    parts = (np.ones(len(which)), confidence, right)
+    return Calibration(*(np.asarray(np.bincount(which, part, BINS), np.float64) for part in parts))
 
 
 def auroc(low: Tensor, high: Tensor) -> float:
@@ -127,26 +161,53 @@ def auroc(low: Tensor, high: Tensor) -> float:
     return float((rank[n:].sum() - m * (m + 1) / 2) / (n * m))
 
 
-def over_seeds(values: Sequence[float | None]) -> dict[str, object] | None:
-    """Mean, standard deviation and the 95 % interval of the mean (Student's t) over seeds; None if not available."""
-    given = [value for value in values if value is not None and math.isfinite(value)]
-    if not given or len(given) != len(values):
-        return None
-    n = len(given)
-    mean = sum(given) / n
-    summary: dict[str, object] = {"mean": mean, "std": None, "low": None, "high": None, "per_seed": given}
-    if n > 1:
-        from scipy.stats import t
+# -- over seeds
 
-        std = math.sqrt(sum((value - mean) ** 2 for value in given) / (n - 1))
-        half = float(t.ppf(0.975, n - 1)) * std / math.sqrt(n)
-        summary |= {"std": std, "low": mean - half, "high": mean + half}
-    return summary
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over seeds with its standard deviation and 95 % interval (Student's t); None with one seed."""
+
+    mean: float
+    std: float | None = None
+    low: float | None = None
+    high: float | None = None
+    per_seed: tuple[float, ...] = ()
+
+    def clipped(self, least: float, most: float) -> Interval:
+        """The same with an interval that does not leave the range of the metric."""
+        if self.low is None or self.high is None:
+            return self
+        return replace(self, low=max(self.low, least), high=min(self.high, most))
+
+
+def over_seeds(values: Iterable[float | None]) -> Interval | None:
+    """Mean, standard deviation and interval of one value per seed; None if one of them is not available."""
+    given = [math.nan if value is None else float(value) for value in values]
+    n = len(given)
+    if not given or not all(map(math.isfinite, given)):
+        return None
+    mean = sum(given) / n
+    if n == 1:
+        return Interval(mean, per_seed=tuple(given))
+    from scipy.stats import t
+
+    std = math.sqrt(sum((value - mean) ** 2 for value in given) / (n - 1))
+    half = float(t.ppf(0.975, n - 1)) * std / math.sqrt(n)
+    return Interval(mean, std, mean - half, mean + half, tuple(given))
+
+
+def spread(values: Floats) -> tuple[Floats, Floats | None]:
+    """Mean and standard deviation over the first axis, the seeds; no standard deviation with one seed."""
+    return values.mean(0), values.std(0, ddof=1) if len(values) > 1 else None
+
+
+# -- task boundaries
 
 
 @dataclass(frozen=True)
 class BoundaryScore:
-    """How well task switches were found: counts, and the mean delay in minibatches of those found."""
+    """How well task switches were found at a threshold; `delay` is the mean one in minibatches of those found."""
 
     threshold: float
     precision: float

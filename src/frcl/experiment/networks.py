@@ -10,24 +10,22 @@ from torch import nn
 
 from frcl.errors import OptionError
 from frcl.features import MLP, ConvNet
+from frcl.options import Options, option
 
 
 @dataclass(frozen=True)
-class NetworkOptions:
+class NetworkOptions(Options):
     """Which feature network is used where none is brought."""
 
-    kind: Literal["mlp", "conv"] = "mlp"
-    widths: tuple[int, ...] = (100, 100)  # mlp: hidden layers; conv: filters of each block
-    last: Literal["linear", "relu"] = "linear"  # mlp: ReLU after the last layer or not
-    pooling: Literal["same", "valid"] = "same"  # conv: padding of the max pooling
+    kind: Literal["mlp", "conv"] = option("mlp", "fully connected, or convolutional")
+    widths: tuple[int, ...] = option((100, 100), "mlp: hidden layers; conv: filters of each block")
+    last: Literal["linear", "relu"] = option("linear", "mlp: whether the last layer is followed by ReLU")
+    pooling: Literal["same", "valid"] = option("same", "conv: padding of the max pooling")
 
-    def __post_init__(self) -> None:
-        choices = {"kind": ("mlp", "conv"), "last": ("linear", "relu"), "pooling": ("same", "valid")}
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise OptionError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(allowed)}")
-        if not self.widths or any(not isinstance(width, int) or width < 1 for width in self.widths):
-            raise OptionError(f"widths must be whole numbers of at least 1, not {self.widths!r}")
+    @property
+    def batched_on_cpu(self) -> bool:
+        """Whether several networks trained as one program are faster on the CPU; convolutions are not."""
+        return self.kind != "conv"
 
 
 def build_network(options: NetworkOptions, input_shape: tuple[int, ...], seed: int) -> nn.Module:

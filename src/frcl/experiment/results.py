@@ -1,143 +1,253 @@
-"""result.json: what a run found, in a form that people and programs can repeat and compare."""
+"""The one schema of a run's results: the dataclasses that write result.json and read it back."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from frcl.experiment.config import Config, to_dict
-from frcl.experiment.metrics import (
-    AccuracyMatrix,
-    Calibration,
-    declared_switches,
-    over_seeds,
-    score_boundaries,
-)
+from frcl.errors import DataError
+from frcl.experiment.metrics import BoundaryScore, Calibration, Floats, Interval
+from frcl.experiment.schema import Damaged, from_json, short, to_json
 from frcl.files import write_atomically
 
+RESULT = "result.json"
 FORMAT, VERSION = "frcl-result", 1
 MEASURED = ("seconds", "peak_memory_bytes", "environment", "command", "started")  # differ between equal runs
-CURVE = 400  # rows of the step log that result.json keeps
+Score = Literal["accuracy", "r2"]
+MetricName = Literal[
+    "average_accuracy", "accuracy_after_learning", "backward_transfer", "forward_transfer", "forgetting", "nll",
+    "brier", "ece", "auroc",
+]  # fmt: skip
+METRICS: tuple[MetricName, ...] = MetricName.__args__  # type: ignore[attr-defined]
+Part = Literal["train", "select", "evaluate"]
 
 
-def assemble(config: Config, title: str, names: Sequence[str], records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Everything about the run but what was measured on the clock; `records` has one entry a seed."""
-    matrices = [_matrix(record, len(names)) for record in records]
-    result: dict[str, Any] = {
-        "format": FORMAT,
-        "version": VERSION,
-        "benchmark": title,
-        "method": config.method,
-        "config": to_dict(config),
-        "seeds": list(config.seeds),
-        "tasks": list(names),
-        "score": records[0]["score"],
-        "accuracy": [matrix.to_json() for matrix in matrices],
-        "average_accuracy": over_seeds([m.average() for m in matrices]),
-        "accuracy_after_learning": over_seeds([m.after_learning() for m in matrices]),
-        "backward_transfer": over_seeds([m.backward_transfer() for m in matrices]),
-        "forgetting": over_seeds([m.forgetting() for m in matrices]),
-        "forward_transfer": over_seeds(
-            [m.forward_transfer(r["alone"]) if r["alone"] else None for m, r in zip(matrices, records, strict=True)]
-        ),
-        "calibration": _pooled([record["final"]["calibration"] for record in records]),
-        "memory_bytes": _memory(records[0]),
-        "boundaries": _boundaries(config, records) if config.hidden_boundaries else None,
-    }
-    for name in ("nll", "brier", "ece", "auroc"):
-        result[name] = over_seeds([record["final"][name] for record in records])
-    return result
+@dataclass(frozen=True)
+class FinalScores:
+    """Scores of one seed after the last task; None where a score is not available."""
+
+    nll: float | None = None
+    brier: float | None = None
+    ece: float | None = None
+    auroc: float | None = None
+    calibration: Calibration | None = None
 
 
-def _matrix(record: dict[str, Any], tasks: int) -> AccuracyMatrix:
-    matrix = AccuracyMatrix(tasks)
-    for row in record["rows"]:
-        matrix.append(row)
-    return matrix
+@dataclass
+class SeedRecord:
+    """The results of one seed; filled while the seed is learned, and kept in the checkpoint.
 
-
-def _memory(record: dict[str, Any]) -> dict[str, Any]:
-    """Bytes kept by one seed; a record of an older run has no kinds."""
-    totals = record["bytes"]
-    return {"total": totals[-1], "per_task": _steps_of(totals), "parts": record.get("parts", {})}
-
-
-def _steps_of(totals: Sequence[int]) -> list[int]:
-    """Bytes that each task added."""
-    return [now - before for before, now in zip([0, *totals[:-1]], totals, strict=True)]
-
-
-def _pooled(parts: Sequence[list[list[float]] | None]) -> dict[str, Any] | None:
-    if any(part is None for part in parts):
-        return None
-    bins = [Calibration(*(torch.tensor(column, dtype=torch.float64) for column in part)) for part in parts if part]
-    return sum(bins[1:], bins[0]).to_json()
-
-
-def _boundaries(config: Config, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """True and found switches and the statistic of the first seed; scores as means over seeds.
-
-    With a test beside, `found` and `statistic` are that one's; `acted_on` tells of what the learner did in any case.
+    rows         of the accuracy matrix: row i has the accuracies on tasks 0 to i
+    bytes        kept after each task; `parts` has those after the last task by kind
+    alone        accuracy of a new learner on each task alone, where forward transfer is measured
+    learned_as   for each task of the benchmark, the number of the learner's task that predicts for it
+    score        the quantity in `rows`
+    true, found, statistic   hidden boundaries: the true and the declared switches, the test statistic per minibatch
     """
-    options = config.detector
-    scores = []
-    for threshold in options.thresholds:
-        each = [
-            score_boundaries(
-                record["true"],
-                declared_switches(record["statistic"], threshold, options.pause),
-                threshold,
-                options.tolerance,
-            )
-            for record in records
-        ]
-        delays = [one.delay for one in each if one.delay is not None]
-        mean = {name: sum(getattr(one, name) for one in each) / len(each) for name in ("precision", "recall", "f1")}
-        scores.append({"threshold": threshold, **mean, "delay": sum(delays) / len(delays) if delays else None})
-    own = [score_boundaries(r["true"], r["found"], options.threshold, options.tolerance) for r in records]
-    first = records[0]
-    beside = declared_switches(first["statistic"], options.threshold, options.pause) if options.beside else None
-    return {
-        "true": first["true"],
-        "found": first["found"] if beside is None else beside,  # by the test whose statistic is shown
-        "threshold": options.threshold,
-        "statistic": [value for value in first["statistic"] if value is not None],
-        "statistic_step": [step for step, value in enumerate(first["statistic"]) if value is not None],
-        "scores": scores,
-        "acted_on": {name: over_seeds([getattr(one, name) for one in own]) for name in ("precision", "recall", "f1")},
-    }
+
+    rows: list[list[float]] = field(default_factory=list)
+    bytes: list[int] = field(default_factory=list)
+    parts: dict[str, int] = field(default_factory=dict)
+    alone: list[float] = field(default_factory=list)
+    learned_as: list[int] = field(default_factory=list)
+    score: Score = "accuracy"
+    final: FinalScores = field(default_factory=FinalScores)
+    true: list[int] = field(default_factory=list)
+    found: list[int] = field(default_factory=list)
+    statistic: list[float | None] = field(default_factory=list)
 
 
-def step_curves(log: Path, seed: int) -> dict[str, Any] | None:
-    """The terms of the objective over the steps of one seed, thinned to about CURVE rows."""
-    with log.open(encoding="utf-8") as file:
-        names = next(file).rstrip().split(",")
-        own = [line for line in file if line.startswith(f"{seed},")]
-    if not own:
-        return None
-    every = max(1, len(own) // CURVE)
-    columns = dict(zip(names, zip(*(line.rstrip().split(",") for line in own[::every]), strict=True), strict=True))
-    numbers = ("loss", "log_likelihood", "kl_now", "kl_past")
-    curves: dict[str, Any] = {"every": every}
-    curves |= {name: [int(value) for value in columns[name]] for name in ("task", "step")}
-    return curves | {name: [float(value) for value in columns[name]] for name in numbers}
+@dataclass(frozen=True)
+class Memory:
+    """Bytes kept of past tasks by one seed, after the last task; `parts` by kind: points, posterior and so on."""
+
+    total: int
+    per_task: tuple[int, ...] = ()
+    parts: dict[str, int] = field(default_factory=dict)
 
 
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    write_atomically(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
+@dataclass(frozen=True)
+class Seconds:
+    """Wall-clock time of all seeds together."""
+
+    train: float = 0.0
+    select: float = 0.0
+    evaluate: float = 0.0
+    total: float = 0.0
 
 
-def write_points(path: Path, inputs: Sequence[Tensor]) -> None:
-    """The inducing inputs of each task, as arrays task_0, task_1, …"""
-    import io
+@dataclass(frozen=True, eq=False)
+class CalibrationCurve:
+    """Bins of confidence, pooled over tasks and seeds: edges [B + 1], the rest [B]; NaN in an empty bin."""
 
-    buffer = io.BytesIO()
-    arrays: dict[str, Any] = {f"task_{i}": Z.cpu().numpy() for i, Z in enumerate(inputs)}
-    np.savez_compressed(buffer, **arrays)
-    write_atomically(path, buffer.getvalue())
+    edges: tuple[float, ...]
+    count: tuple[int, ...]
+    confidence: Floats
+    accuracy: Floats
+
+    def __post_init__(self) -> None:
+        if {len(self.count), len(self.confidence), len(self.accuracy)} != {len(self.edges) - 1}:
+            raise Damaged('the parts of "calibration" do not have the same number of bins')
+
+    @property
+    def filled(self) -> Any:
+        """Mask [B] of the bins that contain predictions."""
+        return (np.array(self.count) > 0) & np.isfinite(self.confidence) & np.isfinite(self.accuracy)
+
+
+@dataclass(frozen=True, eq=False)
+class StepCurves:
+    """The terms of the objective over the steps of the first seed, every `every`-th step, in nats per example."""
+
+    every: int
+    task: tuple[int, ...]
+    step: tuple[int, ...]
+    loss: Floats
+    log_likelihood: Floats
+    kl_now: Floats
+    kl_past: Floats
+
+    def __post_init__(self) -> None:
+        columns = (self.task, self.loss, self.log_likelihood, self.kl_now, self.kl_past)
+        if any(len(column) != len(self.step) for column in columns):
+            raise Damaged('the columns of "steps" differ in length')
+
+    @property
+    def position(self) -> Floats:
+        """Step numbers that only grow: where they start again with a task, the steps before are added."""
+        step = np.array(self.step, dtype=np.float64)
+        restart = np.where(np.diff(step, prepend=step[:1]) < 0, np.roll(step, 1), 0.0)
+        return np.asarray(step + np.cumsum(restart))
+
+
+@dataclass(frozen=True)
+class Detection:
+    """Precision, recall and F1 of the switches that the learner acted on, over seeds."""
+
+    precision: Interval | None
+    recall: Interval | None
+    f1: Interval | None
+
+
+@dataclass(frozen=True, eq=False)
+class Boundaries:
+    """Task switches of the first seed, and scores over seeds.
+
+    true, found, statistic   minibatches of the true and the declared switches; the test statistic, NaN where no test
+                             was made, at the minibatches `statistic_step`
+    scores                   means over seeds at each of several thresholds
+    """
+
+    true: tuple[int, ...]
+    found: tuple[int, ...]
+    threshold: float
+    statistic: Floats
+    statistic_step: tuple[int, ...]
+    scores: tuple[BoundaryScore, ...]
+    acted_on: Detection
+
+    def __post_init__(self) -> None:
+        if len(self.statistic) != len(self.statistic_step):
+            raise Damaged('"boundaries.statistic" and "boundaries.statistic_step" differ in length')
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a run found: the content of result.json. A metric is None where it is not available.
+
+    score      the quantity in `accuracy`: the share of right labels, or for regression R² (share of variance explained)
+    accuracy   R [S, T, T], axes (seed, after learning task, on task), NaN above the diagonal
+    config     the options of the run, as in config.toml
+    """
+
+    benchmark: str
+    method: str
+    seeds: tuple[int, ...]
+    tasks: tuple[str, ...]
+    accuracy: Floats
+    score: Score = "accuracy"
+    config: dict[str, Any] = field(default_factory=dict)
+    average_accuracy: Interval | None = None
+    accuracy_after_learning: Interval | None = None
+    backward_transfer: Interval | None = None
+    forgetting: Interval | None = None
+    forward_transfer: Interval | None = None
+    nll: Interval | None = None
+    brier: Interval | None = None
+    ece: Interval | None = None
+    auroc: Interval | None = None
+    calibration: CalibrationCurve | None = None
+    memory_bytes: Memory | None = None
+    boundaries: Boundaries | None = None
+    steps: StepCurves | None = None
+    seconds: Seconds | None = None
+    peak_memory_bytes: int | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    command: str = ""
+    started: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.benchmark or not self.method or not self.seeds or not self.tasks:
+            raise Damaged("it names no benchmark, no method, no seeds or no tasks")
+        _check_matrix(self.accuracy, len(self.seeds), len(self.tasks), 0.0 if self.score == "accuracy" else -np.inf)
+        for name in METRICS:
+            metric = self.metric(name)
+            if metric is not None and len(metric.per_seed) != len(self.seeds):
+                raise Damaged(f'"{name}.per_seed" has {len(metric.per_seed)} entries, expected {len(self.seeds)}')
+
+    def metric(self, name: MetricName) -> Interval | None:
+        metric: Interval | None = getattr(self, name)
+        return metric
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of result.json."""
+        return {"format": FORMAT, "version": VERSION, **to_json(self)}
+
+
+def _check_matrix(R: Floats, seeds: int, tasks: int, least: float) -> None:
+    if R.shape != (seeds, tasks, tasks):
+        raise Damaged(f'"accuracy" has the shape {list(R.shape)}, expected {[seeds, tasks, tasks]}')
+    measured = np.broadcast_to(np.tri(tasks, dtype=bool), R.shape)
+    wrong = np.argwhere(np.where(measured, ~((least <= R) & (R <= 1.0)), ~np.isnan(R)))
+    if len(wrong):
+        s, i, j = wrong[0].tolist()
+        value = "null" if np.isnan(R[s, i, j]) else f"{R[s, i, j]:g}"
+        expected = f"between {least:g} and 1" if j <= i else "null: the task was not learned yet"
+        raise Damaged(f'"accuracy[{s}][{i}][{j}]" is {value}, not {expected}')
+
+
+def write_result(path: Path, result: Result) -> None:
+    write_atomically(path, (json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n").encode())
+
+
+def read_result(path: Path) -> Result:
+    """The result that a run wrote; a foreign or damaged file is refused in one line."""
+    found = _read_json(path)
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise DataError(f'{path} was not written by frcl: it has no "format": "{FORMAT}"; name another folder')
+    if found.get("version") != VERSION:
+        raise DataError(
+            f"{path} has format version {short(found.get('version'))}; this frcl reads version {VERSION}. "
+            "Use the release that wrote it, or a newer one."
+        )
+    try:
+        return from_json(Result, found)
+    except (Damaged, RecursionError) as error:
+        raise DataError(f"{path} is damaged: {error}; run the benchmark again to replace it") from error
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DataError(f"{path.parent} is not a run folder: it has no {path.name}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is damaged: it is not UTF-8 text") from error
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is damaged: it is not JSON ({' '.join(str(error).split())})") from error

@@ -1,28 +1,29 @@
-"""One loop for every method: learn, evaluate, go on; knows a learner by its protocol alone."""
+"""One loop for every method: learn a task, evaluate, continue. Uses nothing of a learner but its protocol."""
 
 from __future__ import annotations
 
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from frcl.data.open import benchmark_source
 from frcl.data.tasks import Benchmark
 from frcl.errors import CheckpointError, OptionError
-from frcl.experiment import environment, results
+from frcl.experiment import environment
+from frcl.experiment.assemble import assemble, write_points
 from frcl.experiment.config import Config, read_toml, saved, to_toml
 from frcl.experiment.evaluate import final_scores, score
 from frcl.experiment.hidden import anonymous, learn_stream, stream_labels
-from frcl.experiment.keeper import CHECKPOINT, LOG, PAST_LOG, Keeper, Observer, Progress, new_record, read_checkpoint
+from frcl.experiment.keeper import CHECKPOINT, LOG, PAST_LOG, Keeper, Observer, Progress, read_checkpoint
 from frcl.experiment.networks import build_network
+from frcl.experiment.results import RESULT, Result, Seconds, SeedRecord, write_result
 from frcl.files import alone_in, write_atomically
-from frcl.learners.frcl import FRCL
 from frcl.learners.lockstep import Work, finish, together
-from frcl.learners.protocol import Learner
+from frcl.learners.protocol import Learner, StreamLearner
 from frcl.methods import make_learner
 
 
@@ -32,11 +33,11 @@ def never() -> bool:
 
 def run(
     config: Config, folder: Path, observer: Observer, *, stop: Callable[[], bool] = never, overwrite: bool = False
-) -> dict[str, Any]:
-    """Carry out a new run in a folder; returns what result.json then holds.
+) -> Result:
+    """Carry out a new run in a folder; returns the result, which is also written to result.json.
 
-    A folder that already holds a run is refused unless it may be overwritten, and so is, before anything is
-    written, a configuration whose device or data are not there.
+    A folder that already holds a run is refused unless it may be overwritten. So is a configuration whose device or
+    data are not available, before anything is written.
     """
     _check_free(folder, overwrite=overwrite)
     source = source_of(config)
@@ -44,7 +45,7 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder), environment.threads(config.run.threads), environment.products(tf32=config.run.tf32):
         _check_free(folder, overwrite=overwrite)  # reading the data took time
-        for name in ("result.json", CHECKPOINT, "report.html", "points.npz", PAST_LOG):
+        for name in (RESULT, CHECKPOINT, "report.html", "points.npz", PAST_LOG):
             (folder / name).unlink(missing_ok=True)
         for name in ("figures", "tables"):
             shutil.rmtree(folder / name, ignore_errors=True)
@@ -59,8 +60,8 @@ def _check_free(folder: Path, *, overwrite: bool) -> None:
         )
 
 
-def resume(folder: Path, observer: Observer, *, stop: Callable[[], bool] = never) -> dict[str, Any]:
-    """Take up the run in a folder where its last checkpoint left it; ends as if it had not been interrupted."""
+def resume(folder: Path, observer: Observer, *, stop: Callable[[], bool] = never) -> Result:
+    """Continue the run in a folder from its last checkpoint; the result is that of an uninterrupted run."""
     if not (folder / "config.toml").is_file():
         raise CheckpointError(f"{folder} holds no run: there is no config.toml in it")
     with alone_in(folder):
@@ -83,12 +84,12 @@ def source_of(config: Config) -> Source:
 
 
 def benchmark_of(config: Config, seed: int) -> Benchmark:
-    """The benchmark of a run as it is for one of its seeds."""
+    """The benchmark of a run for one of its seeds."""
     return source_of(config)(seed)
 
 
 def new_learner(config: Config, benchmark: Benchmark, seed: int) -> Learner:
-    """A fresh learner of the method asked for, on a fresh network for the benchmark."""
+    """A new learner of the configured method, on a new network for the benchmark."""
     hidden = config.hidden_boundaries
     return make_learner(
         build_network(config.network, benchmark.input_shape, seed),
@@ -100,12 +101,10 @@ def new_learner(config: Config, benchmark: Benchmark, seed: int) -> Learner:
     )
 
 
-def _carry_out(keeper: Keeper, source: Source, states: list[dict[str, Any]] | None) -> dict[str, Any]:
-    config, progress = keeper.config, keeper.progress
-    title = ""
-    names: list[str] = []
+def _carry_out(keeper: Keeper, source: Source, states: list[dict[str, Any]] | None) -> Result:
+    config, progress, first = keeper.config, keeper.progress, None
     while progress.position < len(config.seeds):
-        group = _group(config, source, progress.position, states)
+        group = _group(keeper, source, len(states) if states else seeds_at_once(config))
         if states is not None:
             if len(states) != len(group):
                 raise CheckpointError(
@@ -115,100 +114,101 @@ def _carry_out(keeper: Keeper, source: Source, states: list[dict[str, Any]] | No
             for one, state in zip(group, states, strict=True):
                 one.learner.load_state_dict(state)
             states = None
-        if not names:
-            title, names = group[0].benchmark.name, list(group[0].benchmark.task_names)
-            keeper.observer.begin(config, names)
-        _one_group(keeper, group)
-    if not names:
-        benchmark = source(config.seeds[0])
-        title, names = benchmark.name, list(benchmark.task_names)
-    return _finish(keeper, title, names)
+        if first is None:
+            first = group[0].benchmark if progress.position == 0 else source(config.seeds[0])
+            keeper.observer.begin(config, list(first.task_names))
+        _learn_group(keeper, group)
+    return _finish(keeper, source(config.seeds[0]) if first is None else first)
 
 
 @dataclass(frozen=True)
 class Seed:
-    """One seed of the run: its benchmark and its learner."""
+    """One seed of the run: its benchmark, its learner and the record of its results."""
 
     seed: int
     benchmark: Benchmark
     learner: Learner
+    record: SeedRecord
 
 
-def _group(config: Config, source: Source, position: int, states: list[dict[str, Any]] | None) -> list[Seed]:
-    """The next seeds that are learned together: those whose states there are, or as many as may be."""
-    group = []
-    for seed in config.seeds[position : position + (seeds_at_once(config) if states is None else len(states))]:
+def _group(keeper: Keeper, source: Source, size: int) -> list[Seed]:
+    """The next seeds, to be learned together."""
+    config, progress, group = keeper.config, keeper.progress, []
+    for place, seed in enumerate(config.seeds[progress.position :][:size], progress.position):
+        if place == len(progress.records):
+            progress.records.append(SeedRecord())
         benchmark = source(seed)
-        group.append(Seed(seed, benchmark, new_learner(config, benchmark, seed)))
+        group.append(Seed(seed, benchmark, new_learner(config, benchmark, seed), progress.records[place]))
     return group
 
 
 def seeds_at_once(config: Config) -> int:
-    """How many seeds of a run are learned together.
+    """The number of seeds that are trained as one program.
 
-    A learner that looks for hidden boundaries by itself decides on values as it goes, so it has the floor alone. On the
-    CPU convolutions, and methods that keep all data, are not computed as one: together they would only take room.
+    A learner in a stream branches on values at every step, so its seeds run one after another.
     """
-    gains_nothing = config.device == "cpu" and (config.network.kind == "conv" or config.method == "joint")
-    return 1 if config.hidden_boundaries or gains_nothing else config.run.seeds_together
+    batched = not config.hidden_boundaries and (config.device != "cpu" or batches_on_cpu(config))
+    return config.run.seeds_together if batched else 1
 
 
-def _one_group(keeper: Keeper, group: list[Seed]) -> None:
-    progress, last = keeper.progress, len(keeper.config.seeds)
-    while len(progress.records) < progress.position + len(group):
-        progress.records.append(new_record())
-    records = progress.records[progress.position :]
-    if keeper.config.hidden_boundaries:
-        only = group[0]
-        assert isinstance(only.learner, FRCL)
-        learn_stream(keeper, only.learner, only.benchmark, only.seed, records[0])
-    else:
-        _learn_tasks(keeper, group, records)
+def batches_on_cpu(config: Config) -> bool:
+    """Whether training several seeds as one program pays off on the CPU for this network and method."""
+    return config.network.batched_on_cpu and getattr(config.learner, "batched_on_cpu", True)
+
+
+def _learn_group(keeper: Keeper, group: list[Seed]) -> None:
+    progress = keeper.progress
+    (_learn_stream if keeper.config.hidden_boundaries else _learn_tasks)(keeper, group)
     with keeper.timed("evaluate"):
-        for one, record in zip(group, records, strict=True):
-            record["final"] = final_scores(one.learner, one.benchmark, record["learned_as"]).to_json()
+        for one in group:
+            one.record.final = final_scores(one.learner, one.benchmark, one.record.learned_as)
     if progress.position == 0:
-        results.write_points(keeper.folder / "points.npz", group[0].learner.kept_inputs())
+        write_points(keeper.folder / "points.npz", group[0].learner.kept_inputs())
     progress.position, progress.task, progress.step = progress.position + len(group), 0, 0
-    keeper.checkpoint([one.learner for one in group] if progress.position == last else [])
+    keeper.checkpoint([one.learner for one in group] if progress.position == len(keeper.config.seeds) else [])
 
 
-def _learn_tasks(keeper: Keeper, group: list[Seed], records: list[dict[str, Any]]) -> None:
-    while keeper.progress.task < len(group[0].benchmark):
-        number = keeper.progress.task
+def _learn_stream(keeper: Keeper, group: list[Seed]) -> None:
+    for one in group:
+        learner = cast(StreamLearner, one.learner)  # `make_learner` gives a detector to no other learner
+        learn_stream(keeper, learner, one.benchmark, one.seed, one.record)
+
+
+def _learn_tasks(keeper: Keeper, group: list[Seed]) -> None:
+    for number in range(keeper.progress.task, len(group[0].benchmark)):
         _learn(keeper, group, number)
         with keeper.timed("evaluate"):
             if keeper.config.run.forward_transfer:
-                _learn_alone(keeper.config, group, number, records)
-            for one, record in zip(group, records, strict=True):
-                _evaluate(one, number, record)
+                _learn_alone(keeper.config, group, number)
+            for one in group:
+                _evaluate(one, number)
         keeper.progress.task, keeper.progress.step = number + 1, 0
-        for one, record in zip(group, records, strict=True):
-            keeper.observer.evaluated(one.seed, number, record["rows"][-1])
+        for one in group:
+            keeper.observer.evaluated(one.seed, number, one.record.rows[-1])
         keeper.checkpoint_if_due([one.learner for one in group])
 
 
-def _evaluate(one: Seed, number: int, record: dict[str, Any]) -> None:
-    """The next row of the accuracy matrix of one seed."""
-    record["rows"].append([score(one.learner, one.benchmark.test_split(on), on) for on in range(number + 1)])
+def _evaluate(one: Seed, number: int) -> None:
+    """Add the next row of the accuracy matrix to the record of one seed."""
+    record = one.record
+    record.rows.append([score(one.learner, one.benchmark.test_split(on), on) for on in range(number + 1)])
     if one.benchmark.test_split(number).y.is_floating_point():
-        record["score"] = "r2"
-    record["parts"] = one.learner.memory_parts()
-    record["bytes"].append(sum(record["parts"].values()))
-    record["learned_as"].append(number)
+        record.score = "r2"
+    record.parts = one.learner.memory_parts()
+    record.bytes.append(sum(record.parts.values()))
+    record.learned_as.append(number)
 
 
 def _learn(keeper: Keeper, group: list[Seed], number: int) -> None:
-    """Learn one task with all seeds of the group; the time after its last step is what the selection of points took."""
-    seconds = keeper.progress.seconds
+    """Learn one task with all seeds of the group; the time after the last step counts as selection of points."""
     last = time.monotonic()
     for taken in together([_work(one, number) for one in group]):
         now = time.monotonic()
-        seconds["train"] += now - last
+        keeper.progress.spent("train", now - last)
         last = now
         keeper.progress.step += len(taken)
         keeper.stepped({one.seed: one.learner for one in group}, number, keeper.progress.step, taken)
-    seconds["select"] += time.monotonic() - last
+    keeper.progress.spent("select", time.monotonic() - last)
 
 
 def _work(one: Seed, number: int) -> Work[Any]:
@@ -216,27 +216,25 @@ def _work(one: Seed, number: int) -> Work[Any]:
     return one.learner.learn(task.train.x, task.train.y, size=task.size)
 
 
-def _learn_alone(config: Config, group: list[Seed], number: int, records: list[dict[str, Any]]) -> None:
-    """Accuracy of a fresh learner on one task alone, for each seed."""
-    fresh = [replace(one, learner=new_learner(config, one.benchmark, one.seed)) for one in group]
-    finish([_work(one, number) for one in fresh])
-    for one, record in zip(fresh, records, strict=True):
-        record["alone"].append(score(one.learner, one.benchmark.test_split(number), 0))
+def _learn_alone(config: Config, group: list[Seed], number: int) -> None:
+    """Record the accuracy of a new learner on one task alone, for each seed."""
+    new = [replace(one, learner=new_learner(config, one.benchmark, one.seed)) for one in group]
+    finish([_work(one, number) for one in new])
+    for one in new:
+        one.record.alone.append(score(one.learner, one.benchmark.test_split(number), 0))
 
 
-def _finish(keeper: Keeper, title: str, names: list[str]) -> dict[str, Any]:
+def _finish(keeper: Keeper, first: Benchmark) -> Result:
     config, progress = keeper.config, keeper.progress
-    seconds = {name: round(value, 3) for name, value in progress.seconds.items()}
-    result = results.assemble(config, title, names, progress.records)
-    result |= {
-        "steps": results.step_curves(keeper.folder / LOG, config.seeds[0]),
-        "seconds": {**seconds, "total": round(sum(seconds.values()), 3)},
-        "peak_memory_bytes": environment.peak_memory(environment.check_device(config.device)),
-        "environment": environment.describe(config.device),
-        "command": f"frcl run --config {keeper.folder / 'config.toml'}",
-        "started": progress.started,
-    }
-    results.write_json(keeper.folder / "result.json", result)
+    result = replace(
+        assemble(config, first.name, first.task_names, progress.records, keeper.folder / LOG),
+        seconds=Seconds(**{part: round(value, 3) for part, value in asdict(progress.seconds).items()}),
+        peak_memory_bytes=environment.peak_memory(environment.check_device(config.device)),
+        environment=environment.describe(config.device),
+        command=f"frcl run --config {keeper.folder / 'config.toml'}",
+        started=progress.started,
+    )
+    write_result(keeper.folder / RESULT, result)
     keeper.observer.end(result)
     return result
 

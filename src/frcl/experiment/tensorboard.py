@@ -7,11 +7,12 @@ from typing import Any
 
 from frcl.errors import OptionError
 from frcl.experiment.config import Config
+from frcl.experiment.results import Result
 from frcl.learners.types import StepLog
 
 
 class TensorBoard:
-    """An observer that writes events into a folder, one sub-folder a seed."""
+    """An observer that writes events into a folder, one sub-folder per seed."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -35,7 +36,7 @@ class TensorBoard:
             self._writer(seed).add_scalar(f"accuracy/{self._names[on]}", value, task)
         self._writer(seed).add_scalar("accuracy/average", sum(row) / len(row), task)
 
-    def end(self, result: dict[str, Any]) -> None:
+    def end(self, result: Result) -> None:
         self.close()
 
     def close(self) -> None:

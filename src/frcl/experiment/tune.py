@@ -14,7 +14,7 @@ from frcl.data.tasks import Benchmark, Seen
 from frcl.errors import NumericalError, OptionError
 from frcl.experiment.config import Config, parse_setting, resolve
 from frcl.experiment.environment import products, threads
-from frcl.experiment.evaluate import Judged, judge
+from frcl.experiment.evaluate import Judged, judge, mean
 from frcl.experiment.runner import benchmark_of, new_learner, seeds_at_once
 from frcl.learners.lockstep import finish
 
@@ -107,13 +107,8 @@ def try_out(config: Config) -> Reached:
     with threads(config.run.threads), products(tf32=config.run.tf32):
         for first in range(0, len(config.seeds), at_once):
             found += _together(config, config.seeds[first : first + at_once])
-    nll, ece = (_mean([getattr(one, name) for one in found]) for name in ("nll", "ece"))
-    return Reached(sum(one.accuracy for one in found) / len(found), nll, ece)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    return sum(known) / len(known) if len(known) == len(values) else None
+    accuracy = sum(one.accuracy for one in found) / len(found)
+    return Reached(accuracy, mean([one.nll for one in found]), mean([one.ece for one in found]))
 
 
 def _together(config: Config, seeds: Sequence[int]) -> list[Judged]:

@@ -5,12 +5,13 @@ norm, no active dropout, finite output. The features of the model are the networ
 with a column of ones appended for the bias.
 """
 
-from frcl.features.checks import check_features, check_network
 from frcl.features.functional import (
-    FIXED,
+    check_features,
+    check_network,
     features,
     fixed_parts,
     has_convolutions,
+    in_chunks,
     is_stackable,
     network_failures,
     times,
@@ -18,7 +19,6 @@ from frcl.features.functional import (
 from frcl.features.networks import MLP, ConvNet
 
 __all__ = [
-    "FIXED",
     "MLP",
     "ConvNet",
     "check_features",
@@ -26,6 +26,7 @@ __all__ = [
     "features",
     "fixed_parts",
     "has_convolutions",
+    "in_chunks",
     "is_stackable",
     "network_failures",
     "times",

@@ -1,8 +1,8 @@
-"""The features of the model as a function of the weights, and the properties of a network that training needs."""
+"""The features of the model as a function of the weights, and the checks that a network must pass."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -11,7 +11,8 @@ from torch.func import functional_call
 
 from frcl.errors import NetworkError
 
-FIXED = "fixed/"  # prefix of the fixed parts among the constants of a training step
+PROBE_SIZE = 8
+ROUNDING = 0.02  # largest difference between batch sizes in TF32 or bfloat16, relative to the largest feature
 
 
 def features(net: nn.Module, theta: Mapping[str, Tensor], x: Tensor, scale: float) -> Tensor:
@@ -55,3 +56,87 @@ def network_failures() -> Iterator[None]:
         raise
     except (RuntimeError, IndexError, ValueError) as error:
         raise NetworkError(f"the network failed on these inputs: {error}") from error
+
+
+def in_chunks(function: Callable[[Tensor], Tensor], x: Tensor, size: int) -> Tensor:
+    """function(x) for a large x, without gradient, a slice at a time."""
+    with torch.no_grad():
+        if len(x) <= size:
+            return function(x)
+        return torch.cat([function(part) for part in x.split(size)])
+
+
+def check_network(net: nn.Module) -> None:
+    """Refuse a network with modules that make its output depend on anything but the input and the weights."""
+    if not isinstance(net, nn.Module):
+        raise NetworkError(f"expected a network, an nn.Module; got {type(net).__name__}")
+    for name, parameter in net.named_parameters():
+        if parameter.dtype == torch.float16:
+            raise NetworkError(
+                f"the network's {name!r} is float16, which overflows in training; call net.float() first"
+            )
+    for name, module in net.named_modules():
+        kind = type(module).__name__
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) or (
+            isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
+        ):
+            raise NetworkError(
+                f"the network has {kind} at {name or 'its root'!r}: its output for one input depends on other "
+                "inputs or on running statistics, so a stored function would change by itself. "
+                "Use GroupNorm or LayerNorm, or no normalisation."
+            )
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
+            raise NetworkError(
+                f"the network has active dropout ({kind} at {name!r}, p={module.p}): features must be the same "
+                "each time. Call net.eval() before handing it over, or remove the layer."
+            )
+
+
+def check_features(net: nn.Module, x: Tensor) -> int:
+    """Run the network on a few inputs and refuse it if it is not a feature map; returns K without the bias."""
+    check_network(net)
+    probe = x[:PROBE_SIZE]
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+            first, second, alone = net(probe), net(probe), net(probe[:1])
+    except Exception as error:
+        raise NetworkError(
+            f"the network failed on inputs of shape {tuple(probe.shape)} and type {probe.dtype}: {error}. "
+            "It must map [batch, ...] to [batch, K]; integer inputs are passed as they are, so convert "
+            "images to float first."
+        ) from error
+    _check_output(net, first, probe)
+    if not torch.equal(first, second):
+        raise NetworkError(
+            "the network gives different features for the same inputs: something in it is random. "
+            "Call net.eval() before handing it over, or remove the random layer."
+        )
+    size = first.abs().max()
+    if not torch.allclose(first[:1], alone, rtol=0.0, atol=ROUNDING * float(size)):
+        raise NetworkError(
+            "the network's features for one input depend on the rest of the batch. "
+            "Use a normalisation that works on one input at a time."
+        )
+    return int(first.shape[1])
+
+
+def _check_output(net: nn.Module, first: object, probe: Tensor) -> None:
+    """Refuse an output that is not a finite matrix [B, K] of the type of the weights."""
+    if not isinstance(first, Tensor) or first.ndim != 2 or first.shape[0] != len(probe) or not first.shape[1]:
+        given = tuple(first.shape) if isinstance(first, Tensor) else type(first).__name__
+        raise NetworkError(
+            f"the network gave {given} for {len(probe)} inputs; expected a tensor [{len(probe)}, K]. "
+            "Flatten its output and leave out the classification layer."
+        )
+    if not first.is_floating_point():
+        raise NetworkError(f"the network gives features of type {first.dtype}; expected floating point")
+    expected = next((p.dtype for p in net.parameters() if p.is_floating_point()), first.dtype)
+    if first.dtype != expected:
+        raise NetworkError(
+            f"the network's weights are {expected}, its features {first.dtype}; cast its output to {expected}"
+        )
+    if not first.isfinite().all():
+        raise NetworkError(
+            "the network gives NaN or infinite features. Scale the inputs (for images, to [0, 1]) "
+            "and check its weights."
+        )

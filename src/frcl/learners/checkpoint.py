@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -152,6 +152,9 @@ def unpack(learner: FRCL, state: dict[str, Any]) -> LearnerState:
         if saved.current is not None:
             theta: Params = {name: p for name, p in learner.net.named_parameters() if name in saved.trained}
             restored.current = _current(learner, saved.current, theta, restored)
+            task = learner._model.task(restored, saved.current.likelihood, saved.current.N)
+            for regulariser in restored.regularisers:
+                regulariser.check_resumed(replace(task, theta=theta))
         detector = copy.deepcopy(learner.detector)
         if detector is not None:
             detector.load_state_dict(saved.detector or {})

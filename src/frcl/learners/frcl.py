@@ -90,7 +90,6 @@ class FRCL:
     ) -> None:
         given: dict[str, Any] = dict(keywords) if points is None else {"points": points, **keywords}
         self.options = changed(FRCLOptions() if options is None else options, given)
-        check_name(self.options.likelihood)
         check_network(net)
         first = next((p for p in net.parameters() if p.is_floating_point()), torch.empty(0))
         self.dtype = first.dtype

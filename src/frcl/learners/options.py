@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 from frcl.errors import OptionError
+from frcl.likelihoods import check_name
 from frcl.options import NOT_NEGATIVE, POSITIVE, SHARE, Options, option
 from frcl.prior import Prior
 from frcl.regularisers import CurrentInputs, Curvature, FunctionalKL, MemoryTargets, Regulariser
@@ -87,6 +88,7 @@ class FRCLOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_name(self.likelihood)
         self.recipe.check()
         if self.inference == "function" and self.recipe.is_supervised:
             raise OptionError(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from frcl.engine.guards import in_chunks
 from frcl.errors import NumericalError
-from frcl.features import network_failures, times
+from frcl.features import in_chunks, network_failures, times
 from frcl.learners.state import LearnerState
 from frcl.learners.task import Model, objective_of
 from frcl.learners.types import Prediction, Summary

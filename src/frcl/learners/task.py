@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from frcl.engine.adam import Optimiser
-from frcl.engine.guards import exact_number, in_chunks, refuse_non_finite
-from frcl.engine.program import Drawn, Program, minibatch_rows
+from frcl.engine.program import Drawn, Program, minibatch_rows, refuse_non_finite
 from frcl.errors import DataError, OptionError
-from frcl.features import check_features, fixed_parts, has_convolutions, is_stackable, network_failures
+from frcl.features import check_features, fixed_parts, has_convolutions, in_chunks, is_stackable, network_failures
 from frcl.learners.lockstep import Work
 from frcl.learners.objective import Constants, Draws, Objective, Parameters, inducing_inputs
 from frcl.learners.options import FRCLOptions
@@ -200,7 +199,7 @@ def constants_of(model: Model, state: LearnerState, current: CurrentTask) -> Con
     task = model.task(state, current.likelihood, current.N)
     uses_points = bool(state.past) and any(one.uses_points for one in state.regularisers)
     return Constants(
-        N=exact_number(current.N, model.dtype, model.device),
+        N=torch.full((), current.N, dtype=torch.promote_types(model.dtype, torch.float32), device=model.device),
         past_tasks=len(state.past),
         fixed=detached(task.fixed),
         points=stacked_points([summary.Z for summary in state.past]) if uses_points else None,

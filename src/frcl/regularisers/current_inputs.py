@@ -16,11 +16,12 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from frcl.errors import CheckpointError
 from frcl.features import times
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.heads import HeadBlock, divergence, functions_at, make_block
 from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, Tree, check_weight, register
-from frcl.trees import Params, copied
+from frcl.trees import Params, copied, shapes
 
 
 class Constants(NamedTuple):
@@ -73,6 +74,11 @@ class CurrentInputs(Regulariser):
 
     def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         self.theta = {}
+
+    def check_resumed(self, task: Task) -> None:
+        expected = shapes(task.theta) if task.past else []
+        if sorted(shapes(self.theta)) != sorted(expected):
+            raise CheckpointError("the state lacks the network as it was when the current task began")
 
     def kept(self, theta: Params) -> Kept:
         """A copy of the network, which every later task begins with."""

@@ -34,7 +34,9 @@ class Terms(NamedTuple):
 
 def make_terms(beliefs: Sequence[FunctionBelief]) -> Terms:
     """Stack what the KL needs of past tasks; tasks with fewer points are padded, which changes no value."""
-    return Terms(stack_terms([prior_kl_terms(belief) for belief in beliefs]), min(belief.M for belief in beliefs))
+    return Terms(
+        stack_terms([prior_kl_terms(belief) for belief in beliefs]), min(belief.mean.shape[1] for belief in beliefs)
+    )
 
 
 def stacked_points(inputs: Sequence[Tensor]) -> Tensor:

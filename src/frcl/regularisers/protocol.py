@@ -169,6 +169,9 @@ class Regulariser(ABC):
     def load(self, state: Tree) -> None:  # noqa: B027
         """Restore what `state` returned."""
 
+    def check_resumed(self, task: Task) -> None:  # noqa: B027
+        """Refuse loaded state that does not belong to the task that is being learned."""
+
     def settings(self) -> dict[str, Any]:
         """What it was made with, JSON-able."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.init}

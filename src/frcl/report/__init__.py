@@ -1,10 +1,8 @@
-"""Reports of finished runs: the HTML page, the figures and the tables."""
+"""Reports of finished runs: the HTML page, figures and tables."""
 
 from frcl.report.comparison import Comparison, ComparisonRow, PairedDifference, comparison_rows
-from frcl.report.gallery import write_figures
-from frcl.report.load import find_runs, read_run
 from frcl.report.page import write_report
-from frcl.report.run import Run
+from frcl.report.run import Run, find_runs, read_run
 from frcl.report.tables import write_tables
 
 __all__ = [
@@ -15,7 +13,6 @@ __all__ = [
     "comparison_rows",
     "find_runs",
     "read_run",
-    "write_figures",
     "write_report",
     "write_tables",
 ]

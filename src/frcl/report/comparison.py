@@ -9,33 +9,34 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-import numpy as np
-
-from frcl.report.derive import Interval, average_curve, paired_interval
-from frcl.report.run import Metric, Run
+from frcl.experiment.metrics import Interval, average_accuracy, over_seeds
+from frcl.experiment.results import MetricName, Result
+from frcl.report.numbers import BY_KEY
+from frcl.report.run import Run
 
 MOST_OPTIONS = 2  # in a label
+COMPARED: tuple[MetricName, ...] = ("average_accuracy", "forgetting", "nll", "ece")
 
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One run; a metric, the bytes or the seconds are None where they were not recorded."""
+    """One run; None where a value was not recorded."""
 
     label: str
     benchmark: str
     method: str
     seeds: int
-    average_accuracy: Metric | None
-    forgetting: Metric | None
-    nll: Metric | None
-    ece: Metric | None
+    average_accuracy: Interval | None
+    forgetting: Interval | None
+    nll: Interval | None
+    ece: Interval | None
     memory_bytes: int | None
     seconds: float | None
 
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """Average accuracy of `first` minus `second` over the seeds both have, with its 95 % interval (Student t)."""
+    """Average accuracy of `first` minus `second` over the seeds that both have, with its 95 % interval."""
 
     benchmark: str
     first: str
@@ -48,7 +49,7 @@ class PairedDifference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `frcl compare` shows."""
+    """The rows and paired differences that `frcl compare` shows."""
 
     rows: tuple[ComparisonRow, ...]
     pairs: tuple[PairedDifference, ...]
@@ -66,27 +67,25 @@ def comparison_rows(runs: Sequence[Run]) -> Comparison:
 def run_labels(runs: Sequence[Run]) -> list[str]:
     """A short name for each run, different for each run of a benchmark.
 
-    Its method; among runs of the same method also the options that differ, or the folder if they are many.
+    The method; among runs of the same method also the options that differ, or the folder if there are many.
     """
-    labels = [run.method for run in runs]
+    kinds = [(run.result.benchmark, run.result.method) for run in runs]
+    labels = [method for _, method in kinds]
     for number, run in enumerate(runs):
-        alike = [other for other in runs if (other.benchmark, other.method) == (run.benchmark, run.method)]
-        differing = differing_options(alike)
+        differing = differing_options([other for other, kind in zip(runs, kinds, strict=True) if kind == kinds[number]])
         if 0 < len(differing) <= MOST_OPTIONS:
-            told = [f"{_last(key, run)}={show(flat(run.config).get(key))}" for key in differing]
-            labels[number] = " ".join([run.method, *told])
+            options = flat(run.result.config)
+            labels[number] += "".join(f" {_last(key, options)}={show(options.get(key))}" for key in differing)
     for suffixes in ([run.folder.name for run in runs], [str(number + 1) for number in range(len(runs))]):
-        seen = Counter((run.benchmark, label) for run, label in zip(runs, labels, strict=True))
-        labels = [
-            f"{label} ({suffixes[number]})" if seen[runs[number].benchmark, label] > 1 else label
-            for number, label in enumerate(labels)
-        ]
+        names = list(zip((benchmark for benchmark, _ in kinds), labels, strict=True))
+        seen = Counter(names)
+        labels = [f"{name[1]} ({suffixes[n]})" if seen[name] > 1 else name[1] for n, name in enumerate(names)]
     return labels
 
 
 def differing_options(runs: Sequence[Run]) -> list[str]:
     """The dotted names of the options in which the runs are not all the same."""
-    options = [flat(run.config) for run in runs]
+    options = [flat(run.result.config) for run in runs]
     names = dict.fromkeys(name for each in options for name in each)
     return [name for name in names if len({show(each.get(name)) for each in options}) > 1]
 
@@ -108,43 +107,33 @@ def show(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def average_by_seed(run: Run) -> dict[int, float]:
-    """Average accuracy of each seed: as recorded, else the mean of the matrix's last row."""
-    recorded = run.metrics.get("average_accuracy")
-    per_seed = recorded.per_seed if recorded is not None else ()
-    if len(per_seed) != len(run.seeds) or not np.isfinite(per_seed).all():
-        per_seed = tuple(average_curve(run.accuracy)[:, -1].tolist())
-    return dict(zip(run.seeds, per_seed, strict=True))
-
-
-def _last(key: str, run: Run) -> str:
+def _last(key: str, options: Mapping[str, Any]) -> str:
     """The last part of a dotted name, unless another option ends the same."""
     last = key.rpartition(".")[2]
-    return last if sum(name.rpartition(".")[2] == last for name in flat(run.config)) <= 1 else key
+    return last if sum(name.rpartition(".")[2] == last for name in options) <= 1 else key
 
 
 def _row(run: Run, label: str) -> ComparisonRow:
-    return ComparisonRow(
-        label=label,
-        benchmark=run.benchmark,
-        method=run.method,
-        seeds=len(run.seeds),
-        average_accuracy=run.metrics.get("average_accuracy"),
-        forgetting=run.metrics.get("forgetting"),
-        nll=run.metrics.get("nll"),
-        ece=run.metrics.get("ece"),
-        memory_bytes=run.memory_total,
-        seconds=run.seconds.get("total"),
-    )
+    result, seconds = run.result, run.result.seconds
+    average, forgetting, nll, ece = (BY_KEY[key].of(result) for key in COMPARED)
+    names = (label, result.benchmark, result.method, len(result.seeds))
+    time = None if seconds is None else seconds.total
+    return ComparisonRow(*names, average, forgetting, nll, ece, memory_total(result), time)
+
+
+def memory_total(result: Result) -> int | None:
+    """Bytes kept after the last task, if recorded."""
+    return None if result.memory_bytes is None else result.memory_bytes.total
 
 
 def _pair(first: tuple[Run, str], second: tuple[Run, str]) -> PairedDifference | None:
-    (one, one_label), (two, two_label) = first, second
+    one, two = first[0].result, second[0].result
     if one.benchmark != two.benchmark or len(one.tasks) != len(two.tasks):
         return None
-    ours, theirs = average_by_seed(one), average_by_seed(two)
+    ours, theirs = (dict(zip(r.seeds, average_accuracy(r.accuracy).tolist(), strict=True)) for r in (one, two))
     seeds = tuple(seed for seed in ours if seed in theirs)
-    if not seeds:
+    difference = over_seeds([ours[seed] - theirs[seed] for seed in seeds])
+    if difference is None:
         return None
-    difference = paired_interval(np.array([ours[s] for s in seeds]), np.array([theirs[s] for s in seeds]))
-    return PairedDifference(one.benchmark, one_label, two_label, seeds, difference, one.memory_total, two.memory_total)
+    kept = memory_total(one), memory_total(two)
+    return PairedDifference(one.benchmark, first[1], second[1], seeds, difference, *kept)

@@ -1,4 +1,4 @@
-"""From a drawn figure to a file or to SVG inside a page, the same bytes every time."""
+"""Figures as files and as SVG in a page; the same figure always gives the same bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH = 4.6  # inches: 10-point text is still readable where the figure is as wide as a phone
+WIDTH = 4.6  # inches; 10-point text stays readable on a phone
 LONGEST_NAME = 18
 PNG_DPI = 220
 ROLES = {colour: role for role, colour in LIGHT.items()}
@@ -27,7 +27,7 @@ ROLES = {colour: role for role, colour in LIGHT.items()}
 
 @dataclass(frozen=True, eq=False)
 class Drawing:
-    """A figure with its words: `caption` explains it, `text` says in words what it shows, `table` has its data."""
+    """A figure with a caption, a description `text` for screen readers, and a table of its data."""
 
     name: str
     title: str
@@ -39,7 +39,7 @@ class Drawing:
 
 @contextmanager
 def style() -> Iterator[None]:
-    """The look of every figure, while it is drawn and while it is written."""
+    """Inside, figures are drawn and written in the style of the report."""
     import matplotlib
 
     look: dict[Any, Any] = {
@@ -79,7 +79,7 @@ def style() -> Iterator[None]:
 
 
 def blank(height: float, rows: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
-    """A new figure with `rows` axes, one above the other."""
+    """A new figure with `rows` axes in one column."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
@@ -88,17 +88,17 @@ def blank(height: float, rows: int = 1, **options: Any) -> tuple[Figure, list[Ax
 
 
 def name_in_figure(name: str, longest: int = LONGEST_NAME) -> str:
-    """A name fit to be drawn: on one line, printable, not too long, and never hidden by the plotting library."""
+    """A label for a figure: one line, printable, not too long, and never hidden by matplotlib (leading underscore)."""
     plain = "".join(letter if letter.isprintable() else " " for letter in name).strip() or "?"
     short = plain if len(plain) <= longest else plain[: longest - 1] + "…"
     return f" {short}" if short.startswith("_") else short
 
 
 def inline_svg(drawing: Drawing) -> str:
-    """SVG to stand inside HTML: real text, colours as CSS variables, ids of its own, hidden from screen readers.
+    """SVG for an HTML page: text as text, colours as CSS variables, unique ids, hidden from screen readers.
 
-    The words for screen readers belong to the element around it. Only what stands in tags is rewritten: the
-    text between them may be anybody's.
+    The description for screen readers belongs to the surrounding element. Only tags are rewritten, never the text
+    between them, which may come from anyone.
     """
     svg = _saved(drawing.figure, "svg", {"svg.fonttype": "none"}, transparent=True).decode()
     svg = svg[svg.index("<svg") :]
@@ -124,14 +124,14 @@ def _page_tag(tag: str, name: str, used: frozenset[str]) -> str:
 
 
 def _page_font(match: re.Match[str]) -> str:
-    """The page's own font, at the size and weight that was drawn."""
+    """The font of the page, with the size and weight of the figure."""
     size = re.search(r"[\d.]+px", match[1])
     weight = "; font-weight: bold" if "bold" in match[1] or "700" in match[1] else ""
     return f"font-family: inherit; font-size: {size[0] if size else '10px'}{weight}"
 
 
 def save(drawing: Drawing, folder: Path) -> list[Path]:
-    """The figure as `name.png` and `name.svg` on white."""
+    """Write the figure as `name.png` and `name.svg` on white."""
     paths = []
     for kind, settings in (("png", {}), ("svg", {"svg.fonttype": "path"})):
         path = folder / f"{drawing.name}.{kind}"

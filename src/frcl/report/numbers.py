@@ -1,4 +1,4 @@
-"""Numbers as a person reads them, and what each metric is called and means."""
+"""Numbers formatted for readers, and the name, unit and meaning of each metric."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from frcl.report.run import Metric
+from frcl.experiment.metrics import Interval
+from frcl.experiment.results import MetricName, Result, Score
 
 Unit = Literal["percent", "points", "plain"]
 SPACE = "\N{NO-BREAK SPACE}"
@@ -15,59 +16,53 @@ MISSING = "not available"
 
 @dataclass(frozen=True)
 class Meaning:
-    """How a metric is shown: `short` heads a column, `says` explains it in one sentence."""
+    """How a metric is shown; `says` explains it in one sentence, `range` has its least and largest possible value."""
 
-    key: str
+    key: MetricName
     title: str
-    short: str
     unit: Unit
     better: Literal["higher", "lower"]
+    range: tuple[float, float]
     says: str
+
+    @property
+    def title_with_unit(self) -> str:
+        return f"{self.title} {symbol(self.unit)}".strip()
+
+    def of(self, result: Result) -> Interval | None:
+        """The metric of a run, with an interval that is clipped to the range: an accuracy never exceeds 100 %."""
+        metric = result.metric(self.key)
+        least, most = self.range
+        if result.score == "r2" and self.key != "auroc":  # R² has no lower bound, nor has the NLL of a density
+            least, most = -math.inf, 1.0 if self.unit == "percent" else math.inf
+        return None if metric is None else metric.clipped(least, most)
 
 
 MEANINGS = (
-    Meaning(
-        "average_accuracy", "Average accuracy", "accuracy", "percent", "higher",
-        "Mean accuracy over all tasks after the last one was learned.",
-    ),
-    Meaning(
-        "accuracy_after_learning", "Accuracy after learning", "after learning", "percent", "higher",
-        "Mean accuracy on each task just after it was learned.",
-    ),
-    Meaning(
-        "forgetting", "Forgetting", "forgetting", "points", "lower",
-        "Mean drop of the earlier tasks from their best accuracy to the end, in percentage points.",
-    ),
-    Meaning(
-        "backward_transfer", "Backward transfer", "backward", "points", "higher",
-        "Mean change of the earlier tasks from just after learning to the end, in percentage points.",
-    ),
-    Meaning(
-        "forward_transfer", "Forward transfer", "forward", "points", "higher",
-        "Mean gain of the later tasks over a fresh learner that sees the task alone, in percentage points.",
-    ),
-    Meaning(
-        "nll", "Negative log-likelihood", "NLL", "plain", "lower",
-        "Of the test labels, in nats per example.",
-    ),
-    Meaning(
-        "brier", "Brier score", "Brier", "plain", "lower",
-        "Squared distance of the class probabilities from the truth.",
-    ),
-    Meaning(
-        "ece", "Calibration error", "ECE", "percent", "lower",
-        "Expected gap between confidence and accuracy (ECE).",
-    ),
-    Meaning(
-        "auroc", "Novelty AUROC", "AUROC", "plain", "higher",
-        "How well the variance tells a task's inputs from another task's; 0.5 is chance.",
-    ),
+    Meaning("average_accuracy", "Average accuracy", "percent", "higher", (0.0, 1.0),
+            "Mean accuracy over all tasks after the last one was learned."),
+    Meaning("accuracy_after_learning", "Accuracy after learning", "percent", "higher", (0.0, 1.0),
+            "Mean accuracy on each task just after it was learned."),
+    Meaning("forgetting", "Forgetting", "points", "lower", (-1.0, 1.0),
+            "Mean drop of the earlier tasks from their best accuracy to the end, in percentage points."),
+    Meaning("backward_transfer", "Backward transfer", "points", "higher", (-1.0, 1.0),
+            "Mean change of the earlier tasks from just after learning to the end, in percentage points."),
+    Meaning("forward_transfer", "Forward transfer", "points", "higher", (-1.0, 1.0),
+            "Mean gain of the later tasks over a new learner that sees the task alone, in percentage points."),
+    Meaning("nll", "Negative log-likelihood", "plain", "lower", (0.0, math.inf),
+            "Of the test labels, in nats per example."),
+    Meaning("brier", "Brier score", "plain", "lower", (0.0, 2.0),
+            "Squared distance of the class probabilities from the true class."),
+    Meaning("ece", "Calibration error", "percent", "lower", (0.0, 1.0),
+            "Expected difference between confidence and accuracy (ECE)."),
+    Meaning("auroc", "Novelty AUROC", "plain", "higher", (0.0, 1.0),
+            "How well the variance separates a task's inputs from another task's; 0.5 is chance."),
 )  # fmt: skip
 BY_KEY = {meaning.key: meaning for meaning in MEANINGS}
 
 
 def number(value: float | None, digits: int) -> str:
-    """Fixed decimals with a true minus sign; no negative zero."""
+    """Fixed decimals with a minus sign (U+2212); no negative zero."""
     if value is None or not math.isfinite(value):
         return "–"
     rounded = f"{value:.{digits}f}"
@@ -81,35 +76,26 @@ def percent(value: float | None, digits: int = 2) -> str:
 
 
 def bare(value: float | None, unit: Unit) -> str:
-    """Without the sign of its unit, for a column or a card that names it once."""
+    """A number without its unit, for a column or a card that names the unit."""
     return number(value, 4) if unit == "plain" or value is None else number(100 * value, 2)
 
 
 def symbol(unit: Unit) -> str:
-    match unit:
-        case "percent":
-            return "%"
-        case "points":
-            return "pp"
-        case "plain":
-            return ""
+    return {"percent": "%", "points": "pp", "plain": ""}[unit]
 
 
-def with_unit(value: float | None, unit: Unit) -> str:
-    shown = bare(value, unit)
-    return f"{shown}{SPACE}{symbol(unit)}" if symbol(unit) and shown != "–" else shown
-
-
-def mean_and_std(metric: Metric | None, unit: Unit) -> str:
+def mean_and_std(metric: Interval | None, unit: Unit) -> str:
     """97.12 ± 0.31, in the unit of the column."""
     if metric is None:
         return MISSING
-    spread = "" if metric.std is None else f" ± {bare(metric.std, unit)}"
-    return bare(metric.mean, unit) + spread
+    return bare(metric.mean, unit) + ("" if metric.std is None else f" ± {bare(metric.std, unit)}")
 
 
-def interval(low: float | None, high: float | None, unit: Unit) -> str:
-    return MISSING if low is None or high is None else f"{bare(low, unit)} to {bare(high, unit)}"
+def interval(metric: Interval | None, unit: Unit) -> str:
+    """The 95 % interval: 96.00 to 98.20."""
+    if metric is None or metric.low is None or metric.high is None:
+        return MISSING
+    return f"{bare(metric.low, unit)} to {bare(metric.high, unit)}"
 
 
 def size(count: int | None) -> str:
@@ -135,6 +121,11 @@ def duration(seconds: float | None) -> str:
         return f"{whole // 60}{SPACE}min {whole % 60:02d}{SPACE}s"
     minutes = round(seconds / 60)
     return f"{minutes // 60}{SPACE}h {minutes % 60:02d}{SPACE}min"
+
+
+def score_word(score: Score) -> str:
+    """The label of an axis of the accuracy matrix."""
+    return "R²" if score == "r2" else "accuracy"
 
 
 def plural(count: int, noun: str) -> str:

@@ -9,17 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from frcl.errors import DataError
+from frcl.experiment.results import Result
 from frcl.files import write_atomically
 from frcl.learners.accounting import KINDS
-from frcl.report.comparison import Comparison, comparison_rows, differing_options, flat, run_labels, show
-from frcl.report.drawing import Drawing, inline_svg, style
+from frcl.report.comparison import (
+    Comparison,
+    comparison_rows,
+    differing_options,
+    flat,
+    memory_total,
+    show,
+)
+from frcl.report.drawing import Drawing, inline_svg, save, style
 from frcl.report.figures import matrix_figure
-from frcl.report.gallery import draw, left_out
+from frcl.report.gallery import draw
 from frcl.report.numbers import (
-    BY_KEY,
     MEANINGS,
     MISSING,
     SPACE,
+    Meaning,
     bare,
     duration,
     interval,
@@ -29,14 +37,11 @@ from frcl.report.numbers import (
     symbol,
 )
 from frcl.report.palette import DARK, LIGHT
-from frcl.report.pictures import contact_sheets, data_address
 from frcl.report.run import Run
 from frcl.report.side_by_side import draw_together
 from frcl.report.tables import Table, paired_table, results_table
 
-REGRESSION = (
-    "These tasks have real numbers as targets: where accuracy is said, the share of variance explained (R²) is meant."
-)
+REGRESSION = "These tasks have real targets: every accuracy on this page is the share of variance explained (R²)."
 SECTIONS = (
     ("accuracy", "Accuracy", ("accuracy-matrix", "accuracy-curves", "forgetting")),
     ("uncertainty", "Uncertainty", ("calibration",)),
@@ -47,81 +52,83 @@ SECTIONS = (
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure in the page; `label` is what a screen reader says."""
+    """A figure in the page; a wide one fills a row."""
 
-    name: str
-    title: str
-    caption: str
-    label: str
+    drawing: Drawing
     svg: str
-    table: Table | None
-    wide: bool = False  # alone in its row, with its words beside it
+    wide: bool = False
 
 
 @dataclass(frozen=True)
 class Headline:
-    """A number to be seen first."""
+    """A number at the top of the page."""
 
     title: str
     value: str
-    unit: str
-    note: str
     says: str
+    unit: str = ""
+    note: str = ""
     spread: str = ""
 
 
-def write_report(runs: Sequence[Run], out: Path) -> Path:
-    """The report of one run, or the comparison of several, as one file at `out`."""
+def write_report(runs: Sequence[Run], out: Path, figures: Path | None = None) -> Path:
+    """Write the report of one run, or the comparison of several, as one file at `out`.
+
+    With `figures`, the figures drawn for it are also written to that folder, as PNG and SVG files.
+    """
     out = Path(out)
     if not runs:
         raise DataError("no run to report on; name at least one run folder")
     if not out.parent.is_dir():
         raise DataError(f"cannot write {out}: the folder {out.parent} does not exist; create it first")
-    html = run_page(runs[0]) if len(runs) == 1 else comparison_page(runs)
-    write_atomically(out, html.encode("utf-8", "replace"))
+    with style():
+        html, drawings = _run_page(runs[0]) if len(runs) == 1 else _comparison_page(runs)
+        write_atomically(out, html.encode("utf-8", "replace"))
+        if figures is not None:
+            figures.mkdir(parents=True, exist_ok=True)
+            for drawing in drawings:
+                save(drawing, figures)
     return out
 
 
-def run_page(run: Run) -> str:
-    """The whole HTML of one run's report."""
-    with style():
-        pictures = {drawing.name: picture(drawing) for drawing in draw(run)}
-        images = [(data_address(sheet), sheet) for sheet in contact_sheets(run)]
+def _run_page(run: Run) -> tuple[str, list[Drawing]]:
+    """The HTML of one run's report, and every figure drawn."""
+    result, gallery = run.result, draw(run)
+    drawn = {drawing.name: drawing for drawing in gallery.drawings}
     sections = {
-        key: (title, in_rows([pictures[name] for name in names if name in pictures])) for key, title, names in SECTIONS
+        key: (title, _pictures([drawn[name] for name in names if name in drawn])) for key, title, names in SECTIONS
     }
-    return _render(
+    hero, *headlines = [_headline(result, meaning) for meaning in MEANINGS]
+    html = _render(
         "run.html.j2",
-        title=f"{run.method} on {run.benchmark}",
+        title=f"{result.method} on {result.benchmark}",
         kind="Run report",
-        facts=facts(run),
-        run=run,
-        hero=headline(run, "average_accuracy"),
-        headlines=[headline(run, meaning.key) for meaning in MEANINGS[1:]],
-        costs=costs(run),
+        facts=_facts(result),
+        run=result,
+        hero=hero,
+        headlines=headlines,
+        costs=_costs(result),
         sections={key: section for key, section in sections.items() if section[1]},
-        images=images,
-        memory=memory_table(run),
-        kinds=kinds_table(run),
-        options=options_table(run),
-        environment=environment_table(run),
-        left_out=left_out(run),
-        notice=REGRESSION if run.score == "r2" else "",
+        sheets=gallery.sheets,
+        memory=_memory_tables(result),
+        options=_options_table(result),
+        environment=_environment_table(result),
+        left_out=gallery.left_out,
+        notice=REGRESSION if result.score == "r2" else "",
     )
+    return html, gallery.drawings
 
 
-def comparison_page(runs: Sequence[Run]) -> str:
-    """The whole HTML of a comparison; runs of different benchmarks stand in sections of their own."""
-    labels = run_labels(runs)
-    groups: dict[str, list[tuple[Run, str]]] = {}
-    for run, label in zip(runs, labels, strict=True):
-        groups.setdefault(run.benchmark, []).append((run, label))
+def _comparison_page(runs: Sequence[Run]) -> tuple[str, list[Drawing]]:
+    """The HTML of a comparison, a section per benchmark, and every figure drawn."""
     comparison = comparison_rows(runs)
-    with style():
-        parts = [_group(number, name, group, comparison) for number, (name, group) in enumerate(groups.items())]
-        details = [_detail(number, run, label) for number, (run, label) in enumerate(zip(runs, labels, strict=True))]
+    groups: dict[str, list[tuple[Run, str]]] = {}
+    for run, row in zip(runs, comparison.rows, strict=True):
+        groups.setdefault(run.result.benchmark, []).append((run, row.label))
+    parts = [_group(number, name, group, comparison) for number, (name, group) in enumerate(groups.items())]
+    details = [_detail(number, run.result, comparison.rows[number].label) for number, run in enumerate(runs)]
     where = ", ".join(groups) if len(groups) <= 3 else plural(len(groups), "benchmark")
-    return _render(
+    html = _render(
         "comparison.html.j2",
         title=f"{plural(len(runs), 'run')} on {where}",
         kind="Comparison",
@@ -129,124 +136,119 @@ def comparison_page(runs: Sequence[Run]) -> str:
         groups=parts,
         details=details,
     )
+    pictures = [picture for part in parts for picture in part["pictures"]] + [one["picture"] for one in details]
+    return html, [picture.drawing for picture in pictures]
 
 
-def picture(drawing: Drawing) -> Picture:
-    return Picture(drawing.name, drawing.title, drawing.caption, drawing.text, inline_svg(drawing), drawing.table)
+def _pictures(drawings: Sequence[Drawing]) -> list[Picture]:
+    """Two in a row; an odd one at the end is wide."""
+    odd = len(drawings) % 2
+    return [Picture(one, inline_svg(one), bool(odd) and one is drawings[-1]) for one in drawings]
 
 
-def in_rows(pictures: list[Picture]) -> list[Picture]:
-    """Two in a row; an odd one at the end has the row for itself."""
-    return [*pictures[:-1], replace(pictures[-1], wide=True)] if len(pictures) % 2 else pictures
-
-
-def headline(run: Run, key: str) -> Headline:
-    """One metric as a card; a metric that is not there says so."""
-    meaning, metric = BY_KEY[key], run.metrics.get(key)
+def _headline(result: Result, meaning: Meaning) -> Headline:
+    """One metric as a card."""
+    metric, unit = meaning.of(result), meaning.unit
     if metric is None:
-        return Headline(meaning.title, MISSING, "", "", meaning.says)
-    spread = "" if metric.std is None else f"± {bare(metric.std, meaning.unit)}"
-    note = ""
-    if metric.low is not None and metric.high is not None:
-        bounds = interval(metric.low, metric.high, meaning.unit).replace(" ", SPACE)
-        note = f"95{SPACE}% interval {bounds}"
-    return Headline(meaning.title, bare(metric.mean, meaning.unit), symbol(meaning.unit), note, meaning.says, spread)
+        return Headline(meaning.title, MISSING, meaning.says)
+    bounds = interval(metric, unit).replace(" ", SPACE)
+    note = "" if metric.low is None else f"95{SPACE}% interval {bounds}"
+    spread = "" if metric.std is None else f"± {bare(metric.std, unit)}"
+    return Headline(meaning.title, bare(metric.mean, unit), meaning.says, symbol(unit), note, spread)
 
 
-def costs(run: Run) -> list[Headline]:
-    """What the run kept and took."""
-    per_task = f"{size(max(run.memory))} for the largest task" if run.memory else ""
+def _costs(result: Result) -> list[Headline]:
+    """Memory and time of the run."""
+    memory, seconds, peak = result.memory_bytes, result.seconds, result.peak_memory_bytes
+    largest = f"{size(max(memory.per_task))} for the largest task" if memory and memory.per_task else ""
+    time = duration(None if seconds is None else seconds.total)
     found = [
-        Headline("Memory kept", size(run.memory_total), "", per_task, "Of past tasks, after the last one."),
-        Headline("Time", duration(run.seconds.get("total")), "", plural(len(run.seeds), "seed"), "All seeds together."),
+        Headline("Memory kept", size(memory_total(result)), "Of past tasks, after the last one.", note=largest),
+        Headline("Time", time, "All seeds together.", note=plural(len(result.seeds), "seed")),
     ]
-    if run.peak_memory is not None:
-        found.append(Headline("Peak memory", size(run.peak_memory), "", "", "The most the run held at once."))
-    return found
+    return found if peak is None else [*found, Headline("Peak memory", size(peak), "The most memory in use at once.")]
 
 
-def facts(run: Run) -> list[str]:
+def _facts(result: Result) -> list[str]:
     """The line under the title."""
-    found = [plural(len(run.tasks), "task"), plural(len(run.seeds), "seed")]
-    if "device" in run.environment:
-        found.append(run.environment["device"])
-    return [*found, when(run.started)] if run.started else found
+    found = [plural(len(result.tasks), "task"), plural(len(result.seeds), "seed")]
+    return [*found, *(fact for fact in (result.environment.get("device"), _when(result.started)) if fact)]
 
 
-def when(started: str) -> str:
-    """A time without seconds, in the zone it was recorded in; anything else as it stands."""
+def _when(started: str) -> str:
+    """A time without seconds, in its recorded zone; any other text unchanged."""
     try:
         moment = datetime.fromisoformat(started)
     except ValueError:
         return started
-    zone = " UTC" if moment.utcoffset() == timedelta(0) else ""
-    return f"{moment:%Y-%m-%d %H:%M}{zone}"
+    return f"{moment:%Y-%m-%d %H:%M}{' UTC' if moment.utcoffset() == timedelta(0) else ''}"
 
 
-def options_table(run: Run) -> Table:
-    rows = tuple((name, show(value)) for name, value in flat(run.config).items())
+def _options_table(result: Result) -> Table:
+    rows = tuple((name, show(value)) for name, value in flat(result.config).items())
     return Table("options", "Resolved options", ("Option", "Value"), rows)
 
 
-def environment_table(run: Run) -> Table:
-    return Table("environment", "Where it ran", ("Part", "Version"), tuple(run.environment.items()))
+def _environment_table(result: Result) -> Table:
+    return Table("environment", "Software and hardware", ("Part", "Version"), tuple(result.environment.items()))
 
 
-def memory_table(run: Run) -> Table | None:
-    if not run.memory:
-        return None
-    rows = [(task, size(count), f"{count:,}") for task, count in zip(run.tasks, run.memory, strict=False)]
-    return Table("memory", "Memory kept for each task", ("Task", "Kept", "Bytes"), tuple(rows))
+def _memory_tables(result: Result) -> list[Table]:
+    """Memory kept, by task and by kind."""
+    memory = result.memory_bytes
+    if memory is None:
+        return []
+    tasks = tuple((task, size(count), f"{count:,}") for task, count in zip(result.tasks, memory.per_task, strict=False))
+    kinds = tuple((kind, KINDS.get(kind, ""), size(count), f"{count:,}") for kind, count in memory.parts.items())
+    tables = (
+        Table("memory", "Memory kept for each task", ("Task", "Kept", "Bytes"), tasks),
+        Table("kinds", "Memory kept by kind, after the last task", ("Kind", "What", "Kept", "Bytes"), kinds),
+    )
+    return [table for table in tables if table.rows]
 
 
-def kinds_table(run: Run) -> Table | None:
-    if not run.kinds:
-        return None
-    rows = [(kind, KINDS.get(kind, ""), size(count), f"{count:,}") for kind, count in run.kinds.items()]
-    return Table("kinds", "Memory kept by kind, after the last task", ("Kind", "What", "Kept", "Bytes"), tuple(rows))
-
-
-def without_benchmark(table: Table) -> Table:
-    """The table less the column that its section's heading already says."""
+def _without_benchmark(table: Table) -> Table:
+    """The table without the column that repeats the heading of its section."""
     place = table.columns.index("Benchmark")
-    rows = tuple(row[:place] + row[place + 1 :] for row in table.rows)
-    return replace(table, columns=table.columns[:place] + table.columns[place + 1 :], rows=rows)
+    columns, *rows = (row[:place] + row[place + 1 :] for row in (table.columns, *table.rows))
+    return replace(table, columns=columns, rows=tuple(rows))
 
 
 def _group(number: int, name: str, group: list[tuple[Run, str]], comparison: Comparison) -> dict[str, Any]:
+    """The section of one benchmark."""
     inside = Comparison(
         tuple(row for row in comparison.rows if row.benchmark == name),
         tuple(pair for pair in comparison.pairs if pair.benchmark == name),
     )
-    together = draw_together(group) if len(group) > 1 else []
-    drawings = [replace(drawing, name=f"{drawing.name}-{number}") for drawing in together]
-    differing = differing_options([run for run, _ in group])
-    rows = [(option, *(show(flat(run.config).get(option)) for run, _ in group)) for option in differing]
+    results = [(run.result, label) for run, label in group]
+    drawings = draw_together(results) if len(group) > 1 else []
+    options = [flat(result.config) for result, _ in results]
+    rows = [(key, *(show(each.get(key)) for each in options)) for key in differing_options([run for run, _ in group])]
     columns = ("Option", *(label for _, label in group))
     return {
         "id": f"benchmark-{number}",
         "name": name,
-        "notice": REGRESSION if any(run.score == "r2" for run, _ in group) else "",
-        "results": without_benchmark(results_table(inside)),
-        "pictures": in_rows([picture(drawing) for drawing in drawings]),
-        "paired": without_benchmark(paired_table(inside)) if inside.pairs else None,
+        "notice": REGRESSION if any(result.score == "r2" for result, _ in results) else "",
+        "results": _without_benchmark(results_table(inside)),
+        "pictures": _pictures([replace(drawing, name=f"{drawing.name}-{number}") for drawing in drawings]),
+        "paired": _without_benchmark(paired_table(inside)) if inside.pairs else None,
         "differing": Table("differing", "Options that differ", columns, tuple(rows)) if rows else None,
     }
 
 
-def _detail(number: int, run: Run, label: str) -> dict[str, Any]:
-    drawing = matrix_figure(run)
-    metrics = [(f"{m.title} {symbol(m.unit)}".strip(), mean_and_std(run.metrics.get(m.key), m.unit)) for m in MEANINGS]
+def _detail(number: int, result: Result, label: str) -> dict[str, Any]:
+    """One run of a comparison."""
+    drawing = matrix_figure(result)
+    rows = tuple((meaning.title_with_unit, mean_and_std(meaning.of(result), meaning.unit)) for meaning in MEANINGS)
+    drawing = replace(drawing, name=f"{drawing.name}-run-{number}")
     return {
-        "label": f"{label} on {run.benchmark}",
-        "run": run,
-        "facts": facts(run),
-        "picture": picture(replace(drawing, name=f"{drawing.name}-run-{number}")),
-        "metrics": Table(
-            "metrics", "Metrics, mean ± standard deviation over seeds", ("Metric", "Value"), tuple(metrics)
-        ),
-        "options": options_table(run),
-        "environment": environment_table(run),
+        "label": f"{label} on {result.benchmark}",
+        "run": result,
+        "facts": _facts(result),
+        "picture": Picture(drawing, inline_svg(drawing)),
+        "metrics": Table("metrics", "Metrics, mean ± standard deviation over seeds", ("Metric", "Value"), rows),
+        "options": _options_table(result),
+        "environment": _environment_table(result),
     }
 
 

@@ -1,7 +1,7 @@
-"""Colours in one place, for light and for dark; safe for colour-blind readers, tested for contrast.
+"""All colours, for the light and the dark theme; safe for colour-blind readers, tested for contrast.
 
-Figures are drawn in the light colours. Each light colour is used for one role alone, so that in a page every
-colour can be replaced by the role's CSS variable and follow the reader's choice of light or dark.
+Figures are drawn in the light colours. Each light colour has exactly one role, so that a page can replace it by
+the CSS variable of the role, which follows the theme of the reader.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ DARK = _roles(
 
 
 def series(number: int) -> str:
-    """The colour of the `number`-th thing of a kind; they repeat after `SERIES`."""
+    """The colour of the `number`-th series; colours repeat after `SERIES`."""
     return LIGHT[f"series-{number % SERIES}"]
 
 
 def in_order(number: int, of: int) -> str:
-    """The colour of the `number`-th of many things that have an order."""
+    """The colour of the `number`-th of `of` ordered items."""
     return LIGHT[f"order-{round(number * (len(_ORDER_LIGHT) - 1) / max(of - 1, 1))}"]
 
 
@@ -80,15 +80,3 @@ def heat(share: float) -> tuple[str, str]:
     """The colour for a share between 0 and 1, and that of text on it."""
     level = min(int(min(max(share, 0.0), 1.0) * HEAT_LEVELS), HEAT_LEVELS - 1)
     return LIGHT[f"heat-{level}"], LIGHT[f"on-heat-{level}"]
-
-
-def contrast(first: str, second: str) -> float:
-    """Contrast ratio of two colours as WCAG 2 defines it, 1 to 21."""
-    bright, dim = sorted((_luminance(first), _luminance(second)), reverse=True)
-    return (bright + 0.05) / (dim + 0.05)
-
-
-def _luminance(colour: str) -> float:
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -1,4 +1,4 @@
-"""The inducing inputs of each task as pictures, where they are images."""
+"""The inducing inputs of each task as contact sheets, where they are images."""
 
 from __future__ import annotations
 
@@ -11,51 +11,57 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from frcl.experiment.metrics import Floats
 from frcl.report.drawing import WIDTH, Drawing, blank, name_in_figure
 from frcl.report.numbers import plural
-from frcl.report.run import Floats, Run
+from frcl.report.run import Run, learners_task
 
 COLUMNS = 10
 MOST_IMAGES = 40  # of one task
 TINT = 0.05
-SMALLEST_SIDE = 5  # a square number of features under 25 is no picture
+SMALLEST_SIDE = 5  # fewer than 25 features are not taken for an image
 
 
 @dataclass(frozen=True, eq=False)
 class Contact:
-    """One task's sheet of images [height, width] or [height, width, 3] in 0..1, NaN between and after the images."""
+    """The images of one task on one sheet: RGBA pixels [height, width, 4], clear between the images.
+
+    ink: whether the images are grey, so that they can be inverted on a dark page
+    """
 
     task: str
-    shown: int
-    kept: int
-    side: int
-    sheet: Floats
-
-    @property
-    def caption(self) -> str:
-        part = "" if self.shown == self.kept else f", the first {self.shown} shown"
-        return f"{plural(self.kept, 'image')} of {self.side}×{self.side}{part}"
+    caption: str
+    pixels: NDArray[np.uint8]
+    ink: bool
 
     @property
     def text(self) -> str:
-        """What the sheet is, in words."""
         return f"Inducing inputs, {self.task}: {self.caption}"
+
+    @property
+    def address(self) -> str:
+        """The sheet as a PNG in a data URL."""
+        from PIL import Image
+
+        buffer = io.BytesIO()
+        Image.fromarray(self.pixels).save(buffer, format="PNG", optimize=True)
+        return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def contact_sheets(run: Run) -> list[Contact]:
     """A sheet for each of the learner's tasks whose inducing inputs are images."""
-    pairs = [(run.learners_task(number), as_images(points)) for number, points in run.points.items()]
+    pairs = [(learners_task(run.result, number), as_images(points)) for number, points in run.points.items()]
     found = [(task, images) for task, images in pairs if images is not None and len(images)]
-    if not found:
-        return []
-    low = min(0.0, min(float(images.min()) for _, images in found))
-    high = max(max(float(images.max()) for _, images in found), low + 1e-12)
-    high = 1.0 if low == 0.0 and high <= 1.0 else high
-    return [
-        Contact(task, min(len(images), MOST_IMAGES), len(images), images.shape[1],
-                sheet((images[:MOST_IMAGES] - low) / (high - low)))
-        for task, images in found
-    ]  # fmt: skip
+    low = min((float(images.min()) for _, images in found), default=0.0)
+    high = max((float(images.max()) for _, images in found), default=1.0)
+    low, high = min(low, 0.0), max(high, 1.0 if low >= 0.0 else low + 1e-12)
+    sheets = []
+    for task, images in found:
+        shown = images[:MOST_IMAGES]
+        part = "" if len(shown) == len(images) else f", the first {len(shown)} shown"
+        caption = f"{plural(len(images), 'image')} of {images.shape[1]}×{images.shape[1]}{part}"
+        sheets.append(Contact(task, caption, to_rgba(sheet((shown - low) / (high - low))), images.ndim == 3))
+    return sheets
 
 
 def as_images(points: NDArray[Any]) -> Floats | None:
@@ -86,17 +92,8 @@ def sheet(images: Floats) -> Floats:
     return found
 
 
-def data_address(contact: Contact) -> str:
-    """The sheet as a PNG inside an address: ink dark on clear, gaps clear."""
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    Image.fromarray(to_rgba(contact.sheet)).save(buffer, format="PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-
-
 def to_rgba(sheet: Floats) -> NDArray[np.uint8]:
-    """Grey images become black ink on a clear ground with a faint tint, colour images stay; NaN is clear."""
+    """Grey images become black on a transparent, faintly tinted ground; colour images stay; NaN is transparent."""
     clear = np.isnan(sheet) if sheet.ndim == 2 else np.isnan(sheet[..., 0])
     if sheet.ndim == 2:
         colour, cover = np.zeros((*sheet.shape, 3)), TINT + (1 - TINT) * sheet
@@ -107,14 +104,13 @@ def to_rgba(sheet: Floats) -> NDArray[np.uint8]:
 
 
 def points_figure(contacts: list[Contact]) -> Drawing:
-    """All sheets below each other, for the figure files."""
-    ratios = [contact.sheet.shape[0] / contact.sheet.shape[1] for contact in contacts]
-    height = sum(0.72 * WIDTH * max(ratio, 0.1) + 0.3 for ratio in ratios)
-    figure, places = blank(height, rows=len(contacts), height_ratios=[max(ratio, 0.1) for ratio in ratios])
+    """All sheets in one figure, for the files; the page shows the same sheets in a grid."""
+    ratios = [max(contact.pixels.shape[0] / contact.pixels.shape[1], 0.1) for contact in contacts]
+    height = sum(0.72 * WIDTH * ratio + 0.3 for ratio in ratios)
+    figure, places = blank(height, rows=len(contacts), height_ratios=ratios)
     for axes, contact in zip(places, contacts, strict=True):
-        axes.imshow(to_rgba(contact.sheet), interpolation="none")
+        axes.imshow(contact.pixels, interpolation="none")
         axes.set_title(name_in_figure(contact.task), loc="left")
         axes.axis("off")
     text = "; ".join(contact.text for contact in contacts)
-    caption = "The inputs kept of each task, of the first seed."
-    return Drawing("inducing-images", "Inducing images", caption, text, figure)
+    return Drawing("inducing-images", "Inducing images", "The inputs kept of each task, first seed.", text, figure)

@@ -1,8 +1,11 @@
-"""What a finished run left behind, as plain immutable records."""
+"""Run folders: the result of each run and the inducing inputs it kept. A damaged file is refused in one line."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import re
+import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,108 +13,78 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from frcl.errors import DataError
+from frcl.experiment.metrics import Floats as Floats
+from frcl.experiment.results import RESULT, Result, read_result
 
-
-@dataclass(frozen=True)
-class Metric:
-    """A number over seeds; std and the 95 % interval (low, high) are None with one seed."""
-
-    mean: float
-    std: float | None
-    low: float | None
-    high: float | None
-    per_seed: tuple[float, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Calibration:
-    """Bins of confidence, pooled over seeds: edges [B + 1]; count, confidence, accuracy [B], NaN where empty."""
-
-    edges: Floats
-    count: Floats
-    confidence: Floats
-    accuracy: Floats
-
-
-@dataclass(frozen=True, eq=False)
-class Steps:
-    """The thinned step log of the first seed: `position` counts steps over all tasks; terms in nats per example."""
-
-    every: int
-    task: NDArray[np.int64]
-    position: Floats
-    terms: Mapping[str, Floats]
-
-
-@dataclass(frozen=True)
-class BoundaryScore:
-    """How well the switches were found at one threshold; None where it is not defined."""
-
-    threshold: float
-    precision: float | None
-    recall: float | None
-    f1: float | None
-    delay: float | None
-
-
-@dataclass(frozen=True, eq=False)
-class Boundaries:
-    """The boundary statistic over steps (NaN where no test was made), and the switches, of the first seed.
-
-    scores     means over seeds at each of several thresholds
-    acted_on   precision, recall and f1 of the switches the learner acted on, over seeds
-    """
-
-    true: Floats
-    found: Floats
-    threshold: float | None
-    statistic: Floats
-    statistic_step: Floats
-    scores: tuple[BoundaryScore, ...]
-    acted_on: Mapping[str, Metric] = field(default_factory=dict)
+POINTS = "points.npz"
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run folder.
-
-    score      what `accuracy` holds: "accuracy", or "r2" (share of variance explained) for regression
-    accuracy   [S, T, T], axes (seed, after learning task, on task), NaN above the diagonal
-    metrics    by name as in `result.json`; a name that is missing was not available
-    memory     bytes kept for each task, [T]; None if not recorded
-    kinds      bytes kept after the last task by kind: points, posterior, heads and so on; empty if not recorded
-    points     inducing inputs [M, ...] of the learner's tasks by number, of the first seed
-    """
+    """A run folder: its result, and the inducing inputs [M, ...] of the learner's tasks by number, first seed."""
 
     folder: Path
-    benchmark: str
-    method: str
-    seeds: tuple[int, ...]
-    tasks: tuple[str, ...]
-    accuracy: Floats
-    score: str = "accuracy"
-    config: Mapping[str, Any] = field(default_factory=dict)
-    metrics: Mapping[str, Metric] = field(default_factory=dict)
-    calibration: Calibration | None = None
-    memory_total: int | None = None
-    memory: tuple[int, ...] | None = None
-    kinds: Mapping[str, int] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    peak_memory: int | None = None
-    steps: Steps | None = None
-    boundaries: Boundaries | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    command: str = ""
-    started: str = ""
-    points: Mapping[int, NDArray[Any]] = field(default_factory=dict)
+    result: Result
+    points: dict[int, NDArray[Any]] = field(default_factory=dict)
 
-    @property
-    def score_word(self) -> str:
-        return "R²" if self.score == "r2" else "accuracy"
+    @classmethod
+    def of(cls, folder: Path, result: Result) -> Run:
+        """The run in a folder whose result is already known; reads the inducing inputs alone."""
+        return cls(folder, result, _read_points(folder / POINTS))
 
-    def learners_task(self, number: int) -> str:
-        """The name of a task as the learner counts them: with hidden boundaries, those that it found."""
-        if self.boundaries is not None:
-            return f"found task {number + 1}"
-        return self.tasks[number] if 0 <= number < len(self.tasks) else f"task {number + 1}"
+
+def read_run(folder: Path) -> Run:
+    """The run in a folder; parts that are missing in its files are empty."""
+    return Run.of(Path(folder), read_result(Path(folder) / RESULT))
+
+
+def find_runs(paths: Sequence[Path]) -> list[Run]:
+    """The runs at `paths`: each a run folder, or a folder that contains run folders at any depth."""
+    folders: dict[Path, None] = {}
+    for path in map(Path, paths):
+        found = _run_folders(path)
+        if not found:
+            raise DataError(
+                f"no run in {path}: neither it nor a folder under it has a {RESULT}; name a folder that `frcl run` made"
+            )
+        folders.update((folder.resolve(), None) for folder in found)
+    return [read_run(folder) for folder in folders]
+
+
+def _run_folders(path: Path) -> list[Path]:
+    if path.name == RESULT and path.is_file():
+        return [path.parent]
+    if not path.is_dir():
+        raise DataError(f"no such folder: {path}; name a folder that `frcl run` made")
+    found = []
+    for place, below, files in os.walk(path):
+        below.sort()
+        if RESULT in files:
+            found.append(Path(place))
+            below.clear()
+    return found
+
+
+def _read_points(path: Path) -> dict[int, NDArray[Any]]:
+    """The arrays task_0, task_1, … by number; none if there is no file."""
+    if not path.is_file():
+        return {}
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            numbers = sorted(int(name[5:]) for name in arrays.files if re.fullmatch(r"task_\d{1,6}", name))
+            points = {number: np.asarray(arrays[f"task_{number}"]) for number in numbers}
+    except (ValueError, OSError, EOFError, TypeError, AttributeError, KeyError, zipfile.BadZipFile) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path} is damaged or was not written by frcl: {reason}") from error
+    for number, array in points.items():
+        if array.ndim < 2 or array.dtype.kind not in "fiub" or not np.isfinite(array).all():
+            raise DataError(f"{path} is damaged: task_{number} is not an array of finite numbers [points, ...]")
+    return points
+
+
+def learners_task(result: Result, number: int) -> str:
+    """The name of a task by the learner's own number; with hidden boundaries those are the tasks that it found."""
+    if result.boundaries is not None:
+        return f"found task {number + 1}"
+    return result.tasks[number] if 0 <= number < len(result.tasks) else f"task {number + 1}"

@@ -1,6 +1,7 @@
-"""The holds beside the paper's KL, as formulas: each against a plain loop over tasks, without padding."""
+"""The regularisers beside the paper's KL, as formulas: each against a plain loop over tasks, without padding."""
 
 import itertools
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -8,12 +9,15 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Independent, Normal, kl_divergence
 from torch.func import functional_call
 
-from frcl import MLP
-from frcl.regularisers.current_inputs import current_inputs
-from frcl.regularisers.curvature import Anchor, curvature, next_anchor
-from frcl.regularisers.fisher import diagonal_fisher, gaussian_fisher
-from frcl.regularisers.heads import divergence, functions_at, make_block
+from frcl import MLP, CurrentInputs, Curvature
+from frcl import likelihoods as models
+from frcl.regularisers.current_inputs import Constants
+from frcl.regularisers.fisher import diagonal_fisher
+from frcl.regularisers.heads import HeadBlock, divergence, functions_at, make_block
 from frcl.regularisers.memory_targets import make_targets, memory_targets
+from frcl.regularisers.protocol import FeatureMap, Step, Task
+from frcl.regularisers.quadratic import quadratic, running_sum
+from frcl.trees import tree_map
 
 D = torch.float64
 K, B = 5, 7
@@ -23,6 +27,38 @@ FUNCTIONS, POINTS, SIZES = (1, 4, 3, 2, 1), (3, 5, 2, 4, 1), (90.0, 40.0, 7.0, 1
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=D)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A past task as a regulariser sees it."""
+
+    likelihood: models.Likelihood
+    head: Tensor
+    likelihood_params: dict[str, Tensor]
+    size: int = 100
+
+
+def kept(kind: str, head: Tensor, variance: Tensor | None = None) -> Kept:
+    labels = tuple(range(max(2, len(head))))
+    match kind:
+        case "bernoulli":
+            return Kept(models.Bernoulli((0, 1)), head, {})
+        case "softmax":
+            return Kept(models.Softmax(labels), head, {})
+        case _:
+            return Kept(models.Gaussian(len(head)), head, {"log_noise": variance.log()})
+
+
+def current_inputs(
+    Phi_old: Tensor, Phi: Tensor, block: HeadBlock, heads: Tensor, index: Tensor | None = None
+) -> Tensor:
+    """The penalty of CurrentInputs(1) where the old and the new network give these features."""
+    step = Step(
+        features=lambda theta, x: Phi_old, theta={}, head=heads, heads=heads, x=Phi, y=Phi, Phi=Phi, Phi_z=None,
+        tasks=index, past_tasks=block.tasks, N=torch.tensor(1.0),
+    )  # fmt: skip
+    return CurrentInputs(1.0).penalty(step, Constants({}, block), ())
 
 
 def apart(kind: str, old: Tensor, new: Tensor, variance: Tensor) -> Tensor:
@@ -46,9 +82,11 @@ class Setting:
         self.means = [randn(C, M, seed=40 + i) for i, (C, M) in enumerate(zip(FUNCTIONS, POINTS, strict=True))]
         self.Phi_z = [randn(M, K, seed=50 + i) for i, M in enumerate(POINTS)]
         self.Phi_old, self.Phi = randn(B, K, seed=1), randn(B, K, seed=2)
-        precision = [1 / v if kind == "gaussian" else None for kind, v in zip(KINDS, self.variance, strict=True)]
-        self.block = make_block(self.old, precision)
-        self.moved = make_block(self.new, precision).heads
+        self.block, moved = (
+            make_block([kept(*one) for one in zip(KINDS, heads, self.variance, strict=True)])
+            for heads in (self.old, self.new)
+        )
+        self.moved = moved.heads
         self.targets = make_targets(self.means, SIZES, self.block.heads.shape[1])
         M = max(POINTS)
         self.padded = torch.stack([torch.cat([Phi, Phi[:1].expand(M - len(Phi), K)]) for Phi in self.Phi_z])
@@ -62,6 +100,10 @@ class Setting:
         """(N_i/M_i) Σ_j D of one task."""
         pairs = zip(self.means[task].mT, self.Phi_z[task] @ self.new[task].mT, strict=True)
         return SIZES[task] / POINTS[task] * sum(apart(KINDS[task], a, b, self.variance[task]) for a, b in pairs)
+
+
+def at(tree, index: Tensor | None):
+    return tree if index is None else tree_map(lambda part: part[index], tree)
 
 
 @pytest.fixture
@@ -84,10 +126,10 @@ def test_two_functions_of_a_softmax_are_one_of_a_bernoulli():
     """softmax [f, 0], and softmax [a, b] with f = a − b."""
     one, two = randn(1, K, seed=1), randn(1, K, seed=2)
     pairs = [torch.cat([head + one, one]) for head in (one, two)]
-    binary, softmax = make_block([one], [None]), make_block([pairs[0]], [None])
+    binary, softmax = make_block([kept("bernoulli", one)]), make_block([kept("softmax", pairs[0])])
     Phi = randn(B, K, seed=3)
     values = []
-    for block, heads in ((binary, torch.cat([two, 0 * two])), (softmax, pairs[1])):
+    for block, heads in ((binary, two), (softmax, pairs[1])):
         values.append(divergence(functions_at(Phi, block.heads), functions_at(Phi, heads[None]), block))
     torch.testing.assert_close(values[0], values[1], rtol=1e-12, atol=1e-14)
 
@@ -100,33 +142,31 @@ def test_values_and_gradients_are_those_of_a_loop(setting, tasks):
     leaves = {"Phi": setting.Phi, "moved": setting.moved, "padded": setting.padded}
     for value in (*leaves.values(), *setting.new, *setting.Phi_z):
         value.requires_grad_()
-    part, targets = setting.block.at(index), setting.targets.at(index)
-    heads = part.trained(setting.moved if index is None else setting.moved[index])
-    Phi_z = setting.padded if index is None else setting.padded[index]
-    ours = current_inputs(setting.Phi_old, setting.Phi, part, heads, 5) + 0.01 * memory_targets(
-        Phi_z, targets, part, heads, 5
-    )
+    part, targets = setting.block.at(index), at(setting.targets, index)
+    heads = at(setting.moved, index) * part.own[..., None]
     scale = 5 / len(looked_at)
+    ours = current_inputs(setting.Phi_old, setting.Phi, setting.block, setting.moved, index)
+    ours = ours + 0.01 * memory_targets(at(setting.padded, index), targets, part, heads, scale)
     loop = scale * sum(setting.current_inputs(i) + 0.01 * setting.memory_targets(i) for i in looked_at)
     torch.testing.assert_close(ours, loop, rtol=1e-10, atol=0)
     found = dict(zip(leaves, torch.autograd.grad(ours, list(leaves.values())), strict=True))
-    slopes = torch.autograd.grad(loop, [setting.Phi, *setting.new, *setting.Phi_z], materialize_grads=True)
-    torch.testing.assert_close(found["Phi"], slopes[0], rtol=1e-10, atol=1e-12)
+    gradients = torch.autograd.grad(loop, [setting.Phi, *setting.new, *setting.Phi_z], materialize_grads=True)
+    torch.testing.assert_close(found["Phi"], gradients[0], rtol=1e-10, atol=1e-12)
     for i, C in enumerate(FUNCTIONS):
-        torch.testing.assert_close(found["moved"][i, :C], slopes[1 + i], rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(found["moved"][i, :C], gradients[1 + i], rtol=1e-10, atol=1e-12)
         assert not found["moved"][i, C:].any()
-        torch.testing.assert_close(found["padded"][i, : POINTS[i]], slopes[6 + i], rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(found["padded"][i, : POINTS[i]], gradients[6 + i], rtol=1e-10, atol=1e-12)
         assert not found["padded"][i, POINTS[i] :].any()
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_the_mean_over_all_subsets_is_the_whole(setting, count):
     def both(index: Tensor | None) -> Tensor:
-        part, heads = setting.block.at(index), setting.moved if index is None else setting.moved[index]
-        Phi_z = setting.padded if index is None else setting.padded[index]
+        part, heads = setting.block.at(index), at(setting.moved, index)
+        scale = 1.0 if index is None else 5 / len(index)
         return torch.stack([
-            current_inputs(setting.Phi_old, setting.Phi, part, heads, 5),
-            memory_targets(Phi_z, setting.targets.at(index), part, heads, 5),
+            current_inputs(setting.Phi_old, setting.Phi, setting.block, setting.moved, index),
+            memory_targets(at(setting.padded, index), at(setting.targets, index), part, heads, scale),
         ])  # fmt: skip
 
     subsets = [both(torch.tensor(chosen)) for chosen in itertools.combinations(range(5), count)]
@@ -135,16 +175,16 @@ def test_the_mean_over_all_subsets_is_the_whole(setting, count):
 
 def test_equal_functions_are_at_distance_zero_with_zero_gradient(setting):
     Phi, heads = setting.Phi.requires_grad_(), setting.block.heads.clone().requires_grad_()
-    value = current_inputs(setting.Phi.detach(), Phi, setting.block, setting.block.trained(heads), 5)
+    value = current_inputs(setting.Phi.detach(), Phi, setting.block, heads)
     assert abs(float(value.detach())) < 1e-14
-    for slope in torch.autograd.grad(value, (Phi, heads)):
-        assert float(slope.abs().max()) < 1e-14
+    for one_gradient in torch.autograd.grad(value, (Phi, heads)):
+        assert float(one_gradient.abs().max()) < 1e-14
 
 
 def test_far_apart_functions_stay_finite():
-    block = make_block([1e4 * torch.ones(1, 2), -1e4 * torch.ones(3, 2)], [None, None])
+    block = make_block([kept("bernoulli", 1e4 * torch.ones(1, 2)), kept("softmax", -1e4 * torch.ones(3, 2))])
     heads = (-block.heads).requires_grad_()
-    value = current_inputs(torch.ones(4, 2), torch.ones(4, 2), block, block.trained(heads), 2)
+    value = current_inputs(torch.ones(4, 2), torch.ones(4, 2), block, heads)
     assert value.isfinite()
     assert torch.autograd.grad(value, heads)[0].isfinite().all()
 
@@ -159,18 +199,16 @@ def tiny() -> tuple[MLP, dict[str, Tensor], Tensor]:
 
 @pytest.mark.parametrize(("kind", "C"), [("bernoulli", 1), ("softmax", 3), ("gaussian", 2)])
 def test_the_fisher_information_is_that_of_each_example_by_itself(kind, C):
-    """E over y ~ p(y | x) of the squared slope of log p(y | x), one example and one outcome at a time."""
+    """E over y ~ p(y | x) of the squared gradient of log p(y | x), one example and one outcome at a time."""
     net, theta, x = tiny()
     head, variance = randn(C, 2, seed=5), 0.2 + randn(C, seed=6).square()
 
     def outputs(params: dict[str, Tensor], rows: Tensor) -> Tensor:
-        f = functional_call(net, params, (rows,)) @ head.mT
-        return torch.cat([f, torch.zeros_like(f)], 1) if C == 1 else f
+        return functional_call(net, params, (rows,)) @ head.mT
 
-    if kind == "gaussian":
-        found = gaussian_fisher(outputs, theta, x, 1 / variance)
-    else:
-        found = diagonal_fisher(outputs, theta, x, torch.zeros(6, dtype=torch.long))
+    model = kept(kind, head, variance)
+    y = torch.zeros(6, dtype=torch.long)
+    found = diagonal_fisher(outputs, theta, x, y, model.likelihood, learned=model.likelihood_params)
     expected = {name: torch.zeros_like(value) for name, value in theta.items()}
     for one in x:
         leaves = {name: value.clone().requires_grad_() for name, value in theta.items()}
@@ -188,33 +226,58 @@ def test_the_fisher_information_is_that_of_each_example_by_itself(kind, C):
                     y = f.detach()[c] + sign * variance[c].sqrt()
                     outcomes.append((torch.tensor(0.5, dtype=D), Normal(f[c], variance[c].sqrt()).log_prob(y)))
         for weight, log_p in outcomes:
-            slopes = torch.autograd.grad(log_p, list(leaves.values()), retain_graph=True)
-            for name, slope in zip(leaves, slopes, strict=True):
-                expected[name] += weight * slope.square() / len(x)
+            gradients = torch.autograd.grad(log_p, list(leaves.values()), retain_graph=True)
+            for name, one_gradient in zip(leaves, gradients, strict=True):
+                expected[name] += weight * one_gradient.square() / len(x)
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-12)
 
 
-def test_the_anchor_runs_over_tasks_and_its_value_is_a_quadratic():
-    a, b = {"w": randn(3, seed=1)}, {"w": randn(3, seed=2)}
-    first = next_anchor(None, a, {"w": torch.tensor([1.0, 2.0, 0.0], dtype=D)}, 0.5)
-    assert torch.equal(first.precision["w"], torch.tensor([1.0, 2.0, 0.0], dtype=D))
-    second = next_anchor(first, b, {"w": torch.tensor([3.0, 0.0, 1.0], dtype=D)}, 0.5)
-    omega = torch.tensor([3.5, 1.0, 1.0], dtype=D)
-    assert torch.equal(second.precision["w"], omega)
-    assert torch.equal(second.theta["w"], b["w"])
-    assert float(curvature(b, second)) == 0.0
+class Scaled(torch.nn.Module):
+    """One feature, w · x: with the head v a Gaussian likelihood has the Fisher information (v x)²/s² in w."""
+
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.full((3,), start, dtype=D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w * x
+
+
+def ended(net: Scaled, head: Tensor, N: float) -> Task:
+    """A regression task with noise variance 1 that ended with this head."""
+    theta = dict(net.named_parameters())
+    params = {"log_noise": torch.zeros(1, dtype=D)}
+    return Task(FeatureMap(net), theta, {}, [], models.Gaussian(1), N, head=head, likelihood_params=params)
+
+
+def test_the_anchor_runs_over_tasks_and_its_value_is_a_quadratic(generator):
+    """Ω ← γ Ω + N F with F = mean of (v x)² by hand; the anchor is where the latest task ended, as a copy."""
+    net, regulariser = Scaled(0.3), Curvature(2.0, decay=0.5)
+    x, y = randn(5, 3, seed=1), randn(5, 1, seed=2)
+    heads = [torch.tensor([[1.0, 2.0, 0.0, 0.5]], dtype=D), torch.tensor([[3.0, 0.0, 1.0, 0.1]], dtype=D)]
+    information = [N * (head[0, :3] * x).square().mean(0) for head, N in zip(heads, (10.0, 20.0), strict=True)]
+    regulariser.end(ended(net, heads[0], 10.0), x, y, generator)
+    torch.testing.assert_close(regulariser.precision["w"], information[0])
+    with torch.no_grad():
+        net.w.add_(1.0)
+    assert not torch.equal(regulariser.anchor["w"], net.w), "the anchor is a copy"
+    regulariser.end(ended(net, heads[1], 20.0), x, y, generator)
+    omega = 0.5 * information[0] + information[1]
+    torch.testing.assert_close(regulariser.precision["w"], omega)
+    assert torch.equal(regulariser.anchor["w"], net.w)
     shift = torch.tensor([0.1, -2.0, 3.0], dtype=D)
-    moved = {"w": (b["w"] + shift).requires_grad_()}
-    value = curvature(moved, second)
-    torch.testing.assert_close(value, 0.5 * (omega * shift.square()).sum())
-    torch.testing.assert_close(torch.autograd.grad(value, moved["w"])[0], omega * shift)
-    a["w"] += 1.0
-    assert not torch.equal(first.theta["w"], a["w"]), "the anchor is a copy"
+    for moved, expected in ((torch.zeros(3, dtype=D), 0.0), (shift, 0.5 * float((omega * shift.square()).sum()))):
+        theta = {"w": (net.w.detach() + moved).requires_grad_()}
+        step = Step(FeatureMap(net), theta, heads[1], None, x, y, x, None, None, 2, torch.tensor(4.0, dtype=D))
+        value = regulariser.penalty(step, regulariser.constants(ended(net, heads[1], 4.0)), ())
+        assert float(value.detach()) == pytest.approx(2.0 * expected / 4.0)
+        torch.testing.assert_close(torch.autograd.grad(value, theta["w"])[0], 2.0 * omega * moved / 4.0)
 
 
-def test_weights_that_a_task_did_not_train_stay_in_the_anchor():
-    first = Anchor({"v": torch.ones(1), "w": torch.ones(1)}, {"v": torch.ones(1), "w": torch.ones(1)})
-    after = next_anchor(first, {"w": torch.zeros(1)}, {"w": torch.ones(1)}, 0.5)
-    assert (float(after.theta["v"]), float(after.precision["v"])) == (1.0, 1.0)
-    assert (float(after.theta["w"]), float(after.precision["w"])) == (0.0, 1.5)
+def test_a_quadratic_is_zero_at_its_anchor_and_its_precision_runs():
+    anchor, precision = {"w": torch.ones(2)}, {"w": torch.tensor([1.0, 4.0])}
+    assert float(quadratic({"w": torch.ones(2)}, anchor, precision)) == 0.0
+    assert float(quadratic({"w": torch.tensor([2.0, 3.0])}, anchor, precision)) == 0.5 * (1 + 16)
+    after = running_sum({"v": torch.ones(1), "w": torch.ones(1)}, {"w": torch.ones(1)}, 0.5)
+    assert (float(after["v"]), float(after["w"])) == (1.0, 1.5), "weights that a task did not train stay"

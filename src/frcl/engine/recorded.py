@@ -1,0 +1,76 @@
+"""Steps as one CUDA graph: recorded once, replayed for a chunk of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from frcl.engine.program import Terms, refuse_non_finite_loss
+from frcl.engine.unit import Unit
+from frcl.features import network_failures
+from frcl.graphs import TRIALS, Replay, captured, put_back, spread
+from frcl.trees import named_tensors
+
+
+class Recorded:
+    """A step of all units recorded as one CUDA graph and replayed; the terms stay on the device for a chunk."""
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self.units = units
+        self.device = units[0].programs[0].x.device
+        chunk = units[0].programs[0].chunk
+        self.at = torch.zeros(1, dtype=torch.long, device=self.device)
+        self.logs = [
+            torch.zeros(chunk + TRIALS, len(unit.programs), len(Terms._fields), dtype=torch.float64, device=self.device)
+            for unit in units
+        ]
+        self._takes = [partial(self._take, unit, log) for unit, log in zip(units, self.logs, strict=True)]
+        self._replay: Replay | None = None
+        self._before: list[Tensor] = []
+
+    def steps(self, start: int, end: int) -> Iterator[list[list[Any]]]:
+        changes = self._changes()
+        if not self._before:
+            self._before = [torch.empty_like(tensor, requires_grad=False) for tensor in changes]
+        put_back(self._before, [tensor.detach() for tensor in changes])
+        try:
+            logs = self._chunk(start, end)
+        except BaseException:  # all of the chunk or nothing of it, also if it is interrupted
+            put_back(changes, self._before)
+            raise
+        yield [[tuple(terms) for terms in step] for step in logs.tolist()]
+
+    def _chunk(self, start: int, end: int) -> Tensor:
+        """The terms of all its steps, [steps, programs, 4]."""
+        self.at.fill_(start)
+        if self._replay is None:
+            self._replay = captured(self._one, self._changes(), self.device)
+        with network_failures():
+            for _ in range(start, end):
+                self._replay()
+        logs = torch.cat([log[start:end] for log in self.logs], 1).cpu()
+        refuse_non_finite_loss(logs[..., 0])
+        return logs
+
+    def close(self) -> None:
+        """Free the recording, which has memory of its own."""
+        self._replay = None
+        self._takes = []
+
+    def _one(self) -> None:
+        """One step of every unit, each on a branch of its own."""
+        spread(self._takes, self.device)
+        self.at += 1
+
+    def _take(self, unit: Unit, log: Tensor) -> None:
+        log.index_copy_(0, self.at, unit.move(unit.terms(self.at))[None].double())
+
+    def _changes(self) -> list[Tensor]:
+        changes = [self.at, *self.logs]
+        for unit in self.units:
+            changes += [*unit.optimiser.changes(), *(value for _, value in named_tensors(unit.carry))]
+        return changes

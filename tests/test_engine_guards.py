@@ -71,9 +71,9 @@ def test_networks_that_only_look_alike_are_not_computed_as_one():
         torch.testing.assert_close(ensemble.members[i].mean(task[0], 0), alone.mean(task[0], 0), rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("method", [name for name, _, _ in METHODS if name not in ("progressive", "pnc", "single")])
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("progressive", "pnc", "single")])
 def test_buffers_are_those_of_each_seed(method):
-    options = next(options for name, _, options in METHODS if name == method)
+    options = METHODS[method].options
     have = {**SMALL, "adapt_steps": 3, "fisher_examples": 30, "predict_samples": 4}
     given = {key: value for key, value in have.items() if hasattr(options, key)}
 
@@ -181,9 +181,9 @@ def test_marks_tell_data_apart(dtype):
     assert len(set(marks)) == 5
 
 
-@pytest.mark.parametrize("method", [name for name, _, _ in METHODS])
+@pytest.mark.parametrize("method", list(METHODS))
 def test_an_open_task_wants_its_own_labels_too(method):
-    options = next(options for name, _, options in METHODS if name == method)
+    options = METHODS[method].options
     given = {key: value for key, value in SMALL.items() if hasattr(options, key)}
     learner = make_learner(MLP(4, (8, 6)), type(options)(**{**vars(options), **given}), seed=0)
     x, y = blobs((0, 1, 2), 60, 1)

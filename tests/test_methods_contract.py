@@ -13,7 +13,7 @@ from frcl.learners.protocol import Learner
 from frcl.methods import METHODS, make_learner
 from streams import blobs, same_tensors
 
-NAMES = [name for name, _, _ in METHODS]
+NAMES = list(METHODS)
 STORES_DATA = {"frcl", "frcl-plus", "joint", "replay", "vcl-random", "vcl-kcenter"}
 HAS_VARIANCE = {"frcl", "frcl-plus", "dlp", "vcl", "vcl-random", "vcl-kcenter"}
 KEPT = {
@@ -34,7 +34,7 @@ SMALL = {
 
 
 def make(name: str, seed: int = 0, device: str = "cpu", **changes) -> Learner:
-    options = next(options for known, _, options in METHODS if known == name)
+    options = METHODS[name].options
     have = {field.name for field in fields(options)}
     given = {key: value for key, value in {**SMALL, **changes}.items() if key in have}
     return make_learner(MLP(4, (16, 8), last="relu", seed=1), replace(options, **given), seed=seed, device=device)

@@ -14,7 +14,7 @@ from frcl.learners.lockstep import together
 from frcl.methods import METHODS, make_learner
 from streams import same_tensors
 
-NAMES = [name for name, _, _ in METHODS]
+NAMES = list(METHODS)
 SEEDS = (0, 1, 2)
 SMALL = {
     "steps": 60, "batch_size": 16, "lr": 5e-3, "points": 6, "search_steps": 10, "fisher_examples": 50,
@@ -29,7 +29,7 @@ Task = tuple[Tensor, Tensor]
 
 
 def make(name: str, seed: int, net: nn.Module | None = None, device: str = "cpu", **changes: Any) -> Any:
-    options = next(options for known, _, options in METHODS if known == name)
+    options = METHODS[name].options
     have = {field.name for field in fields(options)}
     given = {key: value for key, value in {**SMALL, **changes}.items() if key in have}
     net = MLP(4, (16, 8), last="relu", seed=seed).double() if net is None else net

@@ -208,7 +208,8 @@ def tune(
 def list_names() -> None:
     """List the benchmarks and the methods."""
     benchmarks = [(name, spec.description) for name, spec in BENCHMARKS.items()]
-    for title, rows in (("Benchmarks", benchmarks), ("Methods", [(name, text) for name, text, _ in METHODS])):
+    methods = [(name, method.description) for name, method in METHODS.items()]
+    for title, rows in (("Benchmarks", benchmarks), ("Methods", methods)):
         table = Table(title=title, show_header=False, title_justify="left")
         for name, text in rows:
             table.add_row(name, text)

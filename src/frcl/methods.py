@@ -1,82 +1,102 @@
-"""Every method by name: what it is, its options, and how a learner of it is made. The one place that knows them all."""
+"""Every method by name: what it is, its options, and how a learner of it is made.
+
+A new method is an entry here, and where it is a list of regularisers an options class in `baselines/options.py`. Other
+packages add theirs by the entry point group `frcl.methods`, each a `Method`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import nn
 
-from frcl.baselines.options import (
-    DLPOptions,
-    EWCOptions,
-    FinetuneOptions,
-    JointOptions,
-    LwFOptions,
-    OnlineEWCOptions,
-    PnCOptions,
-    ProgressiveOptions,
-    ReplayOptions,
-    SingleOptions,
-    SIOptions,
-    VCLOptions,
-)
-from frcl.baselines.penalised import Penalised
-from frcl.baselines.single import Single
+from frcl.baselines import options as baselines
 from frcl.boundary import BoundaryDetector
 from frcl.errors import OptionError
 from frcl.learners.frcl import FRCL
 from frcl.learners.options import PLUS, FRCLOptions
 from frcl.learners.protocol import Learner
-from frcl.learners.targets import Label
-from frcl.regularisers.distillation import Distillation
-from frcl.regularisers.path import PathIntegral
-from frcl.regularisers.quadratic import FisherRecipe, RunningAnchor, SeparateAnchors
-from frcl.regularisers.replay import Buffer, Nothing
+from frcl.likelihoods import Label
+from frcl.options import MethodOptions, changed
+from frcl.registry import Registry
 
-MethodOptions = (
-    FRCLOptions
-    | FinetuneOptions
-    | JointOptions
-    | SingleOptions
-    | ReplayOptions
-    | EWCOptions
-    | OnlineEWCOptions
-    | DLPOptions
-    | SIOptions
-    | LwFOptions
-    | VCLOptions
-    | ProgressiveOptions
-    | PnCOptions
-)
+Make = Callable[..., Learner]  # (net, options, *, device, detector, labels)
 
-METHODS: tuple[tuple[str, str, MethodOptions], ...] = (
-    ("frcl", "functional regularisation at inducing points: the paper's method", FRCLOptions()),
-    ("frcl-plus", "FRCL and three more holds: current inputs, stored predictions, curvature of the weights", PLUS),
-    ("finetune", "no protection", FinetuneOptions()),
-    ("joint", "all data so far at each task: an upper bound", JointOptions()),
-    ("single", "a fresh network per task: the other upper bound", SingleOptions()),
-    ("replay", "the paper's BASELINE: a buffer per task, its loss times N/M", ReplayOptions()),
-    ("ewc", "elastic weight consolidation, one anchor per task, exact Fisher", EWCOptions()),
-    ("online-ewc", "elastic weight consolidation with one running anchor", OnlineEWCOptions()),
-    ("dlp", "diagonal Laplace propagation: one task's posterior is the next one's prior", DLPOptions()),
-    ("si", "synaptic intelligence: importance from the path of each weight", SIOptions()),
-    ("vcl", "variational continual learning, mean-field", VCLOptions()),
-    ("vcl-random", "variational continual learning with a random coreset", VCLOptions(coreset="random")),
-    ("vcl-kcenter", "variational continual learning with a k-centre coreset", VCLOptions(coreset="kcenter")),
-    ("lwf", "learning without forgetting: old heads held on the current inputs", LwFOptions()),
-    ("progressive", "progressive networks: frozen columns with lateral connections", ProgressiveOptions()),
-    ("pnc", "progress & compress: an active column, distilled under online EWC", PnCOptions()),
-)
+
+@dataclass(frozen=True)
+class Method:
+    """A method of continual learning.
+
+    `make` takes the network, the options, and by keyword a device and, for methods that find boundaries themselves, a
+    detector and labels. The others have `needs_boundaries`: they must be told when a task ends.
+    """
+
+    name: str
+    description: str
+    options: MethodOptions
+    make: Make
+    needs_boundaries: bool = True
+
+
+def baseline(place: str) -> Make:
+    """Makes learners of the class at `place`, "module:class", which is imported when the first one is made."""
+    module, name = place.split(":")
+
+    def make(net: nn.Module, options: Any, *, device: Any, **_: Any) -> Learner:
+        learner: Learner = getattr(import_module(module), name)(net, options, device=device)
+        return learner
+
+    return make
+
+
+def _frcl(net: nn.Module, options: FRCLOptions, **settings: Any) -> Learner:
+    return FRCL(net, options=options, **settings)
+
+
+_penalised = baseline("frcl.baselines.penalised:Penalised")
+_vcl = baseline("frcl.baselines.vcl:VCL")
+
+METHODS: Registry[Method] = Registry("method")
+
+for _method in (
+    Method("frcl", "functional regularisation at inducing points: the paper's method", FRCLOptions(), _frcl, False),
+    Method("frcl-plus", "FRCL and three more regularisers: current inputs, stored predictions, curvature",
+           PLUS, _frcl, False),
+    Method("finetune", "no protection", baselines.FinetuneOptions(), _penalised),
+    Method("joint", "all data so far at each task: an upper bound", baselines.JointOptions(), _penalised),
+    Method("single", "a fresh network per task: the other upper bound", baselines.SingleOptions(),
+           baseline("frcl.baselines.single:Single")),
+    Method("replay", "the paper's BASELINE: a buffer per task, its loss times N/M", baselines.ReplayOptions(),
+           _penalised),
+    Method("ewc", "elastic weight consolidation, one anchor per task, exact Fisher", baselines.EWCOptions(),
+           _penalised),
+    Method("online-ewc", "elastic weight consolidation with one running anchor", baselines.OnlineEWCOptions(),
+           _penalised),
+    Method("dlp", "diagonal Laplace propagation: one task's posterior is the next one's prior", baselines.DLPOptions(),
+           _penalised),
+    Method("si", "synaptic intelligence: importance from the path of each weight", baselines.SIOptions(), _penalised),
+    Method("vcl", "variational continual learning, mean-field", baselines.VCLOptions(), _vcl),
+    Method("vcl-random", "variational continual learning with a random coreset",
+           baselines.VCLOptions(coreset="random"), _vcl),
+    Method("vcl-kcenter", "variational continual learning with a k-centre coreset",
+           baselines.VCLOptions(coreset="kcenter"), _vcl),
+    Method("lwf", "learning without forgetting: old functions held at the current inputs", baselines.LwFOptions(),
+           _penalised),
+    Method("progressive", "progressive networks: frozen columns with lateral connections",
+           baselines.ProgressiveOptions(), baseline("frcl.baselines.progressive:Progressive")),
+    Method("pnc", "progress & compress: an active column, distilled under online EWC", baselines.PnCOptions(),
+           baseline("frcl.baselines.progress_and_compress:ProgressAndCompress")),
+):  # fmt: skip
+    METHODS.add(_method.name, _method)
 
 
 def default_options(method: str) -> MethodOptions:
     """The options of a method as they are without any change."""
-    for name, _, options in METHODS:
-        if name == method:
-            return options
-    raise OptionError(f"unknown method {method!r}; known are {', '.join(name for name, _, _ in METHODS)}")
+    return METHODS[method].options
 
 
 def make_learner(
@@ -86,51 +106,22 @@ def make_learner(
     seed: int,
     device: str | torch.device = "cpu",
     detector: BoundaryDetector | None = None,
-    labels: list[Label] | None = None,
+    labels: Sequence[Label] | None = None,
+    method: str | None = None,
 ) -> Learner:
-    """A fresh learner with these options; `detector` and `labels` are for FRCL in a stream."""
-    if not isinstance(options, FRCLOptions) and detector is not None:
-        raise OptionError(
-            "hidden boundaries are for method frcl or frcl-plus: the others cannot notice a switch by themselves"
-        )
-    given: Any = replace(options, seed=seed)
-    match given:
-        case FRCLOptions():
-            return FRCL(net, detector=detector, labels=labels, device=device, **asdict(given))
-        case SingleOptions():
-            return Single(net, given, device=device)
-        case VCLOptions():
-            from frcl.baselines.vcl import VCL
+    """A fresh learner with these options, of the method named, or of the first one that has options of their class.
 
-            return VCL(net, given, device=device)
-        case ProgressiveOptions():
-            from frcl.baselines.progressive import Progressive
+    `detector` and `labels` are for methods that find boundaries themselves.
+    """
+    entry = METHODS[method] if method is not None else _method_of(options)
+    if detector is not None and entry.needs_boundaries:
+        able = " or ".join(name for name, one in METHODS.items() if not one.needs_boundaries)
+        raise OptionError(f"hidden boundaries are for method {able}: the others cannot notice a switch by themselves")
+    return entry.make(net, changed(options, {"seed": seed}), device=device, detector=detector, labels=labels)
 
-            return Progressive(net, given, device=device)
-        case PnCOptions():
-            from frcl.baselines.progress_and_compress import ProgressAndCompress
 
-            return ProgressAndCompress(net, given, device=device)
-        case FinetuneOptions():
-            return Penalised(net, given, Nothing(), device=device)
-        case JointOptions():
-            return Penalised(net, given, Buffer(points=None, batch=given.batch_size), device=device)
-        case ReplayOptions():
-            buffer = Buffer(given.points, given.points_per_class, given.past_tasks_per_step)
-            return Penalised(net, given, buffer, device=device)
-        case EWCOptions():
-            anchors = SeparateAnchors(given.strength, FisherRecipe(given.fisher, given.fisher_examples))
-            return Penalised(net, given, anchors, device=device)
-        case OnlineEWCOptions():
-            recipe = FisherRecipe(given.fisher, given.fisher_examples)
-            return Penalised(net, given, RunningAnchor(given.strength, given.decay, recipe), device=device)
-        case DLPOptions():
-            recipe = FisherRecipe(given.fisher, given.fisher_examples)
-            posterior = RunningAnchor(given.strength, 1.0, recipe, given.prior_precision)
-            return Penalised(net, given, posterior, device=device)
-        case SIOptions():
-            return Penalised(net, given, PathIntegral(given.strength, given.damping), device=device)
-        case LwFOptions():
-            return Penalised(net, given, Distillation(given.strength, given.temperature), device=device)
-        case _:
-            raise OptionError(f"unknown options {given!r}")
+def _method_of(options: MethodOptions) -> Method:
+    for _, entry in METHODS.items():
+        if type(entry.options) is type(options):
+            return entry
+    raise OptionError(f"no method has options of type {type(options).__name__}; give its name as `method`")

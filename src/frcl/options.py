@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -38,6 +38,16 @@ class Options:
             _check_type(item.name, value, hint)
             if isinstance(value, int | float) and not isinstance(value, bool):
                 _check_range(item.name, value, hint, item.metadata)
+
+
+class MethodOptions(Options):
+    """Base of the options of a method: all of them have these fields."""
+
+    batched_on_cpu: ClassVar[bool] = True  # whether several seeds are trained as one program on the CPU
+    if TYPE_CHECKING:
+        steps: int
+        batch_size: int
+        seed: int
 
 
 _known_hints: dict[type, dict[str, Any]] = {}

@@ -17,10 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from frcl.engine.tensors import Params, leaf
 from frcl.errors import CheckpointError, NetworkError
 from frcl.features import MLP, ConvNet, check_network
-from frcl.regularisers.protocol import under
+from frcl.trees import Params
 
 Layered = MLP | ConvNet
 Activations = list[Tensor]
@@ -63,7 +62,7 @@ class Columns:
         h = x.reshape(-1, net.channels, net.size, net.size) if isinstance(net, ConvNet) else x
         read: Activations = []
         for i, module in enumerate(net.layers):
-            out: Tensor = functional_call(module, under(own, f"layers.{i}."), (h,))
+            out: Tensor = functional_call(module, _layer(own, i), (h,))
             if i in joints:
                 if earlier:
                     out = out + lateral(own[f"{LATERAL}{i}"], earlier[len(read)]).movedim(-1, 1)
@@ -126,10 +125,11 @@ class Columns:
                         drawn[f"layers.{i}.{name}"] = value.to(given.device)
         return drawn
 
-    def trainable(self, own: Params) -> Params:
-        """The column as leaves that can be trained, but for what the network holds fixed."""
+    def split(self, own: Params) -> tuple[Params, Params]:
+        """What an optimiser moves of a column, and the rest: what the network holds fixed."""
         fixed = {name for name, p in self.net.named_parameters() if not p.requires_grad}
-        return {name: value.detach().clone() if name in fixed else leaf(value) for name, value in own.items()}
+        moving = {name: value for name, value in own.items() if name not in fixed}
+        return moving, {name: value for name, value in own.items() if name in fixed}
 
     def check_fits(self, stored: Params, earlier: int) -> None:
         """Refuse the column of another architecture, or one with another number of columns before it."""
@@ -149,11 +149,7 @@ def lateral(U: Tensor, earlier: Tensor) -> Tensor:
     return F.linear(earlier, U.flatten(1))
 
 
-def moving(own: Params) -> Params:
-    """What an optimiser moves of a column."""
-    return {name: value for name, value in own.items() if value.requires_grad}
-
-
-def still(own: Params) -> Params:
-    """What it does not move."""
-    return {name: value for name, value in own.items() if not value.requires_grad}
+def _layer(own: Params, place: int) -> Params:
+    """The weights of one layer, by the names that they have in it."""
+    prefix = f"layers.{place}."
+    return {name[len(prefix) :]: value for name, value in own.items() if name.startswith(prefix)}

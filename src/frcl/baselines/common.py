@@ -1,127 +1,311 @@
-"""What the learners with a plain network share: targets, minibatches, point predictions, states."""
+"""What all baselines share: how a task is opened, continued and finished, the border to the user, saved states.
+
+A baseline is a network, a list of regularisers (empty for some) and a dataclass with whatever else its method keeps.
+Final classes implement the hooks of `Baseline`, each no more than its own mathematics.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from frcl import codec
+from frcl.baselines.classification import class_likelihood
 from frcl.baselines.options import TrainingOptions
-from frcl.engine.program import Terms
-from frcl.engine.tensors import Params
-from frcl.errors import CheckpointError, DataError, TaskError
-from frcl.learners.inputs import data_mark
-from frcl.learners.options import FRCLOptions
-from frcl.learners.targets import TargetSpec, as_values, infer_spec
+from frcl.baselines.state import Current, Finished, Own, SavedTask, State, saved_kind
+from frcl.engine.adam import Optimiser
+from frcl.engine.program import Drawn, Loss, Program, minibatch_rows, refuse_non_finite
+from frcl.errors import CheckpointError, DataError, FrclError, TaskError
+from frcl.features import check_features, check_network, fixed_parts, is_stackable
+from frcl.learners.accounting import Parts, added, parts_of
+from frcl.learners.checkpoint import check_fits, restored_streams
+from frcl.learners.inputs import check_lengths, check_task, checked_inputs, checked_size, data_mark
+from frcl.learners.lockstep import OnStep, Work, run_alone
 from frcl.learners.types import Prediction
 from frcl.likelihoods import Softmax
-from frcl.regularisers.protocol import under
-from frcl.seeding import Streams, fork
+from frcl.regularisers.protocol import FeatureMap, Kept, Regulariser, Task
+from frcl.seeding import Streams
+from frcl.trees import Params, Tree, copied, detached, named_tensors
+
+O = TypeVar("O", bound=TrainingOptions)  # noqa: E741
 
 
-def class_spec(y: Any) -> TargetSpec:
-    """The labels of a classification task with one output a class; regression is refused."""
-    values = as_values(y)
-    if isinstance(values, Tensor) and values.is_floating_point():
-        raise DataError("this method is for classification; the targets are floats. FRCL does regression.")
-    return infer_spec(y, FRCLOptions(likelihood="softmax"), None)
+@dataclass(frozen=True)
+class NewTask:
+    """A task that is about to be opened: its number, its likelihood, K features with the bias, its data."""
+
+    number: int
+    likelihood: Softmax
+    K: int
+    x: Tensor
+    y: Tensor
+    N: float
 
 
-def labels_again(specs: Sequence[TargetSpec], mark: str, x: Tensor, y: Any) -> Tensor:
-    """The labels of the task that is open; any data but those it began with, which `mark` tells, are refused."""
-    with contextlib.suppress(DataError):
-        labels = specs[-1].encode(y, x.device, x.dtype)
-        if mark == data_mark(x, labels):
-            return labels
-    raise TaskError(f"task {len(specs) - 1} is still open: finish it with fit() on the data it began with")
+class Baseline(ABC, Generic[O, Own]):
+    """A method that learns classification tasks one after another, each from all its data."""
 
+    def __init__(
+        self, net: nn.Module, options: O, own: Own, regularisers: Sequence[Regulariser] = (),
+        *, device: str | torch.device = "cpu",
+    ) -> None:  # fmt: skip
+        check_network(net)
+        self.device = torch.device(device)
+        self.net = copy.deepcopy(net).to(self.device)
+        self.dtype = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float32)
+        self.options = options
+        self.features = FeatureMap(self.net)
+        self._state = State(Streams(options.seed, self.device), [copy.deepcopy(one) for one in regularisers], own)
 
-def initial_head(classes: int, features: int, streams: Streams, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A linear head [C, K] with small random weights and no bias (the last column)."""
-    head = torch.randn(classes, features, generator=streams["posterior"], dtype=dtype, device=device)
-    head = head / math.sqrt(features)
-    head[:, -1] = 0.0
-    return head
+    # -- what a method implements -------------------------------------------------------------------------------
 
+    @abstractmethod
+    def _begin(self, task: NewTask) -> float:
+        """Put what a new task needs into `own`; returns the number of examples that its loss is divided by."""
 
-def point_prediction(logits: Tensor, spec: TargetSpec) -> Prediction:
-    """A prediction without uncertainty of the functions: their variance is zero."""
-    return sampled_prediction(logits[None], spec)
+    @abstractmethod
+    def _trained(self) -> Tree:
+        """The tensors that the next steps move; those of `own` become trainable when a task is opened or restored."""
 
+    @abstractmethod
+    def _programs(self, x: Tensor, y: Tensor) -> Iterator[Program]:
+        """The steps left of the open task, in one program or several, one after another."""
 
-def sampled_prediction(logits: Tensor, spec: TargetSpec) -> Prediction:
-    """The mean over draws of the network, logits [S, n, C]; the variance is that between the draws."""
-    probs = logits.softmax(-1).mean(0)
-    variance = logits.var(0, correction=0)
-    return Prediction(logits.mean(0), variance, probs, spec.decode(probs.argmax(1)), spec.labels, None)
+    @abstractmethod
+    def _finish(self) -> Tensor | None:
+        """Turn what was trained into what is kept; returns the task's head on shared features, where it has one."""
 
+    @abstractmethod
+    def _predict(self, task: int, x: Tensor) -> Prediction:
+        """What is believed about x in a task that is finished or open; called without gradient."""
 
-def gaussian_prediction(mean: Tensor, variance: Tensor, spec: TargetSpec, seed: int) -> Prediction:
-    """From independent Gaussian functions: the mean of the softmax by Monte Carlo, the same noise at every call."""
-    likelihood = Softmax()
-    shape = likelihood.noise_shape(1, mean.shape[1], False)
-    noise = torch.randn(shape, generator=fork(seed, "prediction"), dtype=mean.dtype).to(mean.device)
-    probs = likelihood.probabilities(mean, variance, noise)
-    return Prediction(mean, variance, probs, spec.decode(probs.argmax(1)), spec.labels, None)
+    def _kept(self) -> Kept:
+        """What is kept of past tasks beside what the regularisers keep."""
+        return {"heads": [task.head for task in self._state.past if task.head is not None]}
 
+    def _check(self, own: Own, tasks: int) -> None:
+        """Refuse what was read for `own`, of so many tasks, where it does not fit this network."""
 
-def plain_terms(nll: Tensor, penalty: Tensor) -> Terms:
-    """The terms of a network with a penalty: what FRCL calls "KL past" is the penalty."""
-    return Terms(nll + penalty, -nll, nll.new_zeros(()), penalty)
+    # -- learning -------------------------------------------------------------------------------------------
 
+    def fit(self, x: Any, y: Any, *, size: int | None = None, on_step: OnStep = None) -> None:
+        """Learn one task; called again with the same data after an interruption, continue where it stopped.
 
-def check_task(task: int | None, count: int) -> int:
-    """The number of a task that has been learned; the latest for None."""
-    if count == 0:
-        raise TaskError("nothing has been learned yet; call fit() first")
-    if task is None:
-        return count - 1
-    if not 0 <= task < count:
-        raise TaskError(f"unknown task {task}; tasks 0 to {count - 1} have been learned")
-    return task
+        `size` is N where that is not the number of rows. `on_step` is called after every step.
+        """
+        begins, before, streams = self._state.current is None, self._state.snapshot(), self._state.streams.state()
+        try:
+            run_alone(self.learn(x, y, size=size), len(self._state.past), lambda: self.step, on_step)
+        except FrclError:
+            if begins and self.step == 0:
+                self._put_back(before, streams)
+            raise
 
+    def learn(self, x: Any, y: Any, *, size: int | None = None) -> Work[None]:
+        """The work of fit(), which several learners may do together."""
+        inputs = self._inputs(x)
+        check_lengths(inputs, y)
+        N = float(checked_size(size, len(inputs)))
+        targets = self._open(inputs, y, N) if self._state.current is None else self._continued(inputs, y)
+        yield from self._programs(inputs, targets)
+        self._close(inputs, targets)
 
-def packed(
-    options: TrainingOptions, streams: Streams, device: torch.device, meta: Mapping[str, Any], tensors: Params
-) -> dict[str, Any]:
-    """A state as every learner gives it: copies, with the random streams and the options."""
-    named = {**tensors, **{f"streams/{name}": value for name, value in streams.state().items()}}
-    return {
-        "meta": {**meta, "options": asdict(options), "device": device.type},
-        "tensors": {name: value.detach().clone() for name, value in named.items()},
-    }
+    def _open(self, x: Tensor, y: Any, N: float) -> Tensor:
+        state, likelihood = self._state, class_likelihood(y)
+        targets = likelihood.encode(y, self.device, self.dtype)
+        for one in state.regularisers:
+            one.check(likelihood, targets)
+        task = NewTask(len(state.past), likelihood, check_features(self.net, x) + 1, x, targets, N)
+        with self._all_or_nothing():
+            N = self._begin(task)
+            state.current = Current(likelihood, N, data_mark(x, targets), self._optimiser())
+            state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
+            for one in state.regularisers:
+                one.begin(self._task())
+        return targets
 
+    def _continued(self, x: Tensor, y: Any) -> Tensor:
+        """The targets of the open task; any data but those that it began with is refused."""
+        current = self._now
+        with contextlib.suppress(DataError):
+            targets = current.likelihood.encode(y, self.device, self.dtype)
+            if current.data_mark == data_mark(x, targets):
+                return targets
+        number = len(self._state.past)
+        raise TaskError(f"task {number} is still open: finish it with fit() on the data it began with")
 
-def unpacked(
-    state: dict[str, Any], options: TrainingOptions, device: torch.device
-) -> tuple[dict[str, Any], Params, Streams]:
-    """What `packed` put together, tensors on the device; a state of other options is refused."""
-    try:
-        meta, tensors = state["meta"], state["tensors"]
-        stored, kind = meta["options"], meta["device"]
-    except (KeyError, TypeError) as error:
-        raise CheckpointError("this is not a state made by state_dict()") from error
-    if stored != asdict(options):
-        raise CheckpointError("the state was made by a learner with other options")
-    streams = Streams(options.seed, device)
-    if kind == device.type:
-        streams.restore(under(tensors, "streams/"))
-    local = {name: value.to(device).clone() for name, value in tensors.items() if not name.startswith("streams/")}
-    return meta, local, streams
+    def _close(self, x: Tensor, y: Tensor) -> None:
+        state, current = self._state, self._now
+        refuse_non_finite(current.optimiser.tree)
+        with self._all_or_nothing():
+            head = self._finish()
+            task = replace(self._task(), head=head)
+            for one in state.regularisers:
+                one.end(task, x, y, state.streams["selection"])
+            state.past = [*state.past, Finished(current.likelihood, int(current.N), head)]
+            state.current = None
 
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Inside, an error or an interruption leaves state and streams as they were."""
+        before, streams = self._state.snapshot(), self._state.streams.state()
+        try:
+            yield
+        except BaseException:
+            self._put_back(before, streams)
+            raise
 
-def check_fits(net: nn.Module, stored: Params) -> None:
-    """Refuse the weights of a network of another shape."""
-    expected = {name: tuple(value.shape) for name, value in net.state_dict().items()}
-    given = {name: tuple(value.shape) for name, value in stored.items()}
-    for name in sorted(expected.keys() | given.keys()):
-        if expected.get(name) != given.get(name):
-            raise CheckpointError(
-                f"the checkpoint does not fit this network: {name!r} is {given.get(name, 'absent')} in the "
-                f"checkpoint and {expected.get(name, 'absent')} in the network"
-            )
+    def _put_back(self, state: State[Own], streams: Params) -> None:
+        self._state = state
+        state.streams.restore(streams)
+
+    # -- for the methods ------------------------------------------------------------------------------------
+
+    @property
+    def _own(self) -> Own:
+        return self._state.own
+
+    @property
+    def _now(self) -> Current:
+        """The task that is open."""
+        assert self._state.current is not None
+        return self._state.current
+
+    def _theta(self) -> Params:
+        """The shared weights that are trained."""
+        return {name: p for name, p in self.net.named_parameters() if p.requires_grad}
+
+    def _task(self) -> Task:
+        """The open task, as regularisers are told of it."""
+        now, fixed, at_most = self._now, fixed_parts(self.net), self.options.tasks_per_step
+        past = self._state.past
+        return Task(self.features, self._theta(), fixed, past, now.likelihood, now.N, tasks_per_step=at_most)
+
+    def _optimiser(self) -> Optimiser:
+        tree = self._trained()
+        for _, tensor in named_tensors(tree):
+            tensor.requires_grad_(True)
+        return Optimiser(tree, self.options.lr)
+
+    def _program(
+        self, loss: Loss, constants: Tree, x: Tensor, y: Tensor, stop: int,
+        draw: Callable[[int, Tensor], Drawn] = lambda _, rows: Drawn(rows, ()), **settings: Any,
+    ) -> Program:  # fmt: skip
+        """Steps up to `stop` with this loss; `draw` is told how many steps, and the rows of their minibatches."""
+        state, now, options = self._state, self._now, self.options
+
+        def drawn(steps: int) -> Drawn:
+            return draw(steps, minibatch_rows(len(x), options.batch_size, steps, state.streams, self.device))
+
+        given = {"stackable": is_stackable(self.net), **settings}
+        return Program(
+            net=self.net, loss=loss, optimiser=now.optimiser, constants=detached(constants), x=x, y=y, draw=drawn,
+            streams=state.streams, stop=stop, first=now.first, signature=self._signature(now.first), **given,
+        )  # fmt: skip
+
+    def _signature(self, *rest: object) -> object:
+        """What two learners must have in common besides shapes to be computed as one."""
+        count = len(self._state.past) + (self._state.current is not None)
+        tasks = [self._likelihood(task).functions for task in range(count)]
+        regularisers = repr(self._state.regularisers)
+        return type(self), repr(replace(self.options, seed=0)), regularisers, str(self.net), tuple(tasks), rest
+
+    # -- the border -----------------------------------------------------------------------------------------
+
+    @property
+    def regularisers(self) -> tuple[Regulariser, ...]:
+        """What keeps past tasks in place."""
+        return tuple(self._state.regularisers)
+
+    @property
+    def step(self) -> int:
+        """Steps taken of the task that is open; 0 if none is."""
+        return 0 if self._state.current is None else self._state.current.step
+
+    def predict(self, x: Any, task: int | None = None) -> Prediction:
+        """What is believed about x in a task (the latest by default)."""
+        number = check_task(task, len(self._state.past) + (self._state.current is not None))
+        inputs = self._inputs(x)
+        with torch.no_grad():
+            return self._predict(number, inputs)
+
+    def _inputs(self, x: Any) -> Tensor:
+        return checked_inputs(x, self._state.input_shape, self.dtype, self.device, self._state.input_floating)
+
+    def _likelihood(self, task: int) -> Softmax:
+        past = self._state.past
+        found = past[task].likelihood if task < len(past) else self._now.likelihood
+        assert isinstance(found, Softmax)
+        return found
+
+    def memory_bytes(self) -> int:
+        """Bytes that are kept of past tasks."""
+        return sum(self.memory_parts().values())
+
+    def memory_parts(self) -> Parts:
+        """The same by kind."""
+        if not self._state.past:
+            return {}
+        theta = self._theta()
+        return added([parts_of(self._kept()), *(parts_of(one.kept(theta)) for one in self._state.regularisers)])
+
+    def kept_inputs(self) -> list[Tensor]:
+        """Stored inputs of each past task, where the method stores some."""
+        return [x for one in self._state.regularisers for x in one.kept_inputs()]
+
+    def past_divergences(self) -> list[float]:
+        """Not a measure that these methods have."""
+        return []
+
+    # -- saved states ---------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides what happens next, copied: {"meta": JSON-able, "tensors": by name}."""
+        state, now = self._state, self._state.current
+        task = None
+        if now is not None:
+            task = SavedTask(now.likelihood, now.N, now.data_mark, now.first, now.optimiser.state())
+        return codec.pack(saved_kind(type(state.own))(
+            options=asdict(self.options), device=self.device.type, net=dict(self.net.state_dict()),
+            trained=list(self._theta()), streams=state.streams.state(),
+            regularisers=[one.state() for one in state.regularisers], past=state.past, current=task,
+            input_shape=None if state.input_shape is None else list(state.input_shape),
+            input_floating=state.input_floating, own=state.own,
+        ))  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly where the learner that gave `state` was; refused as a whole if it does not fit."""
+        saved = codec.unpack(saved_kind(type(self._state.own)), state, self.device)
+        if saved.options != asdict(self.options):
+            raise CheckpointError("the state was made by a learner with other options")
+        check_fits(self.net, saved.net)
+        self._check(saved.own, len(saved.past) + (saved.current is not None))
+        before, weights, trained = self._state, copied(dict(self.net.state_dict())), list(self._theta())
+        try:
+            self._set_weights(saved.net, saved.trained)
+            regularisers = [copy.copy(one) for one in before.regularisers]
+            for one, own in zip(regularisers, saved.regularisers, strict=True):
+                one.load(own)
+            shape = None if saved.input_shape is None else tuple(saved.input_shape)
+            streams = restored_streams(saved.streams, saved.device, self.options.seed, len(saved.past), self.device)
+            self._state = State(streams, regularisers, saved.own, saved.past, None, shape, saved.input_floating)
+            if saved.current is not None:
+                now = saved.current
+                self._state.current = Current(now.likelihood, now.N, now.data_mark, self._optimiser(), now.first)
+                self._state.current.optimiser.restore(now.adam)
+        except (KeyError, TypeError, IndexError, AttributeError, RuntimeError, ValueError) as error:
+            self._state = before
+            self._set_weights(weights, trained)
+            raise CheckpointError(f"the state is incomplete, or not one made by state_dict(): {error!r}") from error
+
+    def _set_weights(self, weights: Params, trained: Sequence[str]) -> None:
+        self.net.load_state_dict(weights)
+        for name, parameter in self.net.named_parameters():
+            parameter.requires_grad_(name in trained)

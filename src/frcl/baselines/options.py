@@ -1,46 +1,33 @@
-"""The options of the methods that FRCL is compared with, one dataclass each."""
+"""The options of the methods that FRCL is compared with, and the regularisers that they stand for."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from frcl.errors import OptionError
+from frcl.options import NOT_NEGATIVE, POSITIVE, MethodOptions, option
+from frcl.regularisers import EWC, CurrentInputs, Curvature, PathIntegral, Regulariser, Replay
 from frcl.regularisers.fisher import FisherMode
+from frcl.regularisers.mean_field import Coreset
 
 
 @dataclass(frozen=True)
-class TrainingOptions:
+class TrainingOptions(MethodOptions):
     """What every method has."""
 
-    steps: int = 1000  # gradient steps a task
-    batch_size: int = 128
-    lr: float = 1e-3  # Adam's learning rate
-    seed: int = 0
+    steps: int = option(1000, "gradient steps per task")
+    batch_size: int = option(128, "minibatch size")
+    lr: float = option(1e-3, "Adam's learning rate", POSITIVE)
+    seed: int = option(0, "root of every random stream of the learner", NOT_NEGATIVE)
 
-    batched_on_cpu: ClassVar[bool] = True  # whether several seeds are trained as one program on the CPU
+    def regularisers(self) -> list[Regulariser]:
+        """The regularisers of the method, fresh."""
+        return []
 
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if name == "seed" or value is None or isinstance(value, bool | str):
-                continue
-            if not math.isfinite(value) or value < 0 or (name in POSITIVE and value <= 0):
-                raise OptionError(
-                    f"{name} must be a {'positive' if name in POSITIVE else 'non-negative'} number, not {value!r}"
-                )
-        for name, choices in CHOICES.items():
-            value = getattr(self, name, None)
-            if value is not None and value not in choices:
-                raise OptionError(f"{name}={value!r} is unknown; choose one of {', '.join(choices)}")
-
-
-POSITIVE = (
-    "steps", "batch_size", "lr", "points", "points_per_class", "fisher_examples", "temperature", "damping",
-    "prior_precision", "samples", "predict_samples", "initial_std", "prior_std", "adapt_steps",
-    "compress_steps", "adapt_lr",
-)  # fmt: skip
-CHOICES = {"fisher": ("exact", "sampled", "empirical"), "coreset": ("none", "random", "kcenter")}
+    @property
+    def tasks_per_step(self) -> int | None:
+        """At most this many past tasks are regularised per step; None: all."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -54,6 +41,9 @@ class JointOptions(TrainingOptions):
 
     batched_on_cpu: ClassVar[bool] = False  # the data of all tasks and seeds would only take memory
 
+    def regularisers(self) -> list[Regulariser]:
+        return [Replay(points=None, batch=self.batch_size)]
+
 
 @dataclass(frozen=True)
 class SingleOptions(TrainingOptions):
@@ -64,69 +54,90 @@ class SingleOptions(TrainingOptions):
 class ReplayOptions(TrainingOptions):
     """The paper's BASELINE (Appendix C): a buffer per task, its loss times N_i/M_i."""
 
-    points: int = 40  # examples kept per task, balanced over its classes
-    points_per_class: int | None = None  # instead of `points`
-    past_tasks_per_step: int | None = None  # buffers looked at in a step; None: all
+    points: int = option(40, "examples kept per task, balanced over its classes")
+    points_per_class: int | None = option(None, "instead of `points`: this many for each class of a task")
+    past_tasks_per_step: int | None = option(None, "at most this many buffers are used per step; None: all")
+
+    def regularisers(self) -> list[Regulariser]:
+        return [Replay(points=self.points, points_per_class=self.points_per_class)]
+
+    @property
+    def tasks_per_step(self) -> int | None:
+        return self.past_tasks_per_step
 
 
 @dataclass(frozen=True)
-class EWCOptions(TrainingOptions):
+class FisherOptions(TrainingOptions):
+    """What the methods with a Fisher information have."""
+
+    strength: float = option(1.0, "λ: 1 is the Laplace approximation, N_i times the Fisher information", NOT_NEGATIVE)
+    fisher: FisherMode = option("exact", "over which targets the Fisher information is the mean")
+    fisher_examples: int = option(2000, "examples over which the Fisher information is averaged")
+
+
+@dataclass(frozen=True)
+class EWCOptions(FisherOptions):
     """Elastic weight consolidation: one quadratic anchor per task."""
 
-    strength: float = 1.0  # λ: 1 is the Laplace approximation, N_i times the Fisher information
-    fisher: FisherMode = "exact"
-    fisher_examples: int = 2000  # examples that the Fisher information is averaged over
+    def regularisers(self) -> list[Regulariser]:
+        return [EWC(self.strength, self.fisher_examples, self.fisher)]
 
 
 @dataclass(frozen=True)
-class OnlineEWCOptions(TrainingOptions):
+class OnlineEWCOptions(FisherOptions):
     """EWC with one running anchor (Schwarz et al., 2018)."""
 
-    strength: float = 1.0
-    decay: float = 1.0  # γ: what remains of the old Fisher information when a task is added
-    fisher: FisherMode = "exact"
-    fisher_examples: int = 2000
+    decay: float = option(1.0, "γ: what remains of the old Fisher information when a task is added", NOT_NEGATIVE)
+
+    def regularisers(self) -> list[Regulariser]:
+        return [Curvature(self.strength, self.decay, self.fisher_examples, self.fisher)]
 
 
 @dataclass(frozen=True)
-class DLPOptions(TrainingOptions):
+class DLPOptions(FisherOptions):
     """Diagonal Laplace propagation: the posterior of one task is the prior of the next."""
 
-    strength: float = 1.0
-    prior_precision: float = 1.0  # of the very first prior, N(0, 1/precision)
-    fisher: FisherMode = "exact"
-    fisher_examples: int = 2000
+    prior_precision: float = option(1.0, "of the very first prior, N(0, 1/precision)", POSITIVE)
+
+    def regularisers(self) -> list[Regulariser]:
+        return [Curvature(self.strength, 1.0, self.fisher_examples, self.fisher, self.prior_precision)]
 
 
 @dataclass(frozen=True)
 class SIOptions(TrainingOptions):
     """Synaptic intelligence (Zenke et al., 2017)."""
 
-    strength: float = 0.1  # c
-    damping: float = 0.1  # ξ
+    strength: float = option(0.1, "c", NOT_NEGATIVE)
+    damping: float = option(0.1, "ξ, added to squared displacements", POSITIVE)
+
+    def regularisers(self) -> list[Regulariser]:
+        return [PathIntegral(self.strength, self.damping)]
 
 
 @dataclass(frozen=True)
 class LwFOptions(TrainingOptions):
-    """Learning without forgetting: old heads are held on the current inputs."""
+    """Learning without forgetting: old functions are held at the current inputs."""
 
-    strength: float = 1.0
-    temperature: float = 2.0
+    strength: float = option(1.0, "weight of the distillation", NOT_NEGATIVE)
+    temperature: float = option(2.0, "τ of the distillation", POSITIVE)
+
+    def regularisers(self) -> list[Regulariser]:
+        return [CurrentInputs(self.strength, self.temperature, train_heads=True)]
 
 
 @dataclass(frozen=True)
 class VCLOptions(TrainingOptions):
     """Variational continual learning, mean-field (Nguyen et al., 2018)."""
 
-    coreset: Literal["none", "random", "kcenter"] = "none"
-    points: int = 40  # examples of the coreset of a task, left out of its training
-    points_per_class: int | None = None  # instead of `points`
-    samples: int = 3  # networks drawn a step
-    predict_samples: int = 20  # networks drawn for a prediction
-    prior_std: float = 1.0  # of the first prior, and of each new head's
-    initial_std: float = 0.03  # of the posterior at the start of each task
-    adapt_steps: int = 500  # steps on the coreset before predicting
-    adapt_lr: float = 1e-3
+    coreset: Coreset = option("none", "how the coreset of a task is chosen")
+    points: int = option(40, "examples of the coreset of a task, left out of its training")
+    points_per_class: int | None = option(None, "instead of `points`: this many for each class of a task")
+    samples: int = option(3, "networks drawn per step")
+    predict_samples: int = option(20, "networks drawn for a prediction")
+    prior_std: float = option(1.0, "σ₀ of the first prior, and of each new head's", POSITIVE)
+    initial_std: float = option(0.03, "of the posterior at the start of each task", POSITIVE)
+    adapt_steps: int = option(500, "steps on the coreset before predicting")
+    adapt_lr: float = option(1e-3, "learning rate of these steps", POSITIVE)
 
 
 @dataclass(frozen=True)
@@ -135,12 +146,9 @@ class ProgressiveOptions(TrainingOptions):
 
 
 @dataclass(frozen=True)
-class PnCOptions(TrainingOptions):
+class PnCOptions(OnlineEWCOptions):
     """Progress & compress: an active column learns, then is distilled into the knowledge base (online EWC)."""
 
-    compress_steps: int = 1000  # steps of distillation after the `steps` of the active column
-    strength: float = 10.0  # of the online EWC penalty while compressing; 10 and 100 did best on the digits
-    decay: float = 1.0  # γ: what remains of the old Fisher information when a task is added
-    temperature: float = 1.0  # τ of the distillation
-    fisher: FisherMode = "exact"
-    fisher_examples: int = 2000
+    strength: float = option(10.0, "of the online EWC penalty; 10 and 100 did best on the digits", NOT_NEGATIVE)
+    compress_steps: int = option(1000, "steps of distillation after the `steps` of the active column")
+    temperature: float = option(1.0, "τ of the distillation", POSITIVE)

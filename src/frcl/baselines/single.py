@@ -2,91 +2,74 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frcl.baselines.common import check_task
+from frcl.baselines.classification import CHUNK, initial_head, plain_terms, point_prediction
+from frcl.baselines.common import Baseline, NewTask
 from frcl.baselines.options import SingleOptions
-from frcl.baselines.penalised import Penalised
-from frcl.errors import CheckpointError
-from frcl.files import apart, side_by_side
-from frcl.learners.accounting import Parts, added, parts_of
-from frcl.learners.lockstep import OnStep, Work, run_alone
+from frcl.engine.program import Program, Terms
+from frcl.features import fixed_parts, in_chunks
 from frcl.learners.types import Prediction
-from frcl.regularisers.replay import Nothing
-from frcl.seeding import stream_seed
+from frcl.regularisers.protocol import Kept
+from frcl.seeding import Streams, stream_seed
+from frcl.trees import Params, Tree, copied
 
 
-class Single:
-    """One plain learner a task; each begins at the weights of the network given, with a seed of its own."""
+class Network(NamedTuple):
+    """The trained weights of one task and its head."""
+
+    theta: Params
+    head: Tensor
+
+
+@dataclass
+class Networks:
+    """The network of each task, the open one included."""
+
+    each: list[Network] = field(default_factory=list)
+
+
+class Single(Baseline[SingleOptions, Networks]):
+    """Every task begins at the weights of the network given, with random streams of its own."""
 
     def __init__(self, net: nn.Module, options: SingleOptions, *, device: str | torch.device = "cpu") -> None:
-        self.options = options
-        self._net = net
-        self._device = device
-        self._learners: list[Penalised] = []
-        self._open = False
+        super().__init__(net, options, Networks(), device=device)
 
-    def fit(self, x: Any, y: Any, *, size: int | None = None, on_step: OnStep = None) -> None:
-        """Learn one task with a network of its own."""
-        run_alone(self.learn(x, y, size=size), len(self._learners) - self._open, self._steps, on_step)
+    def _begin(self, task: NewTask) -> float:
+        seed = stream_seed(self.options.seed, f"task/{task.number}")
+        self._state.streams = Streams(seed, self.device)
+        head = initial_head(task.likelihood.functions, task.K, self._state.streams, self.dtype, self.device)
+        self._own.each = [*self._own.each, Network(copied(self._theta()), head)]
+        return task.N
 
-    def learn(self, x: Any, y: Any, *, size: int | None = None) -> Work[None]:
-        """What fit() does, as work that several learners may do together."""
-        learner = self._learners[-1] if self._open else self._fresh(len(self._learners))
-        if not self._open:
-            learner.check(x, y)
-            self._learners.append(learner)
-            self._open = True
-        yield from learner.learn(x, y, size=size)
-        self._open = False
+    def _trained(self) -> Network:
+        return self._own.each[-1]
 
-    def _steps(self) -> int:
-        return self._learners[-1].step
+    def _programs(self, x: Tensor, y: Tensor) -> Iterator[Program]:
+        features = self.features
 
-    def _fresh(self, task: int) -> Penalised:
-        options = replace(self.options, seed=stream_seed(self.options.seed, f"task/{task}"))
-        return Penalised(self._net, options, Nothing(), device=self._device)
+        def loss(params: Network, fixed: Params, x: Tensor, y: Tensor, draws: Tree) -> Terms:
+            return plain_terms(F.cross_entropy(features({**fixed, **params.theta}, x) @ params.head.mT, y))
 
-    def predict(self, x: Any, task: int | None = None) -> Prediction:
-        """What the network of that task says."""
-        return self._learners[check_task(task, len(self._learners))].predict(x, 0)
+        yield self._program(loss, fixed_parts(self.net), x, y, self.options.steps)
 
-    def memory_bytes(self) -> int:
-        """Every network with its head."""
-        return sum(self.memory_parts().values())
+    def _finish(self) -> None:
+        self._own.each = copied(self._own.each)
 
-    def memory_parts(self) -> Parts:
-        """The same by kind."""
-        networks = parts_of({"network": [p for one in self._learners for p in one.net.parameters()]})
-        return added([networks, *(one.memory_parts() for one in self._learners)])
+    def _predict(self, task: int, x: Tensor) -> Prediction:
+        theta, head = self._own.each[task]
+        f = in_chunks(lambda rows: self.features({**fixed_parts(self.net), **theta}, rows) @ head.mT, x, CHUNK)
+        return point_prediction(f, self._likelihood(task))
 
-    def kept_inputs(self) -> list[Tensor]:
-        """None: no example is kept."""
-        return []
-
-    def past_divergences(self) -> list[float]:
-        """Not a measure that this method has."""
-        return []
-
-    def state_dict(self) -> dict[str, Any]:
-        """The states of all networks, side by side."""
-        states = [one.state_dict() for one in self._learners]
-        meta = {"open": self._open, "each": [state["meta"] for state in states]}
-        return {"meta": meta, "tensors": side_by_side(states)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on exactly where the learner that gave `state` was."""
-        try:
-            each, is_open = apart(state["meta"]["each"], state["tensors"]), state["meta"]["open"]
-        except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
-            raise CheckpointError("this is not a state made by state_dict()") from error
-        learners = []
-        for i, own in enumerate(each):
-            learner = self._fresh(i)
-            learner.load_state_dict(own)
-            learners.append(learner)
-        self._learners, self._open = learners, is_open
+    def _kept(self) -> Kept:
+        networks = [{**dict(self.net.named_parameters()), **one.theta} for one in self._own.each]
+        return {
+            "network": [value for one in networks for value in one.values()],
+            "heads": [one.head for one in self._own.each],
+        }

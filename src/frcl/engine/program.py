@@ -106,6 +106,11 @@ class Program:
         return start, end, self.draw(end - start)
 
 
+def exact_number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A number as a tensor of that type, or of float32 where the type has fewer digits."""
+    return torch.full((), value, dtype=torch.promote_types(dtype, torch.float32), device=device)
+
+
 def refuse_non_finite_loss(loss: Tensor) -> None:
     """Refuse the loss of a step that is about to be taken."""
     if not bool(loss.isfinite().all()):

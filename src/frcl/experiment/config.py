@@ -16,8 +16,8 @@ from frcl.data.options import BenchmarkOptions
 from frcl.errors import OptionError
 from frcl.experiment.networks import NetworkOptions
 from frcl.learners.options import FRCLOptions
-from frcl.methods import METHODS, MethodOptions, default_options
-from frcl.options import NOT_NEGATIVE, Options, from_plain, option
+from frcl.methods import default_options
+from frcl.options import NOT_NEGATIVE, MethodOptions, Options, from_plain, option
 from frcl.registry import suggestion
 
 
@@ -98,9 +98,6 @@ PLAIN = ("benchmark", "method", "seeds", "device", "data", "hidden_boundaries")
 
 def parts_of(method: str) -> dict[str, Any]:
     """The options of each part as they are without any change; the learner's are those of the method."""
-    known = [name for name, _, _ in METHODS]
-    if method not in known:
-        raise OptionError(f"unknown method {method!r}{suggestion(method, known)}")
     return {
         "stream": BenchmarkOptions(),
         "network": NetworkOptions(),

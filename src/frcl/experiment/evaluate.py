@@ -17,13 +17,14 @@ from frcl.learners.types import Prediction
 
 
 def score(learner: Learner, split: Split, task: int) -> float:
-    """Share of right labels, or for regression the share of variance explained (R²)."""
+    """Share of right labels, or for numeric targets the share of variance explained (R²)."""
     return _right(learner.predict(split.x, task=task), split.y)
 
 
 def _right(prediction: Prediction, y: Tensor) -> float:
     if prediction.probs is None:
-        return _r_squared(prediction.mean, y)
+        assert prediction.target_mean is not None
+        return _r_squared(prediction.target_mean, y)
     return float((prediction.labels == y.to(prediction.labels.device)).double().mean())
 
 
@@ -45,7 +46,7 @@ def judge(prediction: Prediction, y: Tensor) -> Judged:
     """Accuracy, likelihood and calibration of predictions against the targets y."""
     accuracy = _right(prediction, y)
     if prediction.probs is None:
-        return Judged(accuracy, _gaussian_nll(prediction, y), None, None)
+        return Judged(accuracy, -float(prediction.log_predictive(y).double().mean()), None, None)
     probs, classes = prediction.probs.cpu(), _classes(prediction, y)
     bins = calibration(probs, classes)
     return Judged(accuracy, negative_log_likelihood(probs, classes), brier(probs, classes), bins)
@@ -85,14 +86,6 @@ def _classes(prediction: Prediction, y: Tensor) -> Tensor:
     """Label values as column numbers of the probabilities."""
     values = torch.tensor(prediction.classes)
     return torch.searchsorted(values, y.cpu())
-
-
-def _gaussian_nll(prediction: Prediction, y: Tensor) -> float:
-    target = y.reshape(prediction.mean.shape).double().cpu()
-    noise = 0.0 if prediction.noise is None else prediction.noise.double().cpu()
-    total = prediction.variance.double().cpu() + noise
-    error = (target - prediction.mean.double().cpu()).square()
-    return float(0.5 * (math.log(2 * math.pi) + total.log() + error / total).sum(1).mean())
 
 
 def _r_squared(mean: Tensor, y: Tensor) -> float:

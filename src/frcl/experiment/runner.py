@@ -192,7 +192,7 @@ def _evaluate(one: Seed, number: int) -> None:
     """Add the next row of the accuracy matrix to the record of one seed."""
     record = one.record
     record.rows.append([score(one.learner, one.benchmark.test_split(on), on) for on in range(number + 1)])
-    if one.benchmark.test_split(number).y.is_floating_point():
+    if one.learner.predict(one.benchmark.test_split(number).x[:1], number).probs is None:
         record.score = "r2"
     record.parts = one.learner.memory_parts()
     record.bytes.append(sum(record.parts.values()))

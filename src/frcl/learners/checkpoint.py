@@ -180,18 +180,18 @@ def _restored(learner: FRCL, saved: Saved) -> LearnerState:
     if needs_heads and any(summary.head is None for summary in saved.past):
         raise CheckpointError("the state lacks the head of a past task, which its options need")
     shape = None if saved.input_shape is None else tuple(saved.input_shape)
-    streams = _streams(saved, learner.options.seed, learner.device)
+    streams = restored_streams(saved.streams, saved.device, learner.options.seed, len(saved.past), learner.device)
     return LearnerState(
         streams, regularisers, saved.past, None, saved.declared, shape, saved.input_floating
     )  # fmt: skip
 
 
-def _streams(saved: Saved, seed: int, device: torch.device) -> Streams:
+def restored_streams(saved: Params, saved_on: str, seed: int, past: int, device: torch.device) -> Streams:
     """The generators as they were; on another kind of device, which cannot take their state, fresh ones."""
-    if saved.device != device.type:
-        return Streams(seed + 1 + len(saved.past), device)
+    if saved_on != device.type:
+        return Streams(seed + 1 + past, device)
     streams = Streams(seed, device)
-    streams.restore(saved.streams)
+    streams.restore(saved)
     return streams
 
 

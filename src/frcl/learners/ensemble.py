@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack
@@ -116,7 +117,11 @@ class Ensemble:
             means = [one.target_mean for one in each if one.target_mean is not None]
             variances = [one.target_variance for one in each if one.target_variance is not None]
             target_mean, target_variance = _mixture(means, variances)
-        return Prediction(mean, variance, probs, labels, each[0].classes, target_mean, target_variance)
+
+        def density(y: Any) -> Tensor:
+            return torch.stack([one.log_predictive(y) for one in each]).logsumexp(0) - math.log(len(each))
+
+        return Prediction(mean, variance, probs, labels, each[0].classes, target_mean, target_variance, density)
 
     def mean(self, x: Any, task: int | None = None) -> Tensor:
         """The mean of the functions alone, over the members."""

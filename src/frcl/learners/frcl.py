@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,7 +22,7 @@ from frcl.files import save_state
 from frcl.graphs import Captured
 from frcl.learners import checkpoint
 from frcl.learners.accounting import Parts, added, parts_of
-from frcl.learners.inputs import check_lengths, checked_inputs, checked_size, data_mark
+from frcl.learners.inputs import check_lengths, check_task, checked_inputs, checked_size, data_mark
 from frcl.learners.lockstep import OnStep, Work, finish, run_alone
 from frcl.learners.options import FRCLKeywords, FRCLOptions
 from frcl.learners.predict import Predictor
@@ -442,12 +441,4 @@ class FRCL:
 
     def _task_number(self, task: int | None) -> int:
         count = len(self._state.past) + (self._state.current is not None)
-        if count == 0:
-            raise TaskError("nothing has been learned yet; call fit() or observe() first")
-        if task is None:
-            return count - 1
-        if not isinstance(task, int | np.integer) or isinstance(task, bool):
-            raise TaskError(f"a task is named by its number, 0 to {count - 1}; got {task!r}")
-        if not 0 <= task < count:
-            raise TaskError(f"unknown task {task}; tasks 0 to {count - 1} have been learned")
-        return int(task)
+        return check_task(task, count, "fit() or observe()")

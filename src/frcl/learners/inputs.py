@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from frcl.arrays import numeric_array
-from frcl.errors import DataError, OptionError
+from frcl.errors import DataError, OptionError, TaskError
 
 
 def checked_inputs(
@@ -70,6 +70,19 @@ def checked_size(given: int | None, otherwise: int) -> int:
     if given < 1:
         raise OptionError(f"size is the number of examples of the task, at least 1; got {given}")
     return given
+
+
+def check_task(task: int | None, count: int, begin: str = "fit()") -> int:
+    """The number of one of the `count` tasks that have been learned; the latest for None."""
+    if count == 0:
+        raise TaskError(f"nothing has been learned yet; call {begin} first")
+    if task is None:
+        return count - 1
+    if not isinstance(task, int | np.integer) or isinstance(task, bool):
+        raise TaskError(f"a task is named by its number, 0 to {count - 1}; got {task!r}")
+    if not 0 <= task < count:
+        raise TaskError(f"unknown task {task}; tasks 0 to {count - 1} have been learned")
+    return int(task)
 
 
 SLICE = 1 << 20  # numbers that are summed up at once

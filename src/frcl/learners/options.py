@@ -7,7 +7,7 @@ from typing import Literal, TypedDict
 
 from frcl.errors import OptionError
 from frcl.likelihoods import check_name
-from frcl.options import NOT_NEGATIVE, POSITIVE, SHARE, Options, option
+from frcl.options import NOT_NEGATIVE, POSITIVE, SHARE, MethodOptions, option
 from frcl.prior import Prior
 from frcl.regularisers import CurrentInputs, Curvature, FunctionalKL, MemoryTargets, Regulariser
 from frcl.selection import Recipe, Search, Start
@@ -17,7 +17,7 @@ Predicted = Literal["summary", "head", "corrected"]
 
 
 @dataclass(frozen=True)
-class FRCLOptions(Options):
+class FRCLOptions(MethodOptions):
     """Everything that can be set on an `FRCL` learner."""
 
     points: int = option(40, "inducing points kept per task")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -42,7 +44,13 @@ class Predictor:
             each = [likelihood.predictive(*piece, draws, learned) for piece in pieces]
         found = Predictive(*(None if part[0] is None else torch.cat(part) for part in zip(*each, strict=True)))
         labels = None if found.probs is None else likelihood.decode(found.probs.argmax(1))
-        return Prediction(mean, variance, found.probs, labels, likelihood.classes, found.mean, found.variance)
+
+        def density(y: Any) -> Tensor:
+            encoded = likelihood.encode(y, mean.device, mean.dtype).split([len(piece.mean) for piece in pieces])
+            parts = zip(pieces, encoded, strict=True)
+            return torch.cat([likelihood.log_predictive(*piece, some, draws, learned) for piece, some in parts])
+
+        return Prediction(mean, variance, found.probs, labels, likelihood.classes, found.mean, found.variance, density)
 
     def temperature(self, state: LearnerState, number: int, x: Tensor, y: Tensor) -> Tensor:
         """The temperature with which a past task predicts these examples best; it has not learned from them."""

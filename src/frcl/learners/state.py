@@ -16,6 +16,7 @@ from frcl.learners.types import Summary
 from frcl.learners.window import Window
 from frcl.likelihoods import Label, Likelihood
 from frcl.regularisers import Regulariser
+from frcl.regularisers.steps import with_trained_heads
 from frcl.seeding import Streams
 
 
@@ -80,13 +81,7 @@ class LearnerState:
 
     def summaries(self) -> list[Summary]:
         """The past summaries with their heads as they are now: a task may train them along."""
-        block = None if self.current is None else self.current.params.heads
-        if block is None:
-            return list(self.past)
-        return [
-            replace(one, head=rows[: one.likelihood.functions].detach().clone())
-            for one, rows in zip(self.past, block, strict=True)
-        ]
+        return with_trained_heads(self.past, None if self.current is None else self.current.params.heads)
 
 
 @dataclass(frozen=True)

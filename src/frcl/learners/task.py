@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from frcl.engine.adam import Optimiser
-from frcl.engine.program import Drawn, Program, minibatch_rows, refuse_non_finite
+from frcl.engine.program import Drawn, Program, exact_number, minibatch_rows, refuse_non_finite
 from frcl.errors import DataError, OptionError
 from frcl.features import check_features, fixed_parts, has_convolutions, in_chunks, is_stackable, network_failures
 from frcl.learners.lockstep import Work
@@ -22,12 +21,12 @@ from frcl.likelihoods import Likelihood
 from frcl.posterior import Posterior, initial_posterior, triangular, weight_moments
 from frcl.prior import kernel_features
 from frcl.regularisers.functional import stacked_points
-from frcl.regularisers.heads import make_block
-from frcl.regularisers.protocol import FeatureMap, Task, sample_tasks
+from frcl.regularisers.protocol import FeatureMap, Task
+from frcl.regularisers.steps import draw_penalties, follow_of, look_of, trained_heads
 from frcl.seeding import fork
 from frcl.selection import CRITERIA, Selected, TaskData, TraceSearch, plan_by_inputs, run_searches, select_by_targets
 from frcl.summary import FunctionBelief, belief_from_function, belief_from_weights, head_moments, make_head
-from frcl.trees import Params, Tree, detached, leaf, tree_map
+from frcl.trees import Params, detached, leaf, tree_map
 
 CHUNK = 16384  # inputs that pass through the network at once outside of training
 CHUNK_OF_MAPS = 4096  # the same for a convolutional network on the CPU, whose maps are large
@@ -175,18 +174,12 @@ def open_task(
         if options.learn_inputs:
             trained_Z, Z = leaf(Z), None
     q = initial_posterior(likelihood.functions, n, options.initial_scale, model.dtype, model.device)
-    params = Parameters(model.theta(), tree_map(leaf, q), learned, _trained_heads(state), trained_Z)
+    heads = trained_heads(state.regularisers, state.past)
+    params = Parameters(model.theta(), tree_map(leaf, q), learned, heads, trained_Z)
     task = model.task(state, likelihood, float(size))
     for regulariser in state.regularisers:
         regulariser.begin(task)
     return CurrentTask(likelihood=likelihood, N=float(size), optimiser=Optimiser(params, options.lr), Z=Z)
-
-
-def _trained_heads(state: LearnerState) -> Tensor | None:
-    """The heads of past tasks as trainable leaves, where a regulariser trains them along."""
-    if not state.past or not any(one.trains_heads for one in state.regularisers):
-        return None
-    return leaf(make_block(state.past).heads)
 
 
 def objective_of(model: Model, state: LearnerState, likelihood: Likelihood) -> Objective:
@@ -199,7 +192,7 @@ def constants_of(model: Model, state: LearnerState, current: CurrentTask) -> Con
     task = model.task(state, current.likelihood, current.N)
     uses_points = bool(state.past) and any(one.uses_points for one in state.regularisers)
     return Constants(
-        N=torch.full((), current.N, dtype=torch.promote_types(model.dtype, torch.float32), device=model.device),
+        N=exact_number(current.N, model.dtype, model.device),
         past_tasks=len(state.past),
         fixed=detached(task.fixed),
         points=stacked_points([summary.Z for summary in state.past]) if uses_points else None,
@@ -224,16 +217,15 @@ def program_of(
         shape = likelihood.draws_shape(batch, training=True)
         generator = streams["likelihood"]
         draws = torch.randn((steps, *shape), generator=generator, dtype=model.dtype, device=model.device)
-        used = sample_tasks(tasks, options.past_tasks_per_step, steps, streams["past"])
-        own = tuple(one.draw(steps, tasks, streams["past"]) for one in regularisers)
-        return Drawn(rows, Draws(draws, used, own))
+        past = draw_penalties(regularisers, steps, tasks, options.past_tasks_per_step, streams["past"])
+        return Drawn(rows, Draws(draws, past.tasks, past.own))
 
     program = Program(
         net=model.net, loss=objective_of(model, state, likelihood), optimiser=current.optimiser,
         constants=constants_of(model, state, current), x=x, y=y, draw=draw, streams=streams, stop=options.steps,
         carry=tuple(one.carry() for one in regularisers),
-        follow=_follow(regularisers) if any(one.carry() for one in regularisers) else None,
-        look=_look(model, state, tasks) if any(one.looks for one in regularisers) else None,
+        follow=follow_of(regularisers),
+        look=look_of(regularisers, options.seed, tasks),
         stackable=is_stackable(model.net) and all(one.batchable for one in regularisers),
         chunk=1 if stream else CHUNK_OF_STEPS,
         signature=(
@@ -250,24 +242,6 @@ CHUNK_OF_STEPS = 100  # steps of fit() whose random numbers are drawn at once
 def _signature(state: LearnerState) -> object:
     """What two learners must have in common besides options and shapes: the points and targets of past tasks."""
     return [(len(summary.Z), summary.likelihood.name, summary.likelihood.functions) for summary in state.past]
-
-
-def _follow(regularisers: Sequence[Tree]) -> Tree:
-    def follow(carry: Tree, constants: Constants, gradient: Tree, before: Tree, after: Tree) -> None:
-        for i, regulariser in enumerate(regularisers):
-            if carry[i]:
-                regulariser.follow(carry[i], constants.regularisers[i], gradient.theta, before.theta, after.theta)
-
-    return follow
-
-
-def _look(model: Model, state: LearnerState, task: int) -> Tree:
-    def look(x: Tensor, y: Tensor, step: int) -> None:
-        for i, regulariser in enumerate(state.regularisers):
-            if regulariser.looks:
-                regulariser.look(x, y, fork(model.options.seed, f"look/{i}/{task}/{step}"))
-
-    return look
 
 
 # -- end ----------------------------------------------------------------------------------------------------

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
+from frcl.errors import TaskError
 from frcl.learners.accounting import Parts, parts_of
 from frcl.likelihoods import Label, Likelihood
 from frcl.summary import FunctionBelief
@@ -33,6 +35,13 @@ class Prediction:
     classes: tuple[Label, ...] | None = None
     target_mean: Tensor | None = None
     target_variance: Tensor | None = None
+    density: Callable[[Any], Tensor] | None = field(default=None, repr=False, compare=False)
+
+    def log_predictive(self, y: Any) -> Tensor:
+        """log p(y | x) of targets y, one for each input, in nats, [n]."""
+        if self.density is None:
+            raise TaskError("this prediction has no density of targets; use probs")
+        return self.density(y)
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@
 
 D is the divergence of the predictive distributions of past task i. θ_begin and w_begin are the network and the old
 heads as they stood when the current task began: constants, with which the old side is computed for each minibatch by
-one forward pass. At that moment the penalty is zero, and so is its gradient. With τ > 1 and heads that are trained along
-this is learning without forgetting (Li and Hoiem, 2016); there D is for classes.
+one forward pass. At that moment the penalty is zero, and so is its gradient. With τ > 1 and heads that are trained
+along this is learning without forgetting (Li and Hoiem, 2016); there D is for classes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from frcl.errors import CheckpointError
 from frcl.features import times
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.heads import HeadBlock, divergence, functions_at, make_block
-from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, Tree, check_weight, register
-from frcl.trees import Params, copied, shapes
+from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, check_weight, register
+from frcl.trees import Params, Tree, copied, shapes
 
 
 class Constants(NamedTuple):

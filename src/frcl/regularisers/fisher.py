@@ -46,6 +46,7 @@ def diagonal_fisher(
             part = _exact(outputs, fixed, rows, likelihood, known)
         else:
             if mode == "sampled":
+                assert generator is not None
                 with torch.no_grad():
                     targets = likelihood.sample(outputs(fixed, rows), known, generator)
             part = _at_targets(outputs, fixed, rows, targets, likelihood, known)

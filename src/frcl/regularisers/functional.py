@@ -11,9 +11,9 @@ from torch import Tensor
 
 from frcl.features import times
 from frcl.graphs import inside_a_transform
-from frcl.regularisers.protocol import PastTask, Regulariser, Step, Task, Tree, check_weight, register
+from frcl.regularisers.protocol import PastTask, Regulariser, Step, Task, check_weight, register
 from frcl.summary import FunctionBelief, PriorKL, prior_kl, prior_kl_terms, stack_terms
-from frcl.trees import tree_map
+from frcl.trees import Tree, tree_map
 
 
 class Summarised(PastTask, Protocol):

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from frcl.errors import DataError
-from frcl.regularisers.protocol import Params
 from frcl.selection import random_start
+from frcl.trees import Params
 
 Coreset = Literal["none", "random", "kcenter"]
 
@@ -34,21 +34,11 @@ class MeanField(NamedTuple):
         """Independent weights of both."""
         return MeanField(self.mean | other.mean, self.log_std | other.log_std)
 
-    def named(self) -> Params:
-        """All tensors in one: "mean/NAME" and "log_deviation/NAME"."""
-        return {f"{part}/{name}": value for part, values in self._asdict().items() for name, value in values.items()}
-
 
 def isotropic(like: Mapping[str, Tensor], std: float) -> MeanField:
-    """N(0, deviation² I) over weights of these names and shapes."""
+    """N(0, std² I) over weights of these names and shapes."""
     zero = {name: torch.zeros_like(value, requires_grad=False) for name, value in like.items()}
     return MeanField(zero, {name: torch.full_like(value, math.log(std)) for name, value in zero.items()})
-
-
-def detached(q: MeanField) -> MeanField:
-    """A copy that nothing else changes."""
-    mean, log_std = ({name: value.detach().clone() for name, value in part.items()} for part in q)
-    return MeanField(mean, log_std)
 
 
 def mean_field_kl(q: MeanField, p: MeanField) -> Tensor:

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from frcl.regularisers.functional import Summarised
 from frcl.regularisers.heads import HeadBlock, divergence, make_block
-from frcl.regularisers.protocol import Regulariser, Step, Task, Tree, check_weight, register
+from frcl.regularisers.protocol import Regulariser, Step, Task, check_weight, register
 from frcl.summary import pad_to
-from frcl.trees import tree_map
+from frcl.trees import Tree, tree_map
 
 
 class Targets(NamedTuple):

@@ -13,8 +13,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, Tree, check_weight, register
-from frcl.trees import Params, copied
+from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, check_weight, register
+from frcl.trees import Params, Tree, copied
 
 
 class Constants(NamedTuple):

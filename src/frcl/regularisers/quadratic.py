@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from frcl.regularisers.fisher import FisherMode, FisherRecipe
-from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, Tree, check_weight, register
-from frcl.trees import Params
+from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, check_weight, register
+from frcl.trees import Params, Tree
 
 
 class Anchor(NamedTuple):
@@ -42,8 +42,8 @@ def running_sum(before: Params, new: Params, decay: float) -> Params:
 
 def _moving(anchor: Anchor, theta: Params) -> Tree:
     """The anchor of the weights that are trained now; empty where none is."""
-    kept = Anchor(*({name: part[name] for name in part if name in theta} for part in anchor[:2]), anchor.rest)
-    return kept if kept.theta else ()
+    at, precision = ({name: part[name] for name in part if name in theta} for part in anchor[:2])
+    return Anchor(at, precision, anchor.rest) if at else ()
 
 
 def _at(task: Task, names: Params) -> Params:
@@ -153,7 +153,8 @@ class EWC(Regulariser):
     def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
         if not constants:
             return None
-        return self.weight * (quadratic(step.theta, constants.theta, constants.precision) + constants.rest) / step.N
+        total: Tensor = quadratic(step.theta, constants.theta, constants.precision) + constants.rest
+        return self.weight * total / step.N
 
     def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         information, _ = FisherRecipe(self.fisher, self.examples).information(task, x, y, generator)

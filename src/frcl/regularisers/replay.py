@@ -17,9 +17,9 @@ from frcl.errors import DataError
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.functional import stacked_points
 from frcl.regularisers.heads import HeadBlock, log_prob, make_block
-from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, Tree, check_weight, register
+from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, check_weight, register
 from frcl.selection import random_start
-from frcl.trees import Params
+from frcl.trees import Params, Tree
 
 
 class Constants(NamedTuple):

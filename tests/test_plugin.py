@@ -1,5 +1,6 @@
 """Another package extends frcl through entry points: the example package is installed and used."""
 
+import csv
 import json
 import os
 import subprocess
@@ -76,6 +77,26 @@ def test_the_command_line_runs_the_benchmark(installed, tmp_path):
     assert result["tasks"] == ["0°", "30°"]
     assert result["config"]["network"]["widths"] == [64, 64]
     assert "spirals" in python(installed, tmp_path, "-m", "frcl", "list")
+
+
+@pytest.mark.slow
+def test_the_command_line_runs_the_method(installed, tmp_path):
+    options = ["--method", "l1", "--tasks", "2", "--steps", "20", "--seeds", "1", "--set", "strength=0.01"]
+    python(installed, tmp_path, "-m", "frcl", "run", "spirals", *options, "--quiet", "--out", "run")
+    rows = list(csv.DictReader((tmp_path / "run" / "log.csv").read_text().splitlines()))
+    assert {float(row["kl_past"]) for row in rows if row["task"] == "0"} == {0.0}
+    assert float(rows[-1]["kl_past"]) > 0.0
+    code = """
+import frcl
+from frcl.regularisers import REGULARISERS, FunctionalKL
+x = __import__("torch").randn(50, 2)
+learner = frcl.FRCL(frcl.MLP(2, (8,)), points=4, steps=5, regularisers=[FunctionalKL(), REGULARISERS["l1"](0.1)])
+learner.fit(x, (x[:, 0] > 0).long())
+learner.save("l1.frcl")
+"""
+    python(installed, tmp_path, "-c", code)
+    load = "import frcl; print(frcl.load('l1.frcl', frcl.MLP(2, (8,))).regularisers[1])"
+    assert "L1(weight=0.1)" in python(installed, tmp_path, "-c", load)
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """The recipes of CONTRIBUTING.md, applied literally: their files are written into a copy of the package and used."""
 
+import csv
+import json
 import os
 import re
 import shutil
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-RECIPES = dict(re.findall(r"^```python file=(\S+)\n(.*?)^```$", (ROOT / "CONTRIBUTING.md").read_text(), re.S | re.M))
+BLOCKS = re.findall(r"^```\w+ (file|append)=(\S+)\n(.*?)^```$", (ROOT / "CONTRIBUTING.md").read_text(), re.S | re.M)
 
 
 @pytest.fixture(scope="module")
@@ -18,9 +20,10 @@ def package(tmp_path_factory) -> Path:
     """A copy of the source tree with the files of all recipes."""
     folder = tmp_path_factory.mktemp("copy")
     shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    for name, text in RECIPES.items():
-        assert not (folder / name).exists(), f"{name} is already in the package"
-        (folder / name).write_text(text)
+    for action, name, text in BLOCKS:
+        path = folder / name
+        assert path.exists() == (action == "append"), f"{name}, {action}"
+        path.write_text(path.read_text() + "\n\n" + text if action == "append" else text)
     return folder
 
 
@@ -109,7 +112,7 @@ assert [one.name for one in frcl.load("l2.frcl", net).regularisers] == ["functio
 
 
 def test_the_recipes_name_one_file_each():
-    folders = [str(Path(name).parent) for name in RECIPES]
+    folders = [str(Path(name).parent) for action, name, _ in BLOCKS if action == "file"]
     assert folders == [f"src/frcl/{room}" for room in ("selection", "likelihoods", "data", "regularisers")]
 
 
@@ -141,3 +144,16 @@ def test_the_command_line_runs_the_benchmark_with_the_criterion(package):
     assert 'selection = "farthest"' in config
     assert "widths = [32, 32]" in config
     assert "half-planes" in python(package, "-m", "frcl", "list")
+
+
+@pytest.mark.slow
+def test_the_command_line_runs_and_tunes_the_method(package):
+    options = ["--method", "l2", "--tasks", "2", "--steps", "20", "--seeds", "2", "--set", "strength=0.5"]
+    python(package, "-W", "error", "-m", "frcl", "run", "half-planes", *options, "--quiet", "--out", "l2")
+    rows = list(csv.DictReader((package / "l2" / "log.csv").read_text().splitlines()))
+    penalties = {task: [float(row["kl_past"]) for row in rows if row["task"] == task] for task in ("0", "1")}
+    assert set(penalties["0"]) == {0.0}  # nothing to keep while the first task is learned
+    assert penalties["1"][0] == 0.0  # the weights are where they began
+    assert penalties["1"][-1] > 0.0
+    tried = json.loads(python(package, "-m", "frcl", "tune", "l2", "half-planes", "--set", "steps=5", "--json"))
+    assert sorted(trial["options"]["strength"] for trial in tried) == [1e-4, 1e-3, 1e-2]

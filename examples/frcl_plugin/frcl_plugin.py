@@ -1,4 +1,4 @@
-"""An example of a package that extends frcl: a benchmark, a likelihood and a selection criterion.
+"""An example of a package that extends frcl: a benchmark, a likelihood, a criterion and a method.
 
 frcl finds them through the entry points in pyproject.toml; nothing of frcl is changed.
 """
@@ -6,19 +6,24 @@ frcl finds them through the entry points in pyproject.toml; nothing of frcl is c
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from frcl import OptionError
+from frcl import OptionError, Regulariser
+from frcl.baselines.options import TrainingOptions
 from frcl.data import BenchmarkSpec, Request, Split, Task, TaskList
-from frcl.likelihoods import Params
 from frcl.likelihoods.quadrature import gaussian_expectation_nodes
 from frcl.likelihoods.softmax import softmax_divergence
 from frcl.likelihoods.targets import ClassLikelihood
+from frcl.methods import Method, baseline
+from frcl.options import NOT_NEGATIVE, option
+from frcl.regularisers.protocol import Step
+from frcl.regularisers.protocol import Task as LearnedTask
 from frcl.selection import Criterion, TaskData
+from frcl.trees import Params
 
 # -- a benchmark -------------------------------------------------------------------------------------------------------
 
@@ -127,3 +132,55 @@ def closest_pair(task: TaskData, index: Tensor) -> float:
 
 
 SPREAD = Criterion("spread", closest_pair)
+
+
+# -- a method: a regulariser, its options and a name ------------------------------------------------------------------
+
+
+@dataclass
+class L1(Regulariser):
+    """weight Σ_p |θ_p − θ_p at the start of the task|, in nats per example: only some weights change in a task."""
+
+    weight: float = 1e-3
+    start: Params = field(default_factory=dict, init=False, repr=False)
+    name: ClassVar[str] = "l1"
+
+    def begin(self, task: LearnedTask) -> None:
+        self.start = {name: value.detach().clone() for name, value in task.theta.items()} if task.past else {}
+
+    def constants(self, task: LearnedTask) -> Params:
+        return self.start
+
+    def penalty(self, step: Step, constants: Params, draws: Any) -> Tensor | None:
+        if not constants:
+            return None
+        return (
+            self.weight * torch.stack([(step.theta[name] - old).abs().sum() for name, old in constants.items()]).sum()
+        )
+
+    def end(self, task: LearnedTask, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
+        self.start = {}
+
+    def state(self) -> dict[str, Any]:
+        return {"start": self.start}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.start = state["start"]
+
+
+@dataclass(frozen=True)
+class L1Options(TrainingOptions):
+    """Options of the method `l1`."""
+
+    strength: float = option(1e-3, "weight of the penalty", NOT_NEGATIVE)
+
+    def regularisers(self) -> list[Regulariser]:
+        return [L1(self.strength)]
+
+
+METHOD = Method(
+    "l1",
+    "L1 penalty on the change of the weights in a task",
+    L1Options(),
+    baseline("frcl.baselines.penalised:Penalised"),
+)

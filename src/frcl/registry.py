@@ -46,7 +46,8 @@ class Registry(Generic[T]):
         return self._known[name]
 
     def __contains__(self, name: object) -> bool:
-        self._load_plugins()
+        if name not in self._known:  # our own names load no plugins, which may import what is being imported
+            self._load_plugins()
         return name in self._known
 
     def __iter__(self) -> Iterator[str]:

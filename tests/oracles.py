@@ -24,7 +24,7 @@ def covariances(belief: FunctionBelief) -> Tensor:
 
 
 def direct_prior_kl(Phi_z: Tensor, belief: FunctionBelief) -> Tensor:
-    """Σ_c KL(q(u_c) ‖ N(0, ΦΦᵀ + σ²I)), class by class through torch.distributions, differentiable."""
+    """Σ_c KL(q(u_c) ‖ N(0, ΦΦᵀ + σ²I)), class by class through torch.distributions, differentiable; Φ times σ_w."""
     K = Phi_z @ Phi_z.mT + belief.u_noise * torch.eye(len(Phi_z), dtype=Phi_z.dtype)
     prior = MultivariateNormal(torch.zeros(len(Phi_z), dtype=Phi_z.dtype), covariance_matrix=K)
     total = Phi_z.new_zeros(())
@@ -34,7 +34,7 @@ def direct_prior_kl(Phi_z: Tensor, belief: FunctionBelief) -> Tensor:
 
 
 def direct_prediction(Phi_x: Tensor, Phi_z: Tensor, belief: FunctionBelief) -> tuple[Tensor, Tensor]:
-    """Section 2.5 as printed, with explicit inverses; [B, C] each."""
+    """Section 2.5 as printed, with explicit inverses; [B, C] each. Features are times σ_w."""
     K = Phi_z @ Phi_z.mT + belief.u_noise * torch.eye(len(Phi_z), dtype=Phi_z.dtype)
     inverse = torch.linalg.inv(K)
     cross = Phi_z @ Phi_x.mT  # [M, B]

@@ -218,9 +218,11 @@ def test_states_of_the_wrong_shape_are_refused():
     learner.fit(x, y)
     learner.observe(x, y)
     for name, change in [
-        ("past/0/mean", lambda t: t[:, :2]),
+        ("past/0/belief/mean", lambda t: t[:, :2]),
+        ("past/0/belief/factor", lambda t: t[:, :2]),
+        ("past/0/Z", lambda t: t[:2]),
         ("streams/batches", lambda t: t[:10]),
-        ("current/params/posterior/mean", lambda t: t[:, :3]),
+        ("current/posterior/mean", lambda t: t[:, :3]),
     ]:
         state = learner.state_dict()
         state["tensors"][name] = change(state["tensors"][name])

@@ -119,7 +119,7 @@ def test_a_recorded_stream_does_what_an_eager_one_does(past_tasks_per_step, held
     x, y = blobs((0, 1, 2), 640, 5)
     scores, states = {}, {}
     for eager in (10, 1000):
-        monkeypatch.setattr("frcl.learners.stream.EAGER", eager)
+        monkeypatch.setattr("frcl.engine.train.EAGER", eager)
         detector = BoundaryDetector(1e3, warm_up=2, minimum_time=2, **watch)
         learner = on_gpu(steps=10, detector=detector, past_tasks_per_step=past_tasks_per_step, **held)
         for part in ((0, 1), (1, 2)):
@@ -129,7 +129,7 @@ def test_a_recorded_stream_does_what_an_eager_one_does(past_tasks_per_step, held
         logs.append(learner.observe(x[:32], y[:32]))
         scores[eager] = [(log.loss, log.kl_past, log.statistic) for log in logs]
         states[eager] = {name: value.cpu() for name, value in learner.state_dict()["tensors"].items()}
-        assert (learner._state.current.recording is None) == (eager > 10)
+        assert (learner._state.current.stream._recorded is None) == (eager > 10)
     torch.testing.assert_close(scores[10], scores[1000], rtol=1e-3, atol=1e-4, equal_nan=True)
     for name, value in states[10].items():
         if value.is_floating_point():

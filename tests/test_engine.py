@@ -9,8 +9,7 @@ from torch import nn
 from frcl.engine.adam import Optimiser, gradient, stacked
 from frcl.engine.batching import Block, can_stack
 from frcl.engine.program import Drawn, Program, Terms
-from frcl.engine.train import StreamSteps, train
-from frcl.engine.unit import Alone
+from frcl.engine.train import Alone, StreamSteps, train
 from frcl.errors import NumericalError, TaskError
 from frcl.seeding import Streams
 from frcl.trees import leaf

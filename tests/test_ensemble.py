@@ -1,4 +1,4 @@
-"""Replicas in one learner: each learns as it would alone, their predictions are averaged, their state is one."""
+"""Members in one learner: each learns as it would alone, their predictions are averaged, their state is one."""
 
 import numpy as np
 import pytest
@@ -20,9 +20,7 @@ def net(seed: int = 1) -> nn.Module:
 
 
 def ensemble(members: int = 3, **options) -> Ensemble:
-    made = FRCL(net(), members=members, **{**SMALL, **options})
-    assert isinstance(made, Ensemble)
-    return made
+    return Ensemble(net(), members, **{**SMALL, **options})
 
 
 def taught(**options) -> Ensemble:
@@ -63,7 +61,7 @@ def regression(seed: int) -> tuple:
     return x, torch.stack([x[:, 0].sin(), x[:, 1] * x[:, 2]], 1) + 0.1 * torch.randn(60, 2, generator=g)
 
 
-# -- each replica is the learner it would be alone --------------------------------------------------------------
+# -- each member is the learner it would be alone --------------------------------------------------------------
 
 
 def close(member, lone) -> None:
@@ -75,7 +73,7 @@ def close(member, lone) -> None:
 
 @pytest.mark.parametrize("tasks", [TASKS, [regression(1), regression(2)]], ids=["classes", "regression"])
 @pytest.mark.parametrize("options", [{}, {"inference": "function"}, {"past_tasks_per_step": 1}], ids=str)
-def test_each_replica_is_the_learner_of_its_seed(tasks, options):
+def test_each_member_is_the_learner_of_its_seed(tasks, options):
     learner = ensemble(seed=4, **options)
     for x, y in tasks:
         learner.fit(x, y)
@@ -87,9 +85,9 @@ def test_each_replica_is_the_learner_of_its_seed(tasks, options):
 
 
 @pytest.mark.parametrize("widths", [((16, 8), (16, 8)), ((16, 8), (5,))], ids=["equal", "different"])
-def test_a_network_for_each_replica(widths):
+def test_a_network_for_each_member(widths):
     nets = [MLP(4, wide, seed=i).double() for i, wide in enumerate(widths)]
-    learner = FRCL(nets, members=2, **SMALL)
+    learner = Ensemble(nets, members=2, **SMALL)
     lone = [FRCL(one, seed=i, **SMALL) for i, one in enumerate(nets)]
     for x, y in TASKS:
         learner.fit(x, y)
@@ -100,14 +98,12 @@ def test_a_network_for_each_replica(widths):
 
 
 def test_labels_device_and_seeds_are_passed_on():
-    learner = FRCL(net(), 5, members=np.int64(2), labels=["a", "b"], device="cpu", seed=np.int64(3))
+    learner = Ensemble(net(), np.int64(2), 5, labels=["a", "b"], device="cpu", seed=np.int64(3))
     assert [member.options.seed for member in learner.members] == [3, 4]
     assert all(member.labels == ("a", "b") and member.options.points == 5 for member in learner.members)
-    assert isinstance(FRCL(net()), FRCL)
-    assert isinstance(FRCL(net(), members=None), FRCL)
 
 
-def test_logs_are_the_means_of_the_replicas_logs():
+def test_logs_are_the_means_of_the_members_logs():
     learner, found = ensemble(), []
     lone = [FRCL(net(), seed=i, **SMALL) for i in range(3)]
     for x, y in TASKS:
@@ -139,7 +135,7 @@ def test_predictions_are_those_of_the_mixture(task):
     assert p.labels.tolist() == [p.classes[i] for i in p.probs.argmax(1)]
     assert p.labels.tolist() != each[0].labels.tolist()
     assert p.classes == each[0].classes
-    assert p.noise is None
+    assert p.target_mean is p.target_variance is None
 
 
 def test_labels_of_any_kind():
@@ -158,9 +154,12 @@ def test_regression_averages_the_noise_too():
     learner.fit(x, y)
     p, each = learner.predict(x), [member.predict(x) for member in learner.members]
     assert p.probs is p.labels is p.classes is None
-    torch.testing.assert_close(p.noise, sum(one.noise for one in each) / 3)
     second_moment = sum(one.variance + one.mean.square() for one in each) / 3
     torch.testing.assert_close(p.variance, second_moment - p.mean.square())
+    noise = sum(one.target_variance - one.variance for one in each) / 3
+    torch.testing.assert_close(p.target_variance - p.variance, noise)
+    assert float(noise.min()) > 0.01
+    torch.testing.assert_close(p.target_mean, p.mean)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +208,7 @@ def test_a_saved_ensemble_is_the_same(tmp_path):
 
 def test_networks_of_different_shape_are_loaded_one_by_one(tmp_path):
     nets = [MLP(4, (8,)).double(), MLP(4, (5,)).double()]
-    learner = FRCL(nets, members=2, **SMALL)
+    learner = Ensemble(nets, members=2, **SMALL)
     learner.fit(*TASKS[0])
     learner.save(tmp_path / "model.frcl")
     again = frcl.load(tmp_path / "model.frcl", nets)
@@ -241,7 +240,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(tmp_path):
     del broken["tensors"]["2/past/0/Z"]
     for state, complaint in [
         (plain.state_dict(), "not the state of an ensemble"),
-        (ensemble(2).state_dict(), "the state is of 2 replicas; this ensemble has 3"),
+        (ensemble(2).state_dict(), "the state is of 2 members; this ensemble has 3"),
         (ensemble(seed=1).state_dict(), "other options: seed"),
         (broken, "incomplete"),
         ({"meta": {"members": 3}, "tensors": {}}, "not the state of an ensemble"),
@@ -269,24 +268,24 @@ def test_a_file_without_an_ensemble_is_refused(meta, tmp_path):
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ({"members": 0}, "replicas must be a whole number of at least 1, not 0"),
+        ({"members": 0}, "members must be a whole number of at least 1, not 0"),
         ({"members": True}, "not True"),
         ({"members": 2.0}, "not 2.0"),
         ({"members": 2, "detector": frcl.BoundaryDetector()}, "cannot look for task boundaries"),
         ({"members": 2, "seed": "a"}, "seed must be a whole number"),
-        ({"members": 2, "raet": 1.0}, "did you mean 'rate'"),
+        ({"members": 2, "lrr": 1.0}, "did you mean 'lr'"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_options_that_make_no_sense_are_refused(given, complaint):
     with pytest.raises(OptionError, match=complaint):
-        FRCL(net(), **given)
+        Ensemble(net(), **given)
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_the_number_of_networks_must_be_that_of_replicas(count):
-    with pytest.raises(OptionError, match=f"there are {count} networks for 2 replicas"):
-        FRCL([net() for _ in range(count)], members=2)
+def test_the_number_of_networks_must_be_that_of_members(count):
+    with pytest.raises(OptionError, match=f"there are {count} networks for 2 members"):
+        Ensemble([net() for _ in range(count)], members=2)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +296,7 @@ def test_the_number_of_networks_must_be_that_of_replicas(count):
     ],
     ids=["refused", "not finite"],
 )
-def test_after_an_error_all_replicas_are_as_before(data, error):
+def test_after_an_error_all_members_are_as_before(data, error):
     learner, twin = ensemble(), ensemble()
     for one in (learner, twin):
         one.fit(*TASKS[0])
@@ -309,11 +308,11 @@ def test_after_an_error_all_replicas_are_as_before(data, error):
     assert same_tensors(tensors(learner), tensors(twin))
 
 
-def test_a_replica_that_cannot_begin_keeps_the_others_from_beginning():
+def test_a_member_that_cannot_begin_keeps_the_others_from_beginning():
     nets = [net(), net()]
     with torch.no_grad():
         next(nets[1].parameters()).fill_(torch.nan)
-    learner = FRCL(nets, members=2, **SMALL)
+    learner = Ensemble(nets, members=2, **SMALL)
     before = learner.state_dict()
     with pytest.raises(NetworkError):
         learner.fit(*TASKS[0])

@@ -110,7 +110,7 @@ def test_regression_targets_are_checked():
         learner.observe(X, y * math.nan)
     whole = small_learner(steps=3)
     whole.fit(X, Y.float(), likelihood="gaussian")
-    assert whole.tasks[0].target.labels is None
+    assert whole.tasks[0].likelihood.classes is None
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_regression_targets_are_checked():
         ({"pionts": 3}, "unknown option 'pionts'; did you mean 'points'"),
         ({"points": 0}, "points must be a whole number of at least 1"),
         ({"points": 2.5}, "points must be a whole number"),
-        ({"lr": -1.0}, "rate must be a positive number"),
+        ({"lr": -1.0}, "lr must be a positive number"),
         ({"u_noise": 0.0}, "u_noise must be a positive number"),
         ({"u_noise": math.nan}, "u_noise must be a positive number"),
         ({"selection": "best"}, "selection='best' is unknown; choose one of random, trace"),

@@ -23,7 +23,7 @@ def test_tasks_of_different_sizes_are_learned_and_not_forgotten():
         learner.fit(x, y)
     for number, (x, y) in enumerate(tasks):
         assert accuracy(learner, x, y, number) > 0.95
-    assert [summary.target.functions for summary in learner.tasks] == [1, 3, 1, 5]
+    assert [summary.likelihood.functions for summary in learner.tasks] == [1, 3, 1, 5]
     assert [summary.Z.shape for summary in learner.tasks] == [(12, 4)] * 4
 
 
@@ -46,7 +46,7 @@ def test_the_regulariser_is_what_holds_old_tasks(monkeypatch):
         return accuracy(learner, *first, task=0)
 
     held = first_task_at_the_end()
-    monkeypatch.setattr("frcl.learners.objective.functional_kl", lambda Phi, part, tasks: 0.0 * Phi.sum())
+    monkeypatch.setattr("frcl.regularisers.functional.functional_kl", lambda Phi, part, scale: 0.0 * Phi.sum())
     assert held > 0.95
     assert first_task_at_the_end() < 0.85
 
@@ -85,7 +85,7 @@ def test_large_inputs_are_predicted_in_pieces(monkeypatch):
     learner = small_learner()
     learner.fit(x, y)
     whole = learner.predict(x)
-    monkeypatch.setattr("frcl.learners.lifecycle.CHUNK", 16)
+    monkeypatch.setattr("frcl.learners.task.CHUNK", 16)
     pieces = learner.predict(x)
     torch.testing.assert_close(whole.probs, pieces.probs, rtol=1e-5, atol=1e-6)
     assert torch.equal(whole.labels, pieces.labels)
@@ -126,7 +126,10 @@ def test_regression_and_classification_in_one_learner():
     p = learner.predict(x, task=0)
     assert p.probs is None
     assert p.labels is None
-    assert p.noise.shape == (2,)
+    noise = learner.tasks[0].likelihood_params["log_noise"].exp()
+    assert noise.shape == (2,)
+    assert torch.equal(p.target_mean, p.mean)
+    torch.testing.assert_close(p.target_variance, p.variance + noise)
     error = (p.mean - targets).square().mean(0)
     assert (error < 0.25 * targets.var(0)).all()
     assert accuracy(learner, xb, yb, 1) > 0.95
@@ -153,8 +156,8 @@ def test_function_space_inference(options):
 @pytest.mark.parametrize("selection", ["random", "trace", "predictive", "error", "elbo"])
 @pytest.mark.parametrize("start", ["uniform", "balanced"])
 def test_stored_points_are_those_that_the_search_returned(selection, start, monkeypatch):
-    import frcl.learners.lifecycle as lifecycle
     import frcl.learners.lockstep as work
+    import frcl.learners.task as task
     from frcl.selection import Selected
 
     returned = []
@@ -167,8 +170,8 @@ def test_stored_points_are_those_that_the_search_returned(selection, start, monk
 
         return wrapped
 
-    monkeypatch.setattr(lifecycle, "plan_by_inputs", spy(lifecycle.plan_by_inputs))
-    monkeypatch.setattr(lifecycle, "select_by_targets", spy(lifecycle.select_by_targets))
+    monkeypatch.setattr(task, "plan_by_inputs", spy(task.plan_by_inputs))
+    monkeypatch.setattr(task, "select_by_targets", spy(task.select_by_targets))
     monkeypatch.setattr(work, "run_searches", spy(work.run_searches))
     x, y = blobs((0, 1, 2), 120, 1)
     learner = small_learner(selection=selection, start=start, search_steps=40, steps=30)
@@ -315,9 +318,8 @@ def test_scales_reach_every_part_of_the_learner():
     torch.testing.assert_close(p.variance, variance, rtol=1e-6, atol=1e-8)
     expected = float(direct_prior_kl(2.0 * phi(kept.Z), kept.belief))
     assert learner.past_divergences() == [pytest.approx(expected)]
-    current = learner._state.current
     now = learner.predict(x, task=1)
-    score = current.objective.familiarity(current.params, current.memory, x.double()).detach()
+    score = learner.familiarity(x)
     k = 4.0 * phi(x).square().sum(1, keepdim=True)
     torch.testing.assert_close(
         score, 0.25 * ((now.variance + now.mean**2) / k + (k + now.mean**2) / now.variance - 2), rtol=1e-6, atol=1e-9
@@ -337,12 +339,13 @@ def test_options_of_the_start_are_used():
     learner.start_task(labels=(0, 1, 2))
     learner.observe(x, y)
     current = learner._state.current
-    assert float(current.params["posterior/factor"][0, 0, 0].detach()) == pytest.approx(0.7, abs=0.01)
-    assert current.target.likelihood.noise_shape(4, 3, True) == (5, 4, 3)
-    assert current.target.likelihood.noise_shape(1, 3, False) == (9, 1, 3)
+    assert float(current.params.posterior.factor[0, 0, 0].detach()) == pytest.approx(0.7, abs=0.01)
+    assert current.likelihood.draws_shape(4, training=True) == (5, 4, 3)
+    assert current.likelihood.draws_shape(1, training=False) == (9, 1, 3)
     regression = small_learner(target_noise=0.5, steps=1)
     regression.fit(x, x[:, 0])
-    assert float(regression.predict(x).noise) == pytest.approx(0.5, rel=0.02)
+    p = regression.predict(x)
+    torch.testing.assert_close(p.target_variance - p.variance, torch.full((90, 1), 0.5), rtol=0.02, atol=0)
 
 
 def test_a_network_that_does_not_take_zeros():
@@ -364,7 +367,7 @@ def test_a_network_that_does_not_take_zeros():
 
 
 def test_predicting_under_inference_mode_does_not_spoil_training():
-    from frcl.likelihoods import gauss_hermite
+    from frcl.likelihoods.quadrature import gauss_hermite
 
     gauss_hermite.cache_clear()
     x, y = blobs((0, 1), 90, 1)
@@ -392,7 +395,7 @@ def test_what_start_task_says_holds_for_fit_too():
     learner.start_task(labels=(0, 1, 2), size=999)
     summary = learner.fit(x, y)
     assert summary.size == 999
-    assert summary.target.labels == (0, 1, 2)
+    assert summary.likelihood.classes == (0, 1, 2)
 
 
 def test_float64_networks_stay_float64():

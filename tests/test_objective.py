@@ -29,7 +29,7 @@ def Bernoulli() -> BernoulliOf:
 def objective_of(net, likelihood, options, *, past=True) -> Objective:
     """FRCL of the paper: its KL is the only regulariser."""
     regularisers = [FunctionalKL(options.functional)] if past else []
-    return Objective(FeatureMap(net, options.feature_scale), likelihood, options, regularisers)
+    return Objective(FeatureMap(net, options.feature_scale), likelihood, options, regularisers, options.prior)
 
 
 def constants_of(N, inputs=(), beliefs=(), Z=None, *, past=True) -> Constants:

@@ -59,7 +59,7 @@ def test_prediction_for_every_shape(shape, B):
 def test_probabilities_of_any_number_of_classes(C, B, seed):
     g = torch.Generator().manual_seed(seed)
     mean, variance = 3 * torch.randn(B, C, generator=g, dtype=D), torch.rand(B, C, generator=g, dtype=D)
-    for model in (Softmax(), RobustMax()):
+    for model in (Softmax(tuple(range(C))), RobustMax(tuple(range(C)))):
         probabilities = model.probabilities(mean, variance, torch.randn(20, 1, C, generator=g, dtype=D))
         assert probabilities.shape == (B, C)
         assert (probabilities > 0).all()

@@ -19,7 +19,7 @@ from frcl.selection import (
     select_by_targets,
     swap_search,
 )
-from frcl.trace import (
+from frcl.selection.trace import (
     REFRESH,
     Selected,
     Swaps,
@@ -378,16 +378,16 @@ def task_data(kind: str, generator: torch.Generator, N: int = 40, K: int = 6) ->
     q = Posterior(3 * q.mean, q.factor)
     f = Phi @ q.mean.T
     y = {"bernoulli": (f[:, 0] > 0).long(), "softmax": f.argmax(1), "gaussian": f}[kind]
-    model = {"bernoulli": Bernoulli(), "softmax": Softmax(), "gaussian": Gaussian()}[kind]
+    model = {"bernoulli": Bernoulli((0, 1)), "softmax": Softmax((0, 1, 2)), "gaussian": Gaussian(2)}[kind]
     params = {"log_noise": torch.zeros(2, dtype=D)} if kind == "gaussian" else {}
-    noise_mc = torch.randn(16, 1, C, generator=generator, dtype=D)
-    return TaskData(Phi, y, q, model, params, prior_std=1.5, noise=1e-2, noise_mc=noise_mc, size=2.0 * N)
+    draws = torch.randn(16, 1, C, generator=generator, dtype=D)
+    return TaskData(Phi, y, q, model, params, prior_std=1.5, u_noise=1e-2, draws=draws, size=2.0 * N)
 
 
 def direct_moments(task: TaskData, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     from frcl.summary import belief_from_weights
 
-    belief = belief_from_weights(task.q, task.Phi[index], task.noise)
+    belief = belief_from_weights(task.q, task.Phi[index], task.u_noise)
     return direct_prediction(1.5 * task.Phi, 1.5 * task.Phi[index], belief)
 
 
@@ -403,13 +403,13 @@ def test_supervised_criteria_equal_their_definitions(generator, kind):
         scale = (variance + 1.0).sqrt()
         density = torch.distributions.Normal(mean, scale).log_prob(task.y).sum(1)
     else:
-        probabilities = task.likelihood.probabilities(mean, variance, task.noise_mc)
+        probabilities = task.likelihood.probabilities(mean, variance, task.draws)
         density = probabilities.gather(1, task.y[:, None])[:, 0].log()
         wrong = (probabilities.argmax(1) != task.y).double()
         assert classification_error(task, index) == pytest.approx(float(wrong[rest].mean()))
     assert negative_log_predictive(task, index) == pytest.approx(-float(density[rest].mean()), rel=1e-6)
-    kl = direct_prior_kl(1.5 * task.Phi[index], belief_from_weights(task.q, task.Phi[index], task.noise))
-    expected = task.likelihood.expected_log_prob(mean, variance, task.y, task.noise_mc, task.params)
+    kl = direct_prior_kl(1.5 * task.Phi[index], belief_from_weights(task.q, task.Phi[index], task.u_noise))
+    expected = task.likelihood.expected_log_prob(mean, variance, task.y, task.draws, task.params)
     assert negative_elbo(task, index) == pytest.approx(float(kl - 2 * expected.sum()), rel=1e-6)
 
 

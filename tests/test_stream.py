@@ -10,7 +10,7 @@ from scipy import stats
 import frcl
 from frcl import BoundaryDetector, DataError, LabelError, NumericalError, OptionError, TaskError
 from frcl.boundary import welch
-from frcl.learners.stream import Recording
+from frcl.learners.state import CurrentTask
 from frcl.learners.window import Window
 from streams import accuracy, blobs, same_tensors, small_learner
 
@@ -53,8 +53,16 @@ def test_one_observe_is_one_step_of_fit():
 SOON = {"warm_up": 2, "minimum_time": 2}
 
 
+def record(current: CurrentTask, monkeypatch) -> None:
+    """From now on the task's steps and scores go the way of a recording, as on CUDA, but without a graph."""
+    for part in (current.stream, current.score):
+        name = "_is_due" if part is current.stream else "_is_recorded"
+        if part is not None:
+            monkeypatch.setattr(part, name, lambda x: True)
+
+
 @pytest.mark.parametrize("rescore", [False, True])
-def test_a_recorded_step_is_the_eager_step(rescore):
+def test_a_recorded_step_is_the_eager_step(rescore, monkeypatch):
     """What is recorded on CUDA, called without a graph: scores, terms and the state after it."""
     eager, recorded = (
         small_learner(
@@ -70,23 +78,26 @@ def test_a_recorded_step_is_the_eager_step(rescore):
         logs = [learner.observe(x, y) for learner in (eager, recorded)]
         assert repr(logs[0]) == repr(logs[1])
         statistics.append(logs[0].statistic)
-        if number == 0:
-            current = recorded._state.current
-            current.recording = Recording(current, x)
+        if number == 1:  # the first minibatch of a task is not scored
+            record(recorded._state.current, monkeypatch)
     assert sum(math.isfinite(value) for value in statistics) == 15
-    assert recorded._state.current.recording._scored.keys() == ({32, 128} if rescore else {32})
+    current = recorded._state.current
+    assert {shape[0] for shape in current.score._recorded} == ({32, 128} if rescore else {32})
+    assert current.stream._recorded is not None
+    taken = current.stream._static[0].clone()
     recorded.observe(x[:7], y[:7])  # of another shape: eager
     eager.observe(x[:7], y[:7])
     assert same_tensors(eager.state_dict()["tensors"], recorded.state_dict()["tensors"])
-    assert copy.deepcopy(recorded)._state.current.recording is None
+    assert torch.equal(current.stream._static[0], taken)
+    copied = copy.deepcopy(recorded)._state.current
+    assert copied.stream is copied.score is None
 
 
-def test_a_recorded_step_with_an_infinite_loss_is_not_taken():
+def test_a_recorded_step_with_an_infinite_loss_is_not_taken(monkeypatch):
     learner = small_learner()
     x, y = blobs((0, 1, 2), 64, 5)
     learner.observe(x, y)
-    current = learner._state.current
-    current.recording = Recording(current, x)
+    record(learner._state.current, monkeypatch)
     before = learner.state_dict()["tensors"]
     with pytest.raises(NumericalError, match="not taken"):
         learner.observe(x * 1e30, y)

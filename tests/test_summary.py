@@ -3,7 +3,8 @@ import torch
 
 from frcl.linalg import kl_to_zero_mean
 from frcl.posterior import Posterior, function_moments, initial_posterior, kl_weight, triangular, weight_moments
-from frcl.regularisers.functional import chosen, functional_kl, make_bank, sample_tasks
+from frcl.regularisers.functional import FunctionalKL, functional_kl, make_terms, of_tasks, stacked_points
+from frcl.regularisers.protocol import Step, sample_tasks
 from frcl.summary import (
     belief_from_function,
     belief_from_weights,
@@ -17,10 +18,6 @@ from oracles import covariances, direct_prediction, direct_prior_kl, rand_poster
 
 D = torch.float64
 SHAPES = [(3, 8), (8, 8), (15, 8), (1, 5), (12, 4)]  # (M, K): M < K, M = K, M > K
-
-
-def terms_of(beliefs):
-    return [prior_kl_terms(belief) for belief in beliefs]
 
 
 def features(M: int, K: int, g: torch.Generator) -> torch.Tensor:
@@ -127,19 +124,18 @@ def test_padding_is_exact(generator):
 
 @pytest.mark.parametrize("scale", [1.0, 10.0, 30.0])
 def test_a_small_task_beside_a_large_one_has_an_exact_gradient(generator, scale):
-    """M < K and M > K in one bank, with large features and little noise: no form may lose the gradient."""
+    """M < K and M > K in one block, with large features and little noise: no form may lose the gradient."""
     K, noise = 41, 1e-3
     sizes = (12, 60)
     beliefs = [
         belief_from_weights(rand_posterior(3, K, generator), scale * features(M, K, generator), noise) for M in sizes
     ]
-    bank = make_bank([torch.zeros(M, 1) for M in sizes], terms_of(beliefs))
     blocks = [scale * features(M, K, generator) for M in sizes]
     padded = torch.zeros(2, 60, K, dtype=D)
     for i, block in enumerate(blocks):
         padded[i, : len(block)] = block
     padded.requires_grad_()
-    functional_kl(padded, bank, 2).backward()
+    functional_kl(padded, make_terms(beliefs)).backward()
     for i, (block, belief) in enumerate(zip(blocks, beliefs, strict=True)):
         live = block.clone().requires_grad_()
         prior_kl(live[None], prior_kl_terms(belief)).sum().backward()
@@ -151,11 +147,12 @@ def test_padding_is_made_of_inputs_that_the_network_knows(generator):
     """A network need not take zeros: padding repeats a real input, and a NaN there would not count."""
     beliefs = [belief_from_weights(rand_posterior(2, 5, generator), features(M, 5, generator), 1e-2) for M in (2, 4)]
     Z = [torch.full((2, 3), 7.0), torch.full((4, 3), 9.0)]
-    bank = make_bank(Z, terms_of(beliefs))
-    assert torch.equal(bank.Z[0], torch.full((4, 3), 7.0))
+    points = stacked_points(Z)
+    assert torch.equal(points[0], torch.full((4, 3), 7.0))
+    assert torch.equal(points[1], Z[1])
     Phi = torch.randn(2, 4, 5, generator=generator, dtype=D)
     Phi[0, 2:] = torch.nan
-    value = functional_kl(Phi, bank, 2)
+    value = functional_kl(Phi, make_terms(beliefs))
     expected = direct_prior_kl(Phi[0, :2], beliefs[0]) + direct_prior_kl(Phi[1], beliefs[1])
     torch.testing.assert_close(value, expected)
 
@@ -168,9 +165,9 @@ def test_one_factorisation_for_all_tasks_and_classes(generator, monkeypatch):
         beliefs = [
             belief_from_weights(rand_posterior(10, K, generator), features(M, K, generator), 1e-2) for _ in range(4)
         ]
-        bank = make_bank([torch.zeros(M, 2)] * 4, terms_of(beliefs))
+        terms = make_terms(beliefs)
         calls.clear()
-        functional_kl(torch.randn(4, M, K, generator=generator, dtype=D), bank, 4)
+        functional_kl(torch.randn(4, M, K, generator=generator, dtype=D), terms)
         assert calls == [expected]
 
 
@@ -246,12 +243,15 @@ def test_subsampled_kl_is_unbiased(generator):
     """The mean over every subset of tasks is the whole sum, and the sampler gives each task equally often."""
     K = 6
     beliefs = [belief_from_weights(rand_posterior(2, K, generator), features(4, K, generator), 1e-2) for _ in range(5)]
-    bank = make_bank([torch.zeros(4, 1)] * 5, terms_of(beliefs))
+    terms = make_terms(beliefs)
     Phi = torch.randn(5, 4, K, generator=generator, dtype=D)
-    whole = functional_kl(Phi, bank, 5)
+    whole = functional_kl(Phi, terms)
     pairs = torch.combinations(torch.arange(5), 2)
-    parts = torch.stack([functional_kl(Phi[pair], chosen(bank, pair), 5) for pair in pairs])
+    parts = torch.stack([functional_kl(Phi[pair], of_tasks(terms, pair), 5 / 2) for pair in pairs])
     torch.testing.assert_close(parts.mean(), whole)
+    steps = [Step(*[None] * 7, Phi_z=Phi[pair], tasks=pair, past_tasks=5, N=torch.tensor(3.0)) for pair in pairs]
+    penalties = torch.stack([FunctionalKL(2.0).penalty(step, terms, ()) for step in steps])
+    torch.testing.assert_close(penalties, 2 * parts / 3)
     drawn = sample_tasks(5, 2, 4000, generator)
     assert (drawn[:, 0] != drawn[:, 1]).all()
     share = torch.bincount(drawn.flatten(), minlength=5) / 8000

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 import frcl
-from frcl import FRCL, MLP, OptionError
+from frcl import FRCL, MLP, Ensemble, OptionError
 from frcl.learners.lockstep import finish
 from frcl.likelihoods import best_temperature
 from streams import blobs, same_tensors
@@ -18,8 +18,8 @@ X, Y = blobs((0, 1, 2), 200, 3)
 OPTIONS = {"points": 6, "steps": 20, "batch_size": 16, "search_steps": 20}
 
 
-def learner(**options) -> FRCL:
-    return FRCL(MLP(4, (8, 5), seed=1), **{**OPTIONS, "held_out": 0.1, **options})
+def learner(kind: type = FRCL, **options) -> FRCL | Ensemble:
+    return kind(MLP(4, (8, 5), seed=1), **{**OPTIONS, "held_out": 0.1, **options})
 
 
 def rows_of(part: Tensor, whole: Tensor) -> set[int]:
@@ -62,8 +62,8 @@ def test_probabilities_are_those_of_tempered_functions(prediction):
     assert temperature is not None
     assert float(temperature) != pytest.approx(1.0, abs=1e-3)
     p = one.predict(X, task=0)
-    noise = one._model.predictive_noise(one.target(0))
-    f = (p.mean + (p.variance + 1e-12).sqrt() * noise) / temperature
+    draws = one._model.predictive_draws(one.likelihood(0))
+    f = (p.mean + (p.variance + 1e-12).sqrt() * draws) / temperature
     torch.testing.assert_close(p.probs, f.softmax(-1).mean(0))
     torch.testing.assert_close(one.mean(X, task=0), p.mean)  # the functions themselves are as they are
 
@@ -77,8 +77,8 @@ def test_temperature_was_chosen_on_what_was_held_out():
     one.fit(X, Y)
     held = torch.tensor(sorted(set(range(len(X))) - learned))
     p = one.predict(X[held], task=0)
-    noise = one._model.predictive_noise(one.target(0))
-    expected = best_temperature(one.target(0).likelihood, p.mean, p.variance, Y[held], noise, {})
+    draws = one._model.predictive_draws(one.likelihood(0))
+    expected = best_temperature(one.likelihood(0), p.mean, p.variance, Y[held], draws, {})
     torch.testing.assert_close(one.tasks[0].temperature, expected, rtol=1e-3, atol=0)
 
 
@@ -89,8 +89,8 @@ def test_a_network_that_learned_noise_is_less_sure(generator):
     one = FRCL(MLP(4, (64, 64)), points=60, steps=1200, lr=5e-3, batch_size=64, held_out=0.25)
     one.fit(x[:600], y[:600])
     p = one.predict(x[600:], task=0)
-    noise = one._model.predictive_noise(one.target(0))
-    without = one.target(0).likelihood.probabilities(p.mean, p.variance, noise)
+    draws = one._model.predictive_draws(one.likelihood(0))
+    without = one.likelihood(0).probabilities(p.mean, p.variance, draws)
 
     def nll(probs: Tensor) -> float:
         return float(-probs.gather(1, y[600:, None]).log().mean())
@@ -189,7 +189,7 @@ def test_functions_that_are_not_finite_are_refused():
 
 @pytest.mark.parametrize("options", [
     {"inference": "function"}, {"inference": "function", "learn_inputs": True}, {"likelihood": "robustmax"},
-    {"members": 2},
+    {"kind": Ensemble, "members": 2},
 ])  # fmt: skip
 def test_all_kinds_of_learners_may_hold_examples_out(options):
     one = learner(**options)

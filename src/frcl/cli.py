@@ -21,11 +21,13 @@ from frcl.data.registry import BENCHMARKS
 from frcl.display import Live, Plain, Several, Silent, accuracy_table, in_words
 from frcl.errors import FrclError, OptionError
 from frcl.experiment import runner
-from frcl.experiment.config import Config, parse_setting, read_toml, resolve, to_toml
+from frcl.experiment.config import Config, parse_setting, parts_of, read_toml, resolve, to_toml
 from frcl.experiment.keeper import Interrupted, Observer
 from frcl.experiment.results import Result
 from frcl.experiment.tensorboard import TensorBoard
-from frcl.methods import METHODS
+from frcl.learners.options import FRCLOptions
+from frcl.methods import METHODS, default_options
+from frcl.options import described
 from frcl.report import Run, comparison_rows, find_runs, write_report, write_tables
 
 DONE, FAILED, USAGE, STOPPED = 0, 1, 2, 130
@@ -43,7 +45,21 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, an
 Board = Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events into the run folder.")]
 
 
-@app.command()
+def _doc(name: str) -> str:
+    """The description of an option of FRCL, as `help(frcl.FRCL)` has it."""
+    return f"{next(doc for own, _, _, doc in described(FRCLOptions()) if own == name)}."
+
+
+def _settings(method: str = "frcl") -> str:
+    """Every option that --set takes, part by part, for the end of a help text; one line each."""
+    lines = [f"Options for --set (those of [learner] are of method {method}; `frcl list METHOD` shows another's):"]
+    for part, options in parts_of(method).items():
+        lines.append(f"[{part}]")
+        lines += [f"  {name}={value}  {doc}" for name, _, value, doc in described(options) if name != "seed"]
+    return "\b\n" + "\n".join(lines)
+
+
+@app.command(epilog=_settings())
 def run(
     benchmark: Annotated[
         str | None,
@@ -54,13 +70,11 @@ def run(
     ] = None,
     method: Annotated[str | None, typer.Option(help="The method; see `frcl list`.")] = None,
     seeds: Annotated[str | None, typer.Option(help="How many seeds, or which: 10, or 0,3,5.")] = None,
-    tasks: Annotated[int | None, typer.Option(help="Only the first so many tasks.")] = None,
-    points: Annotated[int | None, typer.Option(help="Inducing points kept per task.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Gradient steps per task.")] = None,
-    selection: Annotated[
-        str | None, typer.Option(help="How points are chosen: random, trace, predictive, error or elbo.")
-    ] = None,
-    inference: Annotated[str | None, typer.Option(help="weight (default) or function space.")] = None,
+    tasks: Annotated[int | None, typer.Option(help="Only this many tasks, the first ones.")] = None,
+    points: Annotated[int | None, typer.Option(help=_doc("points"))] = None,
+    steps: Annotated[int | None, typer.Option(help=_doc("steps"))] = None,
+    selection: Annotated[str | None, typer.Option(help=_doc("selection"))] = None,
+    inference: Annotated[str | None, typer.Option(help=_doc("inference"))] = None,
     hidden_boundaries: Annotated[
         bool, typer.Option("--hidden-boundaries", help="One stream; the learner must notice where tasks change.")
     ] = False,
@@ -205,8 +219,16 @@ def tune(
 
 
 @app.command("list")
-def list_names() -> None:
-    """List the benchmarks and the methods."""
+def list_names(
+    method: Annotated[str | None, typer.Argument(help="A method whose options to list.")] = None,
+) -> None:
+    """List the benchmarks and the methods, or the options of one method."""
+    if method is not None:
+        table = Table("option", "type", "default", "description")
+        for row in described(default_options(method)):
+            table.add_row(*(str(cell) for cell in row))
+        out.print(table)
+        return
     benchmarks = [(name, spec.description) for name, spec in BENCHMARKS.items()]
     methods = [(name, method.description) for name, method in METHODS.items()]
     for title, rows in (("Benchmarks", benchmarks), ("Methods", methods)):

@@ -63,13 +63,12 @@ def unpack(kind: type[T], state: Any, device: torch.device | None = None) -> T:
     """What `pack` was given, of type `kind`, its tensors on `device`; anything else is a CheckpointError."""
     if not isinstance(state, Mapping) or not isinstance(state.get("tensors"), Mapping) or "meta" not in state:
         raise CheckpointError("this is not a state made by state_dict()")
-    tensors = {name: value if device is None else value.to(device) for name, value in state["tensors"].items()}
     try:
+        tensors = {name: value if device is None else value.to(device) for name, value in state["tensors"].items()}
         found = _unpack(kind, state["meta"], "state", tensors)
-    except CheckpointError:
-        raise
     except (FrclError, TypeError, ValueError, KeyError, AttributeError, RecursionError, OverflowError) as error:
-        raise CheckpointError(f"the state is incomplete, or not one made by state_dict(): {error!r}") from error
+        reason = str(error) if isinstance(error, FrclError) else repr(error)
+        raise CheckpointError(f"the state is incomplete, or not one made by state_dict(): {reason}") from error
     return found  # type: ignore[no-any-return]
 
 

@@ -63,12 +63,10 @@ def _hints(kind: type) -> dict[str, Any]:
 def _check_type(name: str, value: Any, hint: Any) -> None:
     choices = choices_of(hint)
     plain = [kind for kind in (int, float, bool, str, type(None)) if kind in _members(hint)]
-    if choices and value in choices:
+    if (choices and value in choices) or (value is None and type(None) in plain):
         return
-    if choices and not (set(plain) - {type(None)}) and value is not None:
+    if choices and not (set(plain) - {type(None)}):
         raise OptionError(f"{name}={value!r} is unknown; choose one of {', '.join(choices)}")
-    if value is None and type(None) in plain:
-        return
     if isinstance(value, bool) and bool not in plain:
         raise OptionError(f"{name} must be {_wanted(hint)}, not {value!r}")
     if bool in plain and not isinstance(value, bool) and plain == [bool]:

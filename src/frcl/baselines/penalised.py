@@ -22,14 +22,16 @@ from frcl.engine.program import Drawn, Program, Terms, exact_number
 from frcl.errors import OptionError
 from frcl.features import in_chunks, is_stackable
 from frcl.learners.types import Prediction
-from frcl.regularisers.protocol import FeatureMap, Regulariser, Step, penalties
-from frcl.regularisers.steps import (
+from frcl.regularisers.heads import trained_heads, with_trained_heads
+from frcl.regularisers.protocol import (
+    FeatureMap,
     PenaltyDraws,
+    Regulariser,
+    Step,
     draw_penalties,
     follow_of,
     look_of,
-    trained_heads,
-    with_trained_heads,
+    penalties,
 )
 from frcl.trees import Params, Tree
 

@@ -30,8 +30,11 @@ class Optimiser:
         self.params: Params = dict(named_tensors(params))
         self.lr = lr
         self.decay: tuple[float, float] | None = None  # the last step, and over how many steps before it lr decays
-        for p in self.params.values():
+        kinds: dict[Any, list[str]] = {}  # names by type
+        for name, p in self.params.items():
             p.data = p.data.contiguous()
+            kinds.setdefault(p.dtype, []).append(name)
+        self._kinds = list(kinds.values())
         self.exp_avg = {name: torch.zeros_like(p, requires_grad=False) for name, p in self.params.items()}
         self.exp_avg_sq = {name: torch.zeros_like(p, requires_grad=False) for name, p in self.params.items()}
         self.steps = 0
@@ -42,8 +45,11 @@ class Optimiser:
         """Move the parameters down a gradient; whoever calls this counts the step."""
         with torch.no_grad():
             self._count += 1
-            lr = self._lr_now()
-            for names in self._kinds():
+            lr: float | Tensor = self.lr
+            if self.decay is not None:  # a tensor, so that a step can be recorded
+                last, over = self.decay
+                lr = self.lr * ((last + 1 - self._count) / over).clamp(0.0, 1.0)
+            for names in self._kinds:
                 _adam(
                     [self.params[n] for n in names], [gradients[n].contiguous() for n in names],
                     [self.exp_avg[n] for n in names], [self.exp_avg_sq[n] for n in names], self._count, lr,
@@ -52,20 +58,6 @@ class Optimiser:
     def decays(self, last: int, share: float) -> None:
         """From now on lr falls linearly over this share of the steps 1 to `last`, then is zero."""
         self.decay = (float(last), share * last) if share else None
-
-    def _lr_now(self) -> float | Tensor:
-        """The learning rate of this step; a tensor where it is not constant, so that it can be recorded."""
-        if self.decay is None:
-            return self.lr
-        last, over = self.decay
-        return self.lr * ((last + 1 - self._count) / over).clamp(0.0, 1.0)
-
-    def _kinds(self) -> list[list[str]]:
-        """The names, grouped by type."""
-        kinds: dict[Any, list[str]] = {}
-        for name, p in self.params.items():
-            kinds.setdefault(p.dtype, []).append(name)
-        return list(kinds.values())
 
     def changes(self) -> list[Tensor]:
         """Every tensor that a step writes."""

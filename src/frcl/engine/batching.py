@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from frcl.engine.adam import stacked
-from frcl.engine.program import Drawn, Program, Terms
-from frcl.engine.unit import at_place, loaded, move
+from frcl.engine.program import Drawn, Program, Terms, at_place, loaded, move
 from frcl.trees import Tree, batch_axes, named_tensors, shapes, stack
 
 LARGEST = 8 << 30  # bytes of data that may be copied for the sake of one gather instead of several

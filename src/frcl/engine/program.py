@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from frcl.engine.adam import Optimiser
+from frcl.engine.adam import Optimiser, gradient
 from frcl.errors import NumericalError
+from frcl.graphs import TRIALS
 from frcl.seeding import Streams
-from frcl.trees import Params, Tree, named_tensors
+from frcl.trees import Params, Tree, named_tensors, tree_map, with_tensors
 
 CHUNK = 100  # steps whose random numbers are drawn at once
 
@@ -104,6 +105,58 @@ class Program:
         end = min(start + self.chunk, self.stop)
         self.streams.hold()
         return start, end, self.draw(end - start)
+
+
+class Unit(Protocol):
+    """Takes steps; the random numbers of a chunk are loaded first."""
+
+    programs: Sequence[Program]
+    optimiser: Optimiser
+    carry: Tree
+
+    def load(self, drawn: Sequence[Drawn]) -> None:
+        """What the programs drew for a chunk, into the same tensors every time."""
+
+    def terms(self, at: int | Tensor) -> Terms:
+        """The terms of a step with the randomness at a place of the chunk: numbers, or [programs] each."""
+
+    def move(self, terms: Terms) -> Tensor:
+        """Take the step with these terms; returns them, [programs, 4]."""
+
+    def minibatch(self, program: int, at: int) -> tuple[Tensor, Tensor]:
+        """The examples that a program used in the step at a place of the chunk."""
+
+
+def move(program: Program, optimiser: Optimiser, constants: Tree, carry: Tree, terms: Terms) -> Tensor:
+    """Take the step with these terms, one number each or [S]; returns them in one tensor [4] or [4, S]."""
+    found = gradient(terms.loss.sum(), optimiser.params)
+    if program.follow is None:
+        optimiser.apply(found)
+    else:
+        before = {name: value.detach().clone() for name, value in optimiser.params.items()}
+        optimiser.apply(found)
+        trees = [with_tensors(optimiser.tree, values) for values in (found, before, optimiser.params)]
+        with torch.no_grad():
+            program.follow(carry, constants, *trees)
+    return torch.stack([term.detach().to(terms.loss.dtype) for term in terms])
+
+
+def at_place(drawn: Drawn, at: int | Tensor) -> Drawn:
+    """The randomness of one step; its place in the chunk is a number, or a tensor where the step is recorded."""
+    if isinstance(at, int):
+        return tree_map(lambda value: value[at], drawn)
+    return tree_map(lambda value: value.index_select(0, at)[0], drawn)
+
+
+def loaded(into: Drawn | None, drawn: Drawn, chunk: int) -> Drawn:
+    """On CUDA always into the same tensors, from which a recorded step reads, with room for the trials before it."""
+    if not any(value.is_cuda for _, value in named_tensors(drawn)):
+        return drawn
+    if into is None:
+        into = tree_map(lambda value: value.new_zeros(chunk + TRIALS, *value.shape[1:]), drawn)
+    for (_, target), (_, value) in zip(named_tensors(into), named_tensors(drawn), strict=True):
+        target[: len(value)].copy_(value)
+    return into
 
 
 def exact_number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frcl.engine.program import Terms, refuse_non_finite_loss
-from frcl.engine.unit import Unit
+from frcl.engine.program import Terms, Unit, refuse_non_finite_loss
 from frcl.features import network_failures
 from frcl.graphs import TRIALS, Replay, captured, put_back, spread
 from frcl.trees import named_tensors

@@ -9,9 +9,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from frcl.engine.batching import Block, can_stack
-from frcl.engine.program import Program, Values, refuse_non_finite_loss
+from frcl.engine.program import Drawn, Program, Terms, Unit, Values, at_place, loaded, move, refuse_non_finite_loss
 from frcl.engine.recorded import Recorded
-from frcl.engine.unit import Alone, Unit
 from frcl.engine.vmap_check import why_not
 from frcl.errors import TaskError
 from frcl.features import network_failures
@@ -70,9 +69,12 @@ class StreamSteps:
 
     def _is_recorded(self, x: Tensor) -> bool:
         """By the number of steps and the shape alone, so that a resumed stream does the same."""
-        if not x.is_cuda or self.program.step < EAGER:
+        if not self._is_due(x):
             return False
         return self._static is None or (self._static[0].shape == x.shape and self._static[0].dtype == x.dtype)
+
+    def _is_due(self, x: Tensor) -> bool:
+        return x.is_cuda and self.program.step >= EAGER
 
     def _eager(self, x: Tensor, y: Tensor) -> tuple[Sequence[Unit], _Loop]:
         self.program.x, self.program.y = x, y
@@ -127,6 +129,37 @@ def _units(programs: Sequence[Program]) -> list[Unit]:
         warnings.warn(f"these networks cannot be batched over seeds, which run side by side: {reason}", stacklevel=3)
         return [Alone(program) for program in programs]
     return [Block(programs)]
+
+
+class Alone:
+    """One program by itself."""
+
+    def __init__(self, program: Program) -> None:
+        self.programs: Sequence[Program] = [program]
+        self.optimiser = program.optimiser
+        self.carry = program.carry
+        self._drawn: Drawn | None = None
+
+    def load(self, drawn: Sequence[Drawn]) -> None:
+        program = self.programs[0]
+        self._drawn = loaded(self._drawn, drawn[0], program.chunk) if program.x.is_cuda else drawn[0]
+
+    def terms(self, at: int | Tensor) -> Terms:
+        program = self.programs[0]
+        assert self._drawn is not None
+        rows, draws = at_place(self._drawn, at)
+        x, y = program.x, program.y
+        if rows is not None:
+            x, y = x.index_select(0, rows), y.index_select(0, rows)  # faster than indexing
+        return program.loss(self.optimiser.tree, program.constants, x, y, draws)
+
+    def move(self, terms: Terms) -> Tensor:
+        return move(self.programs[0], self.optimiser, self.programs[0].constants, self.carry, terms)[None]
+
+    def minibatch(self, program: int, at: int) -> tuple[Tensor, Tensor]:
+        assert self._drawn is not None
+        own, rows = self.programs[0], self._drawn.rows
+        return (own.x, own.y) if rows is None else (own.x[rows[at]], own.y[rows[at]])
 
 
 class _Loop(Protocol):

@@ -179,11 +179,21 @@ def _restored(learner: FRCL, saved: Saved) -> LearnerState:
     needs_heads = learner.options.prediction != "summary" or any(one.uses_heads for one in regularisers)
     if needs_heads and any(summary.head is None for summary in saved.past):
         raise CheckpointError("the state lacks the head of a past task, which its options need")
+    for number, summary in enumerate(saved.past):
+        _check_summary(number, summary)
     shape = None if saved.input_shape is None else tuple(saved.input_shape)
     streams = restored_streams(saved.streams, saved.device, learner.options.seed, len(saved.past), learner.device)
     return LearnerState(
         streams, regularisers, saved.past, None, saved.declared, shape, saved.input_floating
     )  # fmt: skip
+
+
+def _check_summary(number: int, summary: Summary) -> None:
+    """Refuse a summary whose parts do not belong together."""
+    belief, C, M = summary.belief, summary.likelihood.functions, len(summary.Z)
+    fits = belief.mean.shape == (C, M) and belief.factor.ndim == 3 and belief.factor.shape[:2] == (C, M)
+    if not fits or (summary.head is not None and (summary.head.ndim != 2 or len(summary.head) != C)):
+        raise CheckpointError(f"the summary of task {number} does not have the shape that its points and targets need")
 
 
 def restored_streams(saved: Params, saved_on: str, seed: int, past: int, device: torch.device) -> Streams:

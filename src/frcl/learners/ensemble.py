@@ -59,6 +59,8 @@ class Ensemble:
         if len(nets) != members:
             raise OptionError(f"there are {len(nets)} networks for {members} members; give one, or one for each")
         given: dict[str, Any] = dict(keywords) if points is None else {"points": points, **keywords}
+        if "detector" in given:
+            raise OptionError("members cannot look for task boundaries: they would not agree. Leave out detector.")
         chosen = changed(FRCLOptions() if options is None else options, given)
         self.members = [
             FRCL(

@@ -32,7 +32,6 @@ from frcl.learners.stream import Score, decide, remember
 from frcl.learners.task import (
     Examples,
     Model,
-    check_held_out,
     check_opening,
     close_task,
     objective_of,
@@ -147,14 +146,13 @@ class FRCL:
             declared = self._state.declared or Declared()
             target = self._likelihood(y, likelihood)
             encoded = target.encode(y, self.device, self.dtype)
-            check_held_out(self._model, target, len(inputs))
             N = checked_size(declared.size if size is None else size, len(inputs))
-            learned, held = split(self.options, len(self._state.past), inputs, encoded)
+            learned, held = split(self._model, target, len(self._state.past), inputs, encoded)
             current = self._open(target, N, *learned)
             current.data_mark = data_mark(inputs, encoded, likelihood, size)
         else:
             encoded = self._continued(current, inputs, y, likelihood, size)
-            learned, held = split(self.options, len(self._state.past), inputs, encoded)
+            learned, held = split(self._model, current.likelihood, len(self._state.past), inputs, encoded)
         yield program_of(self._model, self._state, current, *learned)
         return (yield from self._close(current, *learned, held))
 
@@ -226,7 +224,6 @@ class FRCL:
         after = self._state.snapshot()
         after.past, after.current = self._state.summaries(), None
         self._state = after
-        self._predictor.forget()
         self._state.streams.rewind()
         if self.detector is not None:
             self.detector.reset()
@@ -305,7 +302,6 @@ class FRCL:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly where the learner that gave `state` was; refused as a whole if it does not fit."""
         self._state = checkpoint.unpack(self, state)
-        self._predictor.forget()
 
     def save(self, path: str | Path) -> None:
         """Write the state to one file, atomically; `frcl.load` reads it."""
@@ -354,7 +350,6 @@ class FRCL:
     def _put_back(self, before: Before) -> None:
         self._state = before.state
         self._state.streams.restore(before.streams)
-        self._predictor.forget()
         if self._state.current is not None:
             self._state.current.stream = None  # made again with the state that is now in force
         if self.detector is not None and before.detector is not None:
@@ -399,7 +394,6 @@ class FRCL:
         state.current = open_task(self._model, likelihood, size, state, x, y)
         state.declared = None
         state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
-        self._predictor.forget()
         return state.current
 
     def _close(self, current: CurrentTask, x: Tensor, y: Tensor, held: Examples | None = None) -> Work[Summary]:
@@ -411,7 +405,6 @@ class FRCL:
         try:
             summary = yield from close_task(self._model, current, after, x, y)
             if held is not None:
-                self._predictor.forget()
                 temperature = self._predictor.temperature(after, len(after.past) - 1, *held)
                 summary = replace(summary, temperature=temperature)
                 after.past[-1] = summary
@@ -419,7 +412,6 @@ class FRCL:
             self._state.streams.restore(streams)
             raise
         self._state = after
-        self._predictor.forget()
         return summary
 
     # -- the border -----------------------------------------------------------------------------------------

@@ -55,14 +55,18 @@ def finish(works: Sequence[Work[Any]], on_steps: OnSteps | None = None) -> list[
 
 def run_alone(work: Work[Result], task: int, step: Callable[[], int], on_step: OnStep) -> Result:
     """Do the work of one learner on a task; `step` says how many steps of it the learner has taken."""
-
-    def tell(taken: list[list[Values]]) -> None:
-        if on_step is not None:
-            for number, (values,) in steps_of(taken, step()):
-                on_step(StepLog(task, number, *values))
-
-    result: Result = finish([work], tell)[0]
-    return result
+    answer: Any = None
+    while True:
+        try:
+            item = work.send(answer)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+        answer = run_searches([item])[0] if isinstance(item, TraceSearch) else None
+        for taken in train([item]) if isinstance(item, Program) else ():
+            if on_step is not None:
+                for number, (values,) in steps_of(taken, step()):
+                    on_step(StepLog(task, number, *values))
 
 
 def steps_of(taken: list[list[Values]], last: int) -> Iterator[tuple[int, list[Values]]]:

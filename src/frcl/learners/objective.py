@@ -22,6 +22,7 @@ from frcl.graphs import both
 from frcl.learners.options import FRCLOptions
 from frcl.likelihoods import Likelihood
 from frcl.posterior import Moments, Posterior, function_moments, triangular, weight_space
+from frcl.prior import Prior
 from frcl.regularisers import Regulariser
 from frcl.regularisers.functional import of_tasks
 from frcl.regularisers.protocol import FeatureMap, Step, penalties
@@ -71,6 +72,7 @@ class Objective:
     likelihood: Likelihood
     options: FRCLOptions
     regularisers: Sequence[Regulariser]
+    prior: Prior
 
     def __call__(self, params: Parameters, constants: Constants, x: Tensor, y: Tensor, draws: Draws) -> Terms:
         theta = {**constants.fixed, **params.theta}
@@ -92,7 +94,7 @@ class Objective:
             )  # fmt: skip
             return penalties(self.regularisers, step, constants.regularisers, draws.regularisers)
 
-        (log_likelihood, kl_now), parts = both(fit, held, Phi_x.device) if self.regularisers else (fit(), [])
+        (log_likelihood, kl_now), parts = both(fit, held, x.device) if x.is_cuda else (fit(), held())
         now = times(self.options.prior_weight, kl_now / constants.N)
         penalty = sum(parts[1:], parts[0]) if parts else now.new_zeros(())
         return Terms(-log_likelihood + now + penalty, log_likelihood, now, penalty)
@@ -105,16 +107,16 @@ class Objective:
         """The boundary score of each input and function, [B, C]: how far q(f(x)) is from the prior (Section 3)."""
         Phi = self.features(theta, x)
         moments = self._current(params, Z, theta, Phi)[0]
-        variance = self.options.prior.variance(triangular(params.posterior))
+        variance = self.prior.variance(triangular(params.posterior))
         score = symmetrised_kl(moments, variance * Phi.square().sum(1))
         return score.contiguous()  # sums over it are then the same to the last bit, recorded or not
 
     def _current(self, params: Parameters, Z: Tensor | None, theta: Params, Phi_x: Tensor) -> tuple[Moments, Tensor]:
         """Moments of f at x under q, and the KL of the current task."""
         if self.options.inference == "weight":
-            return weight_space(params.posterior, Phi_x, self.options.prior.fixed_variance)
+            return weight_space(params.posterior, Phi_x, self.prior.fixed_variance)
         Phi_z = self.features(theta, inducing_inputs(params, Z))
-        std = self.options.prior.std(params.posterior)
+        std = self.prior.std(params.posterior)
         return function_moments(params.posterior, Phi_x, Phi_z, self.options.u_noise, std)
 
 

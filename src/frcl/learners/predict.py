@@ -22,11 +22,8 @@ class Predictor:
 
     def __init__(self, model: Model) -> None:
         self._model = model
+        self._state: LearnerState | None = None  # the state that the cached heads belong to
         self._heads: dict[int, tuple[int, Head]] = {}  # by task: the version of θ it was made for, the head
-
-    def forget(self) -> None:
-        """The learner was set to another state, or began or ended a task."""
-        self._heads = {}
 
     def predict(self, state: LearnerState, number: int, x: Tensor) -> Prediction:
         """Mean, variance and the distribution of targets of all inputs in one task."""
@@ -96,6 +93,8 @@ class Predictor:
         """The head of a past task, made again when θ has moved since."""
         steps = 0 if state.current is None else state.current.step
         version = steps + sum(p._version for p in self._model.net.parameters())  # also if moved from outside
+        if state is not self._state:
+            self._state, self._heads = state, {}
         cached = self._heads.get(number)
         if cached is None or cached[0] != version:
             summary = state.summaries()[number]

@@ -16,7 +16,7 @@ from frcl.learners.types import Summary
 from frcl.learners.window import Window
 from frcl.likelihoods import Label, Likelihood
 from frcl.regularisers import Regulariser
-from frcl.regularisers.steps import with_trained_heads
+from frcl.regularisers.heads import with_trained_heads
 from frcl.seeding import Streams
 
 

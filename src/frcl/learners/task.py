@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +20,21 @@ from frcl.learners.state import CurrentTask, LearnerState
 from frcl.learners.types import Summary
 from frcl.likelihoods import Likelihood
 from frcl.posterior import Posterior, initial_posterior, triangular, weight_moments
-from frcl.prior import kernel_features
+from frcl.prior import Prior, kernel_features
 from frcl.regularisers.functional import stacked_points
-from frcl.regularisers.protocol import FeatureMap, Task
-from frcl.regularisers.steps import draw_penalties, follow_of, look_of, trained_heads
+from frcl.regularisers.heads import trained_heads, with_trained_heads
+from frcl.regularisers.protocol import FeatureMap, Task, draw_penalties, follow_of, look_of
 from frcl.seeding import fork
-from frcl.selection import CRITERIA, Selected, TaskData, TraceSearch, plan_by_inputs, run_searches, select_by_targets
+from frcl.selection import (
+    CRITERIA,
+    Recipe,
+    Selected,
+    TaskData,
+    TraceSearch,
+    plan_by_inputs,
+    run_searches,
+    select_by_targets,
+)
 from frcl.summary import FunctionBelief, belief_from_function, belief_from_weights, head_moments, make_head
 from frcl.trees import Params, detached, leaf, tree_map
 
@@ -44,9 +54,21 @@ class Model:
     dtype: torch.dtype
     device: torch.device
 
-    @property
+    @cached_property
     def map(self) -> FeatureMap:
         return FeatureMap(self.net, self.options.feature_scale)
+
+    @cached_property
+    def prior(self) -> Prior:
+        return self.options.prior
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        return self.options.recipe
+
+    @cached_property
+    def stackable(self) -> bool:
+        return is_stackable(self.net)
 
     def features(self, x: Tensor) -> Tensor:
         """Φ [n, K] under the current θ, without gradient."""
@@ -57,7 +79,7 @@ class Model:
         """The weights of the network that are trained."""
         return {name: p for name, p in self.net.named_parameters() if p.requires_grad}
 
-    @property
+    @cached_property
     def chunk(self) -> int:
         return CHUNK if self.device.type == "cuda" or not has_convolutions(self.net) else CHUNK_OF_MAPS
 
@@ -86,33 +108,27 @@ class Model:
 # -- checks ------------------------------------------------------------------------------------------------
 
 
-def check_enough(model: Model, likelihood: Likelihood, examples: int) -> None:
-    """Refuse a task with fewer examples than points."""
-    if examples < model.points(likelihood):
-        raise DataError(
-            f"{examples} examples are fewer than the {model.points(likelihood)} inducing points to keep; "
-            "lower points, or bring more data"
-        )
-
-
-def check_held_out(model: Model, likelihood: Likelihood, examples: int) -> None:
-    """Refuse a task that has too few examples besides those held out, or no class probabilities to temper."""
-    if model.options.held_out and likelihood.classes is None:
+def check_examples(model: Model, likelihood: Likelihood, examples: int, held: int = 0) -> None:
+    """Refuse a task with fewer examples than points, or with nothing to temper where some are held out."""
+    points = model.points(likelihood)
+    if held and likelihood.classes is None:
         raise OptionError("held_out is for the probabilities of classes; a regression task has none: set it to 0")
-    held = held_out(model.options, examples)
-    if held and examples >= model.points(likelihood) > examples - held:
+    if examples < points:
         raise DataError(
-            f"{examples} examples less {held} held out are fewer than the {model.points(likelihood)} inducing points "
+            f"{examples} examples are fewer than the {points} inducing points to keep; lower points, or bring more data"
+        )
+    if points > examples - held:
+        raise DataError(
+            f"{examples} examples less {held} held out are fewer than the {points} inducing points "
             "to keep; lower points or held_out, or bring more data"
         )
-    check_enough(model, likelihood, examples)
 
 
 def check_opening(model: Model, likelihood: Likelihood, x: Tensor) -> int:
     """Refuse what a task cannot begin with; returns K."""
     options = model.options
     if options.inference == "function":
-        check_enough(model, likelihood, len(x))
+        check_examples(model, likelihood, len(x))
         if options.learn_inputs and not x.is_floating_point():
             raise OptionError("learn_inputs=True needs floating-point inputs; these are integers")
     if CRITERIA[options.selection].needs_classes and likelihood.classes is None:
@@ -121,11 +137,6 @@ def check_opening(model: Model, likelihood: Likelihood, x: Tensor) -> int:
 
 
 # -- held-out examples --------------------------------------------------------------------------------------
-
-
-def held_out(options: FRCLOptions, examples: int) -> int:
-    """How many of a task's examples are not learned from."""
-    return math.ceil(options.held_out * examples)
 
 
 def held_rows(y: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -141,12 +152,13 @@ def held_rows(y: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor
     return held, learned.sort().values
 
 
-def split(options: FRCLOptions, task: int, x: Tensor, y: Tensor) -> tuple[Examples, Examples | None]:
-    """What is learned from, and what is held out; the same for the same data."""
-    count = held_out(options, len(x))
+def split(model: Model, likelihood: Likelihood, task: int, x: Tensor, y: Tensor) -> tuple[Examples, Examples | None]:
+    """What is learned from, and what is held out; the same for the same data. Too few examples are refused."""
+    count = math.ceil(model.options.held_out * len(x))
+    check_examples(model, likelihood, len(x), count)
     if not count:
         return (x, y), None
-    held, learned = held_rows(y, count, fork(options.seed, f"held-out/{task}"))
+    held, learned = held_rows(y, count, fork(model.options.seed, f"held-out/{task}"))
     return (x[learned], y[learned]), (x[held], y[held])
 
 
@@ -165,16 +177,16 @@ def open_task(
     Z: Tensor | None = None
     trained_Z: Tensor | None = None
     if options.inference == "function":
-        plan = _plan_by_inputs(
-            model, likelihood, model.features(x), y, float(options.prior_std), state.streams["selection"]
-        )
+        Phi, std = model.features(x), float(options.prior_std)
+        plan = _plan(model, likelihood, Phi, y, std, state.streams["selection"])
         found = plan if isinstance(plan, Selected) else run_searches([plan])[0]
         Z = x[found.index.to(model.device)].clone()
         n = len(Z)
         if options.learn_inputs:
             trained_Z, Z = leaf(Z), None
     q = initial_posterior(likelihood.functions, n, options.initial_scale, model.dtype, model.device)
-    heads = trained_heads(state.regularisers, state.past)
+    trains_heads = any(one.trains_heads for one in state.regularisers)
+    heads = trained_heads(state.regularisers, state.past) if trains_heads else None
     params = Parameters(model.theta(), tree_map(leaf, q), learned, heads, trained_Z)
     task = model.task(state, likelihood, float(size))
     for regulariser in state.regularisers:
@@ -184,7 +196,7 @@ def open_task(
 
 def objective_of(model: Model, state: LearnerState, likelihood: Likelihood) -> Objective:
     """The objective of a task with the learner's regularisers."""
-    return Objective(model.map, likelihood, model.options, state.regularisers)
+    return Objective(model.map, likelihood, model.options, state.regularisers, model.prior)
 
 
 def constants_of(model: Model, state: LearnerState, current: CurrentTask) -> Constants:
@@ -226,22 +238,17 @@ def program_of(
         carry=tuple(one.carry() for one in regularisers),
         follow=follow_of(regularisers),
         look=look_of(regularisers, options.seed, tasks),
-        stackable=is_stackable(model.net) and all(one.batchable for one in regularisers),
+        stackable=model.stackable and all(one.batchable for one in regularisers),
         chunk=1 if stream else CHUNK_OF_STEPS,
         signature=(
-            repr(replace(options, seed=0)), tasks, repr(likelihood), repr(regularisers), str(model.net),
-            _signature(state),
+            repr({name: value for name, value in vars(options).items() if name != "seed"}), repr(regularisers),
+            str(model.net), [(one.name, one.functions) for one in (likelihood, *(p.likelihood for p in state.past))],
         ),
     )  # fmt: skip
     return program
 
 
 CHUNK_OF_STEPS = 100  # steps of fit() whose random numbers are drawn at once
-
-
-def _signature(state: LearnerState) -> object:
-    """What two learners must have in common besides options and shapes: the points and targets of past tasks."""
-    return [(len(summary.Z), summary.likelihood.name, summary.likelihood.functions) for summary in state.past]
 
 
 # -- end ----------------------------------------------------------------------------------------------------
@@ -261,7 +268,8 @@ def close_task(model: Model, current: CurrentTask, state: LearnerState, x: Tenso
     with network_failures():
         for regulariser in state.regularisers:
             regulariser.end(task, x, y, state.streams["selection"])
-    state.past = [*state.summaries(), summary]
+    trained = current.params.heads
+    state.past = [*(state.past if trained is None else with_trained_heads(state.past, trained)), summary]
     state.current = None
     return summary
 
@@ -274,21 +282,24 @@ def _summarise(model: Model, current: CurrentTask, x: Tensor, y: Tensor, generat
     before: float | None = None
     after: float | None = None
     spread: Tensor | None = None
-    std = options.prior.std(triangular(q))
+    std = model.prior.std(triangular(q))
     if options.inference == "function":
         Z = inducing_inputs(params, current.Z)
         belief = belief_from_function(q, options.u_noise, std)
     else:
-        check_enough(model, likelihood, len(x))
+        check_examples(model, likelihood, len(x))
         Phi = model.features(x)
-        plan = _plan(model, current, params, std, Phi, y, generator)
+        plan = _plan(model, likelihood, Phi, y, std, generator, params, current.N)
         found: Selected = plan if isinstance(plan, Selected) else (yield plan)
         rows = found.index.to(model.device)
         Z, before, after = x[rows], found.before, found.after
         belief = belief_from_weights(q, Phi[rows], options.u_noise, std)
         if options.prediction != "summary":
             spread = spread_of(q, Phi, Phi[rows], belief)
-    head = _mean_head(model, q, Z, belief).clone()
+    if options.inference == "weight":
+        head = q.mean.clone()
+    else:  # the mean of w that q(u) implies
+        head = make_head(model.features(Z), belief).weights.mT.to(q.mean)
     learned = {name: value.clone() for name, value in params.likelihood.items()}
     return Summary(Z.clone(), belief, likelihood, learned, int(current.N), before, after, head, spread)
 
@@ -305,36 +316,15 @@ def spread_of(q: Posterior, Phi: Tensor, Phi_z: Tensor, belief: FunctionBelief) 
     return (own / through.to(own)).clamp_max(1.0)
 
 
-def _mean_head(model: Model, q: Posterior, Z: Tensor, belief: FunctionBelief) -> Tensor:
-    """The mean of w [C, K] at the end of a task: that of q(w); in function space the one that q(u) implies."""
-    if model.options.inference == "weight":
-        return q.mean
-    return make_head(model.features(Z), belief).weights.mT.to(q.mean)
-
-
 def _plan(
-    model: Model, current: CurrentTask, params: Parameters, std: float, Phi: Tensor, y: Tensor,
-    generator: torch.Generator,
+    model: Model, likelihood: Likelihood, Phi: Tensor, y: Tensor, std: float, generator: torch.Generator,
+    params: Parameters | None = None, N: float = 0.0,
 ) -> Selected | TraceSearch:  # fmt: skip
-    options, likelihood = model.options, current.likelihood
-    if not options.recipe.is_supervised:
-        return _plan_by_inputs(model, likelihood, Phi, y, std, generator)
+    """The points of a task, or the search for them; a supervised criterion looks at what was learned, `params`."""
+    options, recipe, M = model.options, model.recipe, model.points(likelihood)
+    classes = y if options.start == "balanced" and likelihood.classes is not None else None
+    if params is None or not recipe.is_supervised:
+        return plan_by_inputs(kernel_features(Phi, std), M, recipe, options.u_noise, generator, classes)
     draws = model.predictive_draws(likelihood)
-    task = TaskData(
-        Phi, y, params.posterior, likelihood, params.likelihood, std, options.u_noise, draws, float(current.N)
-    )
-    return select_by_targets(
-        task, model.points(likelihood), options.recipe, generator, _start_classes(model, likelihood, y)
-    )
-
-
-def _plan_by_inputs(
-    model: Model, likelihood: Likelihood, Phi: Tensor, y: Tensor, std: float, generator: torch.Generator
-) -> Selected | TraceSearch:
-    options, classes = model.options, _start_classes(model, likelihood, y)
-    M = model.points(likelihood)
-    return plan_by_inputs(kernel_features(Phi, std), M, options.recipe, options.u_noise, generator, classes)
-
-
-def _start_classes(model: Model, likelihood: Likelihood, y: Tensor) -> Tensor | None:
-    return y if model.options.start == "balanced" and likelihood.classes is not None else None
+    task = TaskData(Phi, y, params.posterior, likelihood, params.likelihood, std, options.u_noise, draws, N)
+    return select_by_targets(task, M, recipe, generator, classes)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from frcl.errors import OptionError
 from frcl.likelihoods.base import Params, register
-from frcl.likelihoods.quadrature import gaussian_expectation_nodes
 from frcl.likelihoods.softmax import softmax_divergence, softmax_fisher_terms
 from frcl.likelihoods.targets import ClassLikelihood
+from frcl.linalg import gaussian_expectation_nodes
 
 
 def with_zero(f: Tensor) -> Tensor:

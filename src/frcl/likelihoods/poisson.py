@@ -10,8 +10,8 @@ from torch import Tensor
 
 from frcl.errors import DataError
 from frcl.likelihoods.base import Params, Predictive, register
-from frcl.likelihoods.quadrature import SMALL, gauss_hermite
 from frcl.likelihoods.targets import NumericLikelihood, encode_numbers
+from frcl.linalg import SMALL, gauss_hermite
 
 HIGHEST = 30.0  # log of the largest rate, 1e13: beyond it exp goes on along its tangent, finite with its gradient
 TINIEST = -60.0  # log of the smallest value in `wright_omega`, which must not underflow in float32

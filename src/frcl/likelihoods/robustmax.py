@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from frcl.likelihoods.base import Params, register
-from frcl.likelihoods.quadrature import SMALL, gaussian_expectation_nodes
 from frcl.likelihoods.softmax import softmax_divergence, softmax_fisher_terms
 from frcl.likelihoods.targets import ClassLikelihood
+from frcl.linalg import SMALL, gaussian_expectation_nodes
 
 FAR = 1e3  # stds beyond which a normal tail is zero; its gradient in float32 is not a number far enough out
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from frcl.likelihoods.base import Params, register
-from frcl.likelihoods.quadrature import SMALL
 from frcl.likelihoods.targets import ClassLikelihood, at_class
+from frcl.linalg import SMALL
 
 
 def softmax_divergence(old: Tensor, new: Tensor, own: Tensor) -> Tensor:

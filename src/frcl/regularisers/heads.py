@@ -6,15 +6,18 @@ Task i has w_i [C_i, K], so that f_i(x) = φ(x)ᵀ w_i, one function per class o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from frcl.likelihoods import Likelihood
-from frcl.regularisers.protocol import PastTask, Step
+from frcl.regularisers.protocol import PastTask, Regulariser, Step
 from frcl.summary import pad_to
-from frcl.trees import Params, tree_map
+from frcl.trees import Params, leaf, tree_map
+
+P = TypeVar("P", bound=PastTask)
 
 
 class HeadBlock(NamedTuple):
@@ -116,3 +119,19 @@ def _by_kind(
         total = part if total is None else total + part
     assert total is not None
     return total
+
+
+def trained_heads(regularisers: Sequence[Regulariser], past: Sequence[PastTask]) -> Tensor | None:
+    """The heads of past tasks as one trainable block [T, C, K], where a regulariser trains them along."""
+    if not past or not any(one.trains_heads for one in regularisers):
+        return None
+    return leaf(make_block(past).heads)
+
+
+def with_trained_heads(past: Sequence[P], block: Tensor | None) -> list[P]:
+    """The past tasks with their heads as they are in the block, copied; as they are where there is no block."""
+    if block is None:
+        return list(past)
+    heads = [rows[: one.likelihood.functions].detach().clone() for one, rows in zip(past, block, strict=True)]
+    tasks: Sequence[Any] = past
+    return [replace(one, head=head) for one, head in zip(tasks, heads, strict=True)]

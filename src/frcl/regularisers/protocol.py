@@ -18,6 +18,7 @@ from frcl.errors import OptionError
 from frcl.features import features
 from frcl.likelihoods import Likelihood
 from frcl.registry import Registry
+from frcl.seeding import fork
 from frcl.trees import Params, Tree
 
 Kept = dict[str, list[Tensor]]  # what is kept of past tasks, by kind (`learners/accounting.py`)
@@ -227,3 +228,48 @@ def sample_tasks(tasks: int, at_most: int | None, steps: int, generator: torch.G
         return None
     order = torch.rand(steps, tasks, generator=generator, device=generator.device, dtype=torch.float64)
     return order.argsort(1)[:, :at_most].contiguous()
+
+
+class PenaltyDraws(NamedTuple):
+    """The randomness of penalties: past tasks in use [steps, k] (None: all), and what each regulariser drew."""
+
+    tasks: Tensor | None
+    own: tuple[Tree, ...]
+
+
+def draw_penalties(
+    regularisers: Sequence[Regulariser], steps: int, past_tasks: int, at_most: int | None, generator: torch.Generator
+) -> PenaltyDraws:
+    """Everything random of the penalties in the next steps; at most `at_most` past tasks are used per step."""
+    used = sample_tasks(past_tasks, at_most, steps, generator)
+    return PenaltyDraws(used, tuple(one.draw(steps, past_tasks, generator) for one in regularisers))
+
+
+def follow_of(regularisers: Sequence[Regulariser]) -> Callable[..., None] | None:
+    """The call after each step that updates what the regularisers carry along; None where none carries anything.
+
+    The trees that it is given have the shared weights as `theta`, the constants have those of each regulariser as
+    `regularisers`.
+    """
+    if not any(one.carry() for one in regularisers):
+        return None
+
+    def follow(carry: Tree, constants: Tree, gradient: Tree, before: Tree, after: Tree) -> None:
+        for i, regulariser in enumerate(regularisers):
+            if carry[i]:
+                regulariser.follow(carry[i], constants.regularisers[i], gradient.theta, before.theta, after.theta)
+
+    return follow
+
+
+def look_of(regularisers: Sequence[Regulariser], seed: int, task: int) -> Callable[[Tensor, Tensor, int], None] | None:
+    """The call after each step that shows its minibatch to the regularisers that look; None where none does."""
+    if not any(one.looks for one in regularisers):
+        return None
+
+    def look(x: Tensor, y: Tensor, step: int) -> None:
+        for i, regulariser in enumerate(regularisers):
+            if regulariser.looks:
+                regulariser.look(x, y, fork(seed, f"look/{i}/{task}/{step}"))
+
+    return look

@@ -20,9 +20,15 @@ from frcl.selection.base import (
 for _module in pkgutil.iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
-from frcl.selection.by_inputs import plan_by_inputs, select_by_inputs  # noqa: E402
 from frcl.selection.supervised import classification_error, negative_elbo, negative_log_predictive  # noqa: E402
-from frcl.selection.trace import TraceSearch, run_searches, trace_greedy, trace_swaps  # noqa: E402
+from frcl.selection.trace import (  # noqa: E402
+    TraceSearch,
+    plan_by_inputs,
+    run_searches,
+    select_by_inputs,
+    trace_greedy,
+    trace_swaps,
+)
 
 __all__ = [
     "CRITERIA",

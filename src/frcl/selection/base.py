@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -97,7 +98,7 @@ class Recipe:
     steps: int = 1000
     examples: int = 10_000
 
-    @property
+    @cached_property
     def is_supervised(self) -> bool:
         return CRITERIA[self.criterion].objective is not None
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from frcl.graphs import captured, spread
 from frcl.linalg import add_diagonal, cholesky, inverse_lower
-from frcl.selection.base import Selected
+from frcl.selection.base import CRITERIA, Criterion, Recipe, Selected, random_start
 
 REFRESH = 64  # proposals between two direct recomputations of the matrix that a search keeps
 
@@ -132,7 +132,8 @@ def run_searches(searches: Sequence[TraceSearch]) -> list[Selected]:
         return []
     works = [partial(_side_by_side, [searches[i] for i in members]) for members in groups.values()]
     found: dict[int, Selected] = {}
-    for members, swaps in zip(groups.values(), spread(works, searches[0].Phi.device), strict=True):
+    swaps_of = [works[0]()] if len(works) == 1 else spread(works, searches[0].Phi.device)
+    for members, swaps in zip(groups.values(), swaps_of, strict=True):
         index = swaps.index.cpu().clone()  # out of inference mode
         each = zip(index, swaps.before.tolist(), swaps.after.tolist(), strict=True)
         found |= zip(members, (Selected(*one) for one in each), strict=True)
@@ -190,7 +191,9 @@ class Swaps:
         """All proposals, one step of all searches after another."""
         self.before = self.values()
         step = self.step
-        if self.steps >= REFRESH:  # a shorter one is not worth a recording, and may have no proposals to warm up on
+        if (
+            self.device.type == "cuda" and self.steps >= REFRESH
+        ):  # a shorter one is not worth a recording, and may have no proposals to warm up on
             step = captured(step, (self.table, self.index, self.P, self.clock), self.device)
         self.recorded = step  # a recording must live until it has been carried out
         for done in range(0, self.steps, REFRESH):
@@ -267,3 +270,31 @@ def _gram(Phi: Tensor) -> Tensor:
         wide = part.double()
         total += wide.mT @ wide
     return total
+
+
+CRITERIA.add("random", Criterion("random"))
+CRITERIA.add("trace", Criterion("trace"))
+
+
+def plan_by_inputs(
+    Phi: Tensor, M: int, recipe: Recipe, u_noise: float, generator: torch.Generator, classes: Tensor | None = None
+) -> Selected | TraceSearch:
+    """M points by features alone, or the search for them; `classes` [N]: a balanced start. Phi: kernel features.
+
+    A random choice has no objective of its own; its trace term stands in for it.
+    """
+    start = random_start(len(Phi), M, generator, classes)
+    if recipe.criterion == "random":
+        value = trace_at(Phi, start, u_noise)
+        return Selected(start, value, value)
+    if recipe.search == "greedy":
+        return trace_greedy(Phi, M, u_noise)
+    return trace_search(Phi, start, u_noise, recipe.steps, generator)
+
+
+def select_by_inputs(
+    Phi: Tensor, M: int, recipe: Recipe, u_noise: float, generator: torch.Generator, classes: Tensor | None = None
+) -> Selected:
+    """`plan_by_inputs`, and the search if there is one."""
+    plan = plan_by_inputs(Phi, M, recipe, u_noise, generator, classes)
+    return plan if isinstance(plan, Selected) else run_searches([plan])[0]

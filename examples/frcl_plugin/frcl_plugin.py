@@ -15,9 +15,9 @@ from torch import Tensor
 from frcl import OptionError, Regulariser
 from frcl.baselines.options import TrainingOptions
 from frcl.data import BenchmarkSpec, Request, Split, Task, TaskList
-from frcl.likelihoods.quadrature import gaussian_expectation_nodes
 from frcl.likelihoods.softmax import softmax_divergence
 from frcl.likelihoods.targets import ClassLikelihood
+from frcl.linalg import gaussian_expectation_nodes
 from frcl.methods import Method, baseline
 from frcl.options import NOT_NEGATIVE, option
 from frcl.regularisers.protocol import Step

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from frcl.trace import trace_at
 from rich.console import Console
 
 from frcl.bench import cpu, cuda
@@ -39,7 +40,6 @@ from frcl.experiment.config import resolve
 from frcl.features import MLP
 from frcl.regularisers.functional import functional_kl, make_bank
 from frcl.summary import belief_from_weights, prior_kl_terms
-from frcl.trace import trace_at
 from oracles import direct_prior_kl, rand_posterior
 from oracles import direct_trace as oracle_trace
 

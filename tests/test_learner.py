@@ -367,7 +367,7 @@ def test_a_network_that_does_not_take_zeros():
 
 
 def test_predicting_under_inference_mode_does_not_spoil_training():
-    from frcl.likelihoods.quadrature import gauss_hermite
+    from frcl.linalg import gauss_hermite
 
     gauss_hermite.cache_clear()
     x, y = blobs((0, 1), 90, 1)

@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from frcl.engine.tensors import leaf
+from frcl.regularisers.distillation import Distillation, distillation
 from torch import nn
 
 from frcl import MLP
 from frcl.baselines.common import initial_head
 from frcl.baselines.options import FinetuneOptions, JointOptions, SIOptions
 from frcl.baselines.penalised import Penalised
-from frcl.engine.tensors import leaf
 from frcl.errors import DataError
 from frcl.methods import default_options, make_learner
-from frcl.regularisers.distillation import Distillation, distillation
 from frcl.regularisers.fisher import diagonal_fisher
 from frcl.regularisers.path import PathIntegral
 from frcl.regularisers.protocol import Heads, Moment, Place

@@ -638,8 +638,8 @@ def test_regularisers_given_by_hand_are_those_of_the_options(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("past/1/head", r"past\[1\]\.head is not in the file"), ("regularisers/1/theta/layers.1.bias", "not in the file"),
-     ("current/heads", r"current\.heads is not in the file")],
+    [("past/1/head", r'past\[1\]\.head" is not in the file'), ("regularisers/1/theta/layers.1.bias", "not in the file"),
+     ("current/heads", r'current\.heads" is not in the file')],
 )  # fmt: skip
 def test_states_without_what_the_regularisers_need_are_refused(name, message):
     learner = opened(taught(), 2)

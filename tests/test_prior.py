@@ -304,7 +304,9 @@ def test_the_scale_of_the_features_does_not_matter_where_the_prior_is_learned(c)
 
     plain = current.params
     divided = plain._replace(posterior=Posterior(*(value / c for value in plain.posterior)))
-    scaled = Objective(scaled_features, objective.likelihood, objective.options, objective.regularisers)
+    scaled = Objective(
+        scaled_features, objective.likelihood, objective.options, objective.regularisers, objective.prior
+    )
     terms_a, slopes_a = at(objective, constants, plain)
     terms_b, slopes_b = at(scaled, scaled_constants, divided)
     for a, b in zip(terms_a, terms_b, strict=True):

@@ -1,4 +1,4 @@
-"""Structured state as JSON and named tensors, and back: dataclasses, named tuples, containers, plain values.
+"""Structured state as JSON and back: dataclasses, named tuples, containers, plain values, arrays; tensors by name.
 
 Reading is driven by the type annotations of what is read, so that a file with a missing, superfluous or wrongly typed
 part is refused with the name of that part. No code from a file is ever run.
@@ -7,12 +7,13 @@ part is refused with the name of that part. No code from a file is ever run.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
-from collections.abc import Callable, Mapping
-from functools import lru_cache
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,34 +22,49 @@ from frcl.trees import is_named_tuple
 
 T = TypeVar("T")
 TENSOR = "tensor"  # {"tensor": name} stands for a tensor
-Reader = Callable[[Any], Any]
-_readers: dict[type, Reader] = {}
+LARGEST_INT = 2**63 - 1
+MOST_AXES = 3  # of an array
+WORDS = {
+    str: "a text",
+    bool: "true or false",
+    list: "a list",
+    dict: "a table",
+    int: "a whole number",
+    float: "a number",
+}
+_readers: dict[type, Callable[[Any], Any]] = {}
 
 
-def read_with(kind: type, reader: Reader) -> None:
+class Damaged(ValueError):
+    """A value does not fit the type of its field; the message is one line and names the field."""
+
+
+def read_with(kind: type, reader: Callable[[Any], Any]) -> None:
     """Have values annotated as `kind` (a protocol, say) read by `reader` from what their to_json() gave."""
     _readers[kind] = reader
 
 
-def pack(value: Any) -> dict[str, Any]:
-    """{"meta": JSON-able, "tensors": copies by name}."""
-    tensors: dict[str, Tensor] = {}
-    return {"meta": _pack(value, "", tensors), "tensors": tensors}
+def to_json(value: Any, tensors: dict[str, Tensor] | None = None, place: str = "") -> Any:
+    """Nested plain values: dataclasses become objects, tuples and arrays lists. Tensors are copied into `tensors`.
 
+    Without `tensors` NaN becomes null, as JSON has no word for it.
+    """
 
-def _pack(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
     def part(key: object, item: Any) -> Any:
-        return _pack(item, f"{place}/{key}" if place else str(key), tensors)
+        return to_json(item, tensors, f"{place}/{key}" if place else str(key))
 
     if isinstance(value, Tensor):
+        assert tensors is not None
         tensors[place] = value.detach().clone()
         return {TENSOR: place}
+    if isinstance(value, float) and math.isnan(value) and tensors is None:
+        return None
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        to_json = getattr(value, "to_json", None)
-        if to_json is not None:
-            return to_json()
+        own = getattr(value, "to_json", None)
+        if own is not None and place:
+            return own()
         return {field.name: part(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)}
     if is_named_tuple(value):
         return {name: part(name, item) for name, item in zip(value._fields, value, strict=True)}
@@ -56,7 +72,21 @@ def _pack(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
         return {str(key): part(key, item) for key, item in value.items()}
     if isinstance(value, set | frozenset):
         return sorted(value)
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
     return [part(i, item) for i, item in enumerate(value)]
+
+
+def from_json(kind: type[T], value: Any, where: str = "") -> T:
+    """The inverse of `to_json`; a value that does not fit `kind` raises `Damaged`. Defaults fill in what is absent."""
+    found: T = _Reader(None).read(kind, value, where)
+    return found
+
+
+def pack(value: Any) -> dict[str, Any]:
+    """{"meta": JSON-able, "tensors": copies by name}."""
+    tensors: dict[str, Tensor] = {}
+    return {"meta": to_json(value, tensors), "tensors": tensors}
 
 
 def unpack(kind: type[T], state: Any, device: torch.device | None = None) -> T:
@@ -65,103 +95,135 @@ def unpack(kind: type[T], state: Any, device: torch.device | None = None) -> T:
         raise CheckpointError("this is not a state made by state_dict()")
     try:
         tensors = {name: value if device is None else value.to(device) for name, value in state["tensors"].items()}
-        found = _unpack(kind, state["meta"], "state", tensors)
+        found: T = _Reader(tensors).read(kind, state["meta"], "")
     except (FrclError, TypeError, ValueError, KeyError, AttributeError, RecursionError, OverflowError) as error:
-        reason = str(error) if isinstance(error, FrclError) else repr(error)
+        reason = str(error) if isinstance(error, Damaged | FrclError) else repr(error)
         raise CheckpointError(f"the state is incomplete, or not one made by state_dict(): {reason}") from error
-    return found  # type: ignore[no-any-return]
+    return found
 
 
-def _unpack(hint: Any, data: Any, place: str, tensors: dict[str, Tensor]) -> Any:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return _unpack_union(arguments, data, place, tensors)
-    if hint is Tensor:
-        return _tensor(data, place, tensors)
-    if hint in _readers:
-        return _readers[hint](_object(data, place))
-    if origin in (list, tuple, set):
-        return _unpack_sequence(origin, arguments, data, place, tensors)
-    if origin is dict:
-        items = _object(data, place).items()
-        return {key: _unpack(arguments[1], value, f"{place}.{key}", tensors) for key, value in items}
-    if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or issubclass(hint, tuple)):
-        return _unpack_fields(hint, _object(data, place), place, tensors)
-    if hint is Any:
-        return _unpack_any(data, place, tensors)
-    return _plain(hint, data, place)
+class _Reader:
+    """Reads values by type. With tensors it is strict: every field must be there, and no other."""
+
+    def __init__(self, tensors: Mapping[str, Tensor] | None) -> None:
+        self.tensors = tensors
+
+    def read(self, kind: Any, value: Any, where: str) -> Any:
+        origin, args = get_origin(kind), get_args(kind)
+        if origin in (Union, types.UnionType):
+            return self._union(args, value, where)
+        if kind is Tensor:
+            return self._tensor(value, where)
+        if kind in _readers:
+            return _readers[kind](_typed(dict, value, where))
+        if origin is np.ndarray:
+            return _array(value, where)
+        if origin in (list, tuple, set):
+            items = enumerate(_typed(list, value, where))
+            return origin(self.read(args[0], item, f"{where}[{i}]") for i, item in items)
+        if origin is dict:
+            items = _typed(dict, value, where).items()
+            return {name: self.read(args[1], item, _inside(where, name)) for name, item in items}
+        if dataclasses.is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, tuple)):
+            return self._fields(kind, _typed(dict, value, where), where)
+        if origin is Literal:
+            if value not in args:
+                raise Damaged(f'"{where}" is {short(value)}, not {" or ".join(map(repr, args))}')
+            return value
+        if kind is Any:
+            return self._any(value, where) if self.tensors is not None else value
+        return _number(kind, value, where) if kind in (int, float) else _typed(kind, value, where)
+
+    def _union(self, kinds: Sequence[Any], value: Any, where: str) -> Any:
+        rest = [one for one in kinds if one is not type(None)]
+        if value is None and len(rest) < len(kinds):
+            return None
+        if len(rest) == 1:
+            return self.read(rest[0], value, where)
+        if not any(isinstance(value, one) and (one is bool or not isinstance(value, bool)) for one in rest):
+            raise Damaged(f'"{where}" is {short(value)}, not {" or ".join(WORDS[one] for one in rest)}')
+        return value
+
+    def _fields(self, kind: Any, found: Mapping[str, Any], where: str) -> Any:
+        given: dict[str, Any] = {}
+        for name, (hint, optional) in _hints(kind).items():
+            if name in found:
+                given[name] = self.read(hint, found[name], _inside(where, name))
+            elif self.tensors is not None or not optional:
+                raise Damaged(f'"{_inside(where, name)}" is missing')
+        foreign = sorted(found.keys() - given.keys())
+        if foreign and self.tensors is not None:
+            raise Damaged(f'"{_inside(where, foreign[0])}" is unknown')
+        return kind(**given)
+
+    def _tensor(self, value: Any, where: str) -> Tensor:
+        name = _typed(dict, value, where).get(TENSOR)
+        if self.tensors is None or not isinstance(name, str) or name not in self.tensors:
+            raise Damaged(f'"{where}" is not in the file')
+        return self.tensors[name].clone()
+
+    def _any(self, value: Any, where: str) -> Any:
+        """A tree without a declared type: objects of tensors, lists and plain values."""
+        if isinstance(value, Mapping):
+            if set(value) == {TENSOR}:
+                return self._tensor(value, where)
+            return {key: self._any(item, _inside(where, key)) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._any(item, f"{where}[{i}]") for i, item in enumerate(value)]
+        return value
 
 
-def _unpack_union(options: tuple[Any, ...], data: Any, place: str, tensors: dict[str, Tensor]) -> Any:
-    if data is None and type(None) in options:
-        return None
-    rest = [option for option in options if option is not type(None)]
-    if len(rest) == 1:
-        return _unpack(rest[0], data, place, tensors)
-    for option in rest:
-        if isinstance(option, type) and isinstance(data, option) and not (option is int and isinstance(data, bool)):
-            return data
-    raise CheckpointError(f"{place} is {_shown(data)}, which is none of the types that it may have")
-
-
-def _unpack_sequence(origin: Any, arguments: tuple[Any, ...], data: Any, place: str, tensors: dict[str, Tensor]) -> Any:
-    if not isinstance(data, list | tuple):
-        raise CheckpointError(f"{place} is {_shown(data)}; expected a list")
-    return origin(_unpack(arguments[0], item, f"{place}[{i}]", tensors) for i, item in enumerate(data))
-
-
-def _unpack_fields(kind: Any, data: Mapping[str, Any], place: str, tensors: dict[str, Tensor]) -> Any:
-    hints = _hints(kind)
-    missing, foreign = sorted(hints.keys() - data.keys()), sorted(data.keys() - hints.keys())
-    if missing or foreign:
-        raise CheckpointError(f"{place} has no {missing[0]!r}" if missing else f"{place} has an unknown {foreign[0]!r}")
-    return kind(**{name: _unpack(hint, data[name], f"{place}.{name}", tensors) for name, hint in hints.items()})
-
-
-@lru_cache(maxsize=128)
-def _hints(kind: type) -> dict[str, Any]:
+@functools.cache
+def _hints(kind: Any) -> dict[str, tuple[Any, bool]]:
+    """The type of each field, and whether it has a default."""
     hints = get_type_hints(kind)
-    names = [f.name for f in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else kind._fields  # type: ignore
-    return {name: hints[name] for name in names}
+    if not dataclasses.is_dataclass(kind):
+        return {name: (hints[name], name in kind._field_defaults) for name in kind._fields}
+    missing = dataclasses.MISSING
+    own = dataclasses.fields(kind)
+    return {f.name: (hints[f.name], f.default is not missing or f.default_factory is not missing) for f in own}
 
 
-def _unpack_any(data: Any, place: str, tensors: dict[str, Tensor]) -> Any:
-    """A tree without a declared type: objects of tensors, lists and plain values."""
-    if isinstance(data, Mapping):
-        if set(data) == {TENSOR}:
-            return _tensor(data, place, tensors)
-        return {key: _unpack_any(value, f"{place}.{key}", tensors) for key, value in data.items()}
-    if isinstance(data, list):
-        return [_unpack_any(item, f"{place}[{i}]", tensors) for i, item in enumerate(data)]
-    return data
+def _inside(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
 
 
-def _plain(hint: Any, data: Any, place: str) -> Any:
-    kinds = {int: int, float: float | int, str: str, bool: bool}
-    if hint not in kinds:
-        return data  # a Literal: whoever uses it checks it
-    if not isinstance(data, kinds[hint]) or (isinstance(data, bool) and hint is not bool):
-        raise CheckpointError(f"{place} is {_shown(data)}; expected {hint.__name__}")
-    if hint is float:
-        data = float(data)
-        if not math.isfinite(data):
-            raise CheckpointError(f"{place} is {data}; expected a finite number")
-    return data
+def _typed(kind: type, value: Any, where: str) -> Any:
+    if not isinstance(value, kind):
+        raise Damaged(f'"{where}" is {short(value)}, not {WORDS[kind]}' if where else f"it is not {WORDS[kind]}")
+    return value
 
 
-def _tensor(data: Any, place: str, tensors: dict[str, Tensor]) -> Tensor:
-    name = _object(data, place).get(TENSOR)
-    if not isinstance(name, str) or name not in tensors:
-        raise CheckpointError(f"{place} is not in the file")
-    return tensors[name].clone()
+def _number(kind: type, value: Any, where: str) -> Any:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole and not (kind is float and isinstance(value, float)):
+        raise Damaged(f'"{where}" is {short(value)}, not {WORDS[kind]}')
+    if (whole and abs(value) > LARGEST_INT) or not math.isfinite(value):
+        raise Damaged(f'"{where}" is {short(value)}, not a finite number')
+    return kind(value)
 
 
-def _object(data: Any, place: str) -> Mapping[str, Any]:
-    if not isinstance(data, Mapping):
-        raise CheckpointError(f"{place} is {_shown(data)}; expected an object")
-    return data
+def _array(value: Any, where: str) -> Any:
+    """Nested lists of equal lengths as an array of floats, NaN for null."""
+
+    def read(item: Any, at: str, shape: Sequence[int]) -> Any:
+        if not shape:
+            return math.nan if item is None else _number(float, item, at)
+        if len(_typed(list, item, at)) != shape[0]:
+            raise Damaged(f'"{at}" has {len(item)} entries, expected {shape[0]}')
+        return [read(one, f"{at}[{i}]", shape[1:]) for i, one in enumerate(item)]
+
+    shape, first = [], _typed(list, value, where)
+    while isinstance(first, list):
+        shape.append(len(first))
+        first = first[0] if first else None
+    if len(shape) > MOST_AXES:
+        raise Damaged(f'"{where}" has lists in lists, {len(shape)} deep')
+    return np.array(read(value, where, shape), dtype=np.float64).reshape(shape)
 
 
-def _shown(data: Any) -> str:
-    text = repr(data)
-    return text if len(text) <= 40 else f"{text[:40]}…"
+def short(value: Any) -> str:
+    """A value to be shown in a message: at most 40 characters on one line."""
+    large = isinstance(value, int) and abs(value) > LARGEST_INT
+    text = f"a number of {value.bit_length()} bits" if large else repr(value)
+    return text if len(text) <= 40 else f"{text[:39]}…"

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from frcl.codec import from_json, to_json
 from frcl.engine.program import Values
 from frcl.errors import CheckpointError, FrclError
 from frcl.experiment.config import Config
 from frcl.experiment.results import Part, Result, Seconds, SeedRecord
-from frcl.experiment.schema import from_json, to_json
 from frcl.files import apart, load_state, save_state, side_by_side
 from frcl.learners.protocol import Learner
 from frcl.learners.types import StepLog

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from frcl.codec import Damaged, from_json, short, to_json
 from frcl.errors import DataError
 from frcl.experiment.metrics import BoundaryScore, Calibration, Floats, Interval
-from frcl.experiment.schema import Damaged, from_json, short, to_json
 from frcl.files import write_atomically
 
 RESULT = "result.json"

@@ -16,12 +16,8 @@ from frcl.selection.base import (
     select_by_targets,
     swap_search,
 )
-
-for _module in pkgutil.iter_modules(__path__):
-    import_module(f"{__name__}.{_module.name}")
-
-from frcl.selection.supervised import classification_error, negative_elbo, negative_log_predictive  # noqa: E402
-from frcl.selection.trace import (  # noqa: E402
+from frcl.selection.supervised import classification_error, negative_elbo, negative_log_predictive
+from frcl.selection.trace import (
     TraceSearch,
     plan_by_inputs,
     run_searches,
@@ -52,3 +48,6 @@ __all__ = [
     "trace_greedy",
     "trace_swaps",
 ]
+
+for _module in pkgutil.iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

@@ -77,6 +77,8 @@ class Criterion:
 
 
 CRITERIA: Registry[Criterion] = Registry("criterion", "criteria")
+CRITERIA.add("random", Criterion("random"))  # these two look at features alone: trace.py
+CRITERIA.add("trace", Criterion("trace"))
 
 
 def criterion(name: str, *, needs_classes: bool = False) -> Callable[[Objective], Objective]:

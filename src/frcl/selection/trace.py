@@ -15,7 +15,7 @@ from torch import Tensor
 
 from frcl.graphs import captured, spread
 from frcl.linalg import add_diagonal, cholesky, inverse_lower
-from frcl.selection.base import CRITERIA, Criterion, Recipe, Selected, random_start
+from frcl.selection.base import Recipe, Selected, random_start
 
 REFRESH = 64  # proposals between two direct recomputations of the matrix that a search keeps
 
@@ -270,10 +270,6 @@ def _gram(Phi: Tensor) -> Tensor:
         wide = part.double()
         total += wide.mT @ wide
     return total
-
-
-CRITERIA.add("random", Criterion("random"))
-CRITERIA.add("trace", Criterion("trace"))
 
 
 def plan_by_inputs(

@@ -1,5 +1,5 @@
-"""Regression in one dimension as a figure: the posterior, the inducing points, and a second task that does not change
-the predictions of the first. Writes regression_1d.png, or the path given as an argument."""
+"""Regression in one dimension as a figure: the posterior, the inducing points, and a second task, after which the
+first is retained. Writes regression_1d.png, or the path given as an argument."""
 
 import math
 import sys
@@ -60,7 +60,7 @@ def main(path: str) -> float:
     learner.fit(*tasks[1])
     draw(axes[1], learner, 0, "tab:blue", None)
     draw(axes[1], learner, 1, "tab:orange", tasks[1])
-    axes[1].set_title("After the second task: the first is unchanged")
+    axes[1].set_title("After the second task: the first is retained")
     moved = float((learner.predict(tasks[0][0], task=0).mean - before).abs().mean())
     for axis in axes:
         axis.set(xlabel="x", ylim=(-5, 5), xlim=(-6, 6))

@@ -191,7 +191,13 @@ def executor(monkeypatch, capsys, tmp_path) -> Executor:
     return Executor(monkeypatch, capsys)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+SLOW = ("README", "getting-started", "own-data-and-network", "methods", "frcl-plus", "performance")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] if page.stem in SLOW else [], id=page.name) for page in PAGES],
+)
 def test_the_blocks_of_a_page_run(page, executor):
     executor.page(page, page.read_text())
 

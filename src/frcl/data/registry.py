@@ -1,8 +1,8 @@
 """The benchmarks by name, and what describes one of them.
 
-To add a benchmark, write a module of this package that calls `BENCHMARKS.add(name, BenchmarkSpec(...))`; every module of
-the package is imported by `frcl.data.open`. In another package, name the `BenchmarkSpec` as an entry point of the group
-`frcl.benchmarks`.
+To add a benchmark, write a module of this package that calls `BENCHMARKS.add(name, BenchmarkSpec(...))`; every module
+of the package is imported by `frcl.data.open`. In another package, name the `BenchmarkSpec` as an entry point of the
+group `frcl.benchmarks`.
 """
 
 from __future__ import annotations

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from frcl import FRCL, Summary
 from frcl.boundary import welch
 from frcl.cli import run_app
-from frcl.data.places import data_status
+from frcl.codec import to_json
+from frcl.data.datasets import data_status
 from frcl.data.streams import PermutedTasks
 from frcl.data.tasks import Benchmark, Split
 from frcl.display import Live, Plain, Silent
-from frcl.engine.tensors import in_chunks
 from frcl.errors import BusyError
 from frcl.experiment import environment, runner
-from frcl.experiment.config import PARTS, Config, first_options, read_toml, resolve, saved, suggestion, to_dict
+from frcl.experiment.config import PARTS, Config, parts_of, read_toml, resolve, saved, to_dict
 from frcl.experiment.environment import check_device, describe, threads
 from frcl.experiment.hidden import stream_labels
 from frcl.experiment.keeper import Interrupted, Observer, read_checkpoint
-from frcl.experiment.metrics import AccuracyMatrix, declared_switches, over_seeds, score_boundaries
+from frcl.experiment.metrics import AccuracyMatrix, declared_switches, score_boundaries
+from frcl.experiment.metrics import over_seeds as interval_over_seeds
 from frcl.experiment.runner import benchmark_of, seeds_at_once, source_of
-from frcl.features import features
+from frcl.features import features, in_chunks
 from frcl.files import write_atomically
-from frcl.learners.options import HOLDS as REGULARISERS
 from frcl.posterior import Moments
+from frcl.registry import suggestion
 from frcl.report.drawing import WIDTH, Drawing, name_in_figure, save, style
 from frcl.report.figures import MARKERS
 from frcl.report.numbers import number, plural
@@ -40,9 +40,10 @@ from frcl.report.pictures import to_rgba
 from frcl.report.run import Floats
 from frcl.seeding import fork
 from frcl.selection import Selected, random_start, run_searches
+from frcl.selection.trace import trace_search
 from frcl.summary import head_moments, make_head
-from frcl.trace import trace_search
 
+REGULARISERS = ("functional", "current_inputs", "memory_targets", "curvature")  # options that weigh one each
 CHUNK = 4096  # inputs that pass through the network at once
 
 
@@ -63,7 +64,13 @@ def carry_out(config: Config, folder: Path, observer: Observer, *, resume: bool)
         result = runner.resume(folder, observer) if resume else runner.run(config, folder, observer, overwrite=True)
     finally:
         observer.close()
-    return Finished(result, read_checkpoint(folder)[0].records)
+    return Finished(result.to_json(), [to_json(record) for record in read_checkpoint(folder)[0].records])
+
+
+def over_seeds(values: Iterable[float | None]) -> dict[str, Any] | None:
+    """Mean and standard deviation of one value per seed; None if one of them is not available."""
+    found = interval_over_seeds(values)
+    return None if found is None else {"mean": found.mean, "std": found.std, "per_seed": list(found.per_seed)}
 
 
 def saved_config(folder: Path) -> Config:
@@ -78,7 +85,8 @@ def check_resumable(folder: Path) -> None:
 
 def default_options(method: str) -> dict[str, dict[str, Any]]:
     """The defaults of every option, by section, before those of a benchmark or a preset apply."""
-    options = first_options(method)
+    options = parts_of(method)
+    options["learner"] = type(options["learner"])()
     return {part: asdict(options[part]) for part in PARTS}
 
 
@@ -101,16 +109,19 @@ def new_frcl(config: Config, benchmark: Benchmark, seed: int) -> FRCL:
 
 def features_of(learner: FRCL, x: Tensor) -> Tensor:
     """σ_w Φ(x) under the current θ, [n, K], so that k(x, x') is the inner product of two rows."""
-    net, options = learner.net, learner.options
+    return float(learner.options.prior_std) * _features(learner, x)
+
+
+def _features(learner: FRCL, x: Tensor) -> Tensor:
+    net, scale = learner.net, learner.options.feature_scale
     theta = dict(net.named_parameters())
-    with torch.no_grad():
-        return options.prior_std * in_chunks(lambda some: features(net, theta, some, options.feature_scale), x, CHUNK)
+    return in_chunks(lambda some: features(net, theta, some, scale), x, CHUNK)
 
 
 def predict_from_summary(learner: FRCL, summary: Summary, x: Tensor) -> Moments:
     """Mean and variance of a task's functions, from its summary and the features of `learner`."""
-    head = make_head(features_of(learner, summary.Z), summary.belief)
-    return head_moments(head, summary.belief, features_of(learner, x))
+    head = make_head(_features(learner, summary.Z), summary.belief)
+    return head_moments(head, summary.belief, _features(learner, x))
 
 
 def summary_points(summary: Summary) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,11 +14,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import numpy as np
 
-from frcl.data.drawings import Drawings, from_images
-from frcl.data.sources import DataFile, MnistFiles, OmniglotFiles
+from frcl.data.datasets import MNIST, DataSet
+from frcl.data.drawings import Drawings, compacted, from_images, read_archives
+from frcl.data.files import DataFile
+from frcl.data.options import TrainOn
+from frcl.data.streams import mnist_task, read_mnist
+from frcl.data.tasks import Task
 
 NOWHERE = "http://127.0.0.1:9/"  # the discard port: nothing listens there
 
@@ -108,7 +113,7 @@ def idx(array: np.ndarray) -> bytes:
     return b"\x00\x00\x08" + bytes([array.ndim]) + shape + array.astype(np.uint8).tobytes()
 
 
-def small_mnist(mirror: str = NOWHERE) -> tuple[MnistFiles, dict[str, bytes]]:
+def small_mnist(mirror: str = NOWHERE) -> tuple[DataSet, dict[str, bytes]]:
     """120 + 30 images of 4×4 pixels in MNIST's format: their descriptions, and name → gzipped content."""
     rng = np.random.default_rng(3)
     arrays = {
@@ -121,19 +126,25 @@ def small_mnist(mirror: str = NOWHERE) -> tuple[MnistFiles, dict[str, bytes]]:
         DataFile(f"{name}.gz", "mnist", "sha256 unpacked", hashlib.sha256(idx(array)).hexdigest(), (mirror,))
         for name, array in arrays.items()
     ]
-    return MnistFiles(*files), {f"{name}.gz": gzip.compress(idx(array)) for name, array in arrays.items()}
+    return DataSet("mnist", tuple(files)), {f"{name}.gz": gzip.compress(idx(array)) for name, array in arrays.items()}
 
 
-def small_omniglot(mirror: str = NOWHERE) -> tuple[OmniglotFiles, dict[str, bytes]]:
+def load_mnist(
+    seed: int, train_on: TrainOn = "train+validation", *, data: Path | None = None, files: DataSet = MNIST
+) -> Task:
+    """MNIST, or files like it, as one task."""
+    return mnist_task(*read_mnist(data, files=files), seed, train_on)
+
+
+def small_omniglot(mirror: str = NOWHERE) -> tuple[DataSet, dict[str, bytes]]:
     """Two archives, with alphabets Aa (2 characters) and Cc (3), and Bb (2)."""
-    from frcl.data.archives import read_archives
-
     contents = {"one.zip": archive({"Aa": 2, "Cc": 3}), "two.zip": archive({"Bb": 2})}
     archives = tuple(
         DataFile(name, "omniglot", "md5", hashlib.md5(raw).hexdigest(), (mirror,)) for name, raw in contents.items()
     )
     digest = read_archives(contents).digest()
-    return OmniglotFiles(DataFile("compact.npz", "omniglot", "sha256 of arrays", digest), archives), contents
+    compact = DataFile("compact.npz", "omniglot", "sha256 of arrays", digest)
+    return DataSet("omniglot", archives, compact, compacted), contents
 
 
 @dataclass

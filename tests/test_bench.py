@@ -10,22 +10,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from frcl.trace import trace_at
 from rich.console import Console
 
 from frcl.bench import cpu, cuda
-from frcl.bench.measure import Goal, Measurement, Pair, compare
-from frcl.bench.profile import profile_step
-from frcl.bench.references import (
-    covariance_factors,
-    direct_past_kl,
-    direct_trace,
-    plain_prediction,
-    plain_training,
-)
-from frcl.bench.results import (
+from frcl.bench.measure import (
+    Goal,
+    Measurement,
     change_table,
     duration,
+    in_turn,
     measurements_of,
     number,
     read_results,
@@ -33,13 +26,21 @@ from frcl.bench.results import (
     to_json,
     write_results,
 )
+from frcl.bench.references import (
+    covariance_factors,
+    direct_past_kl,
+    direct_trace,
+    plain_prediction,
+    plain_training,
+)
 from frcl.cli import main
 from frcl.errors import OptionError
 from frcl.experiment import environment
 from frcl.experiment.config import resolve
 from frcl.features import MLP
-from frcl.regularisers.functional import functional_kl, make_bank
-from frcl.summary import belief_from_weights, prior_kl_terms
+from frcl.regularisers.functional import functional_kl, make_terms
+from frcl.selection.trace import trace_at
+from frcl.summary import belief_from_weights
 from oracles import direct_prior_kl, rand_posterior
 from oracles import direct_trace as oracle_trace
 
@@ -58,11 +59,10 @@ def test_the_direct_kl_is_the_oracle_and_ours(M, generator):
     T, K, C = 3, 5, 2
     old, new = (torch.randn(T, M, K, generator=generator, dtype=torch.float64) for _ in range(2))
     beliefs = [belief_from_weights(rand_posterior(C, K, generator), Phi_z, 0.1) for Phi_z in old]
-    bank = make_bank([torch.zeros(M, 1)] * T, [prior_kl_terms(belief) for belief in beliefs])
     Phi = new.requires_grad_()
     direct = direct_past_kl(Phi, beliefs, [covariance_factors(belief) for belief in beliefs])
     oracle = sum(direct_prior_kl(Phi_z, belief) for Phi_z, belief in zip(Phi, beliefs, strict=True))
-    ours = functional_kl(Phi, bank, T)
+    ours = functional_kl(Phi, make_terms(beliefs))
     gradients = [torch.autograd.grad(value, Phi)[0] for value in (direct, oracle, ours)]
     torch.testing.assert_close(direct, oracle)
     torch.testing.assert_close(direct, ours)
@@ -105,7 +105,7 @@ def test_a_plain_prediction_is_the_network_and_a_linear_layer():
 @pytest.mark.parametrize("name", CASES)
 def test_every_case_is_measured_at_a_tiny_size(name, global_random_state_untouched):
     counted = []
-    found = cpu.measure_case(CASES[name], TINY, 2, lambda: counted.append(name))
+    found = CASES[name].measure(TINY, 2, lambda: counted.append(name))
     assert found.goal.name == name
     assert len(found.values) == len(counted) == 2
     assert {side: len(times) for side, times in found.seconds.items()} == {"ours": 2, "other": 2}
@@ -124,21 +124,22 @@ def test_the_sides_take_turns_and_a_ratio_is_of_neighbours():
 
         return timed
 
-    pair = Pair(side("ours", ours), side("other", other), "")
-    found = compare(Goal("a", "", 5, at_least=True), pair, 3, lambda: order.append("counted"))
+    sides = {"ours": side("ours", ours), "other": side("other", other)}
+    times = in_turn(sides, 3, lambda: order.append("counted"))
+    found = Goal("a", "", 5, at_least=True).measured(times, "")
     assert order == ["ours", "other", "counted"] * 3
     assert found.values == [10.0, 10.0, 10.0]
     assert found.is_met
-    slower = compare(Goal("a", "", 5), Pair(lambda: 6.0, lambda: 1.0, ""), 1, lambda: None)
+    slower = Goal("a", "", 5).measured(in_turn({"ours": lambda: 6.0, "other": lambda: 1.0}, 1, lambda: None), "")
     assert slower.values == [6.0]
     assert not slower.is_met
 
 
 def test_steps_of_the_engine_are_really_taken():
     x, y = TINY.data()
-    learner = cpu._learner(TINY, 2, x, y)
+    learner = cpu.learner_of(TINY, 2, x, y)
     before = {name: p.detach().clone() for name, p in learner.net.named_parameters()}
-    taken = list(itertools.islice(cpu._endless_steps(learner, x, y), 4))
+    taken = list(itertools.islice(cpu.endless_steps(learner, x, y), 4))
     assert (len(taken), learner.step, len(learner.tasks)) == (4, 4, 2)
     assert all(terms[0][0][3] > 0 for terms in taken), "the past is looked at"
     assert not all(torch.equal(before[name], p) for name, p in learner.net.named_parameters())
@@ -155,14 +156,14 @@ def test_quartiles_and_counts():
 
 
 def test_the_operators_of_a_step():
-    found = profile_step(TINY, count=5)
-    shares = [one.share for one in found]
-    assert len(found) == 5
+    found = cpu.profile_step(TINY)
+    counts = {one.key: one.count for one in found}
+    assert counts["aten::_fused_adam_"] == TINY.steps
+    lines = found.table(sort_by="self_cpu_time_total", row_limit=5).splitlines()
+    shares = [float(line.split()[1].rstrip("%")) for line in lines if line.lstrip().startswith("aten::")]
+    assert shares
     assert shares == sorted(shares, reverse=True)
-    assert 0 < sum(shares) <= 1
-    names = {one.name: one for one in profile_step(TINY, count=1000)}
-    assert names["aten::_fused_adam_"].calls == pytest.approx(1.0)
-    assert sum(one.share for one in names.values()) == pytest.approx(1.0)
+    assert 0 < sum(shares) <= 100
 
 
 # -- whole runs -----------------------------------------------------------------------------------------------

@@ -13,11 +13,18 @@ import numpy as np
 import pytest
 
 from data_helpers import archive, chunk, drawing, idx, png, small_drawings, zipped
-from frcl.data import archives as archives_module
 from frcl.data import drawings as drawings_module
-from frcl.data.archives import decode_bits, read_archive, read_archives, shrink
-from frcl.data.drawings import Drawings, checked, read_compact, to_compact
-from frcl.data.mnist import parse_idx
+from frcl.data.drawings import (
+    Drawings,
+    checked,
+    decode_bits,
+    read_archive,
+    read_archives,
+    read_compact,
+    shrink,
+    to_compact,
+)
+from frcl.data.streams import parse_idx
 from frcl.errors import DataError
 
 
@@ -146,12 +153,12 @@ def test_archives_that_unpack_to_absurd_sizes_are_refused(monkeypatch: pytest.Mo
     with pytest.raises(DataError, match="would unpack to 2097152 bytes"):
         read_archive(zipped({name: bytes(2 << 20)}), "a.zip")
     good = archive({"Aa": 1})
-    monkeypatch.setattr(archives_module, "MEMBERS", 20)
+    monkeypatch.setattr(drawings_module, "MEMBERS", 20)
     with pytest.raises(DataError, match="it has 21 members, more than 20"):
         read_archive(good, "a.zip")
-    monkeypatch.setattr(archives_module, "MEMBERS", 21)
+    monkeypatch.setattr(drawings_module, "MEMBERS", 21)
     assert len(read_archive(good, "a.zip")) == 20
-    monkeypatch.setattr(archives_module, "LARGEST_TOTAL", 1 << 10)
+    monkeypatch.setattr(drawings_module, "LARGEST_TOTAL", 1 << 10)
     with pytest.raises(DataError, match="would unpack to more than"):
         read_archive(good, "a.zip")
 
@@ -189,7 +196,7 @@ def test_the_compact_form_keeps_everything_and_no_objects() -> None:
     drawings = small_drawings(2, 3)
     content = to_compact(drawings)
     again = read_compact(content, "f")
-    for name in drawings_module.FIELDS:
+    for name in vars(drawings):
         assert np.array_equal(getattr(again, name), getattr(drawings, name))
         assert getattr(again, name).dtype == getattr(drawings, name).dtype
     assert again.digest() == drawings.digest()
@@ -200,8 +207,8 @@ def test_the_compact_form_keeps_everything_and_no_objects() -> None:
 def test_the_digest_notices_every_array() -> None:
     drawings = small_drawings(2)
     digests = {drawings.digest()}
-    for name in drawings_module.FIELDS:
-        changed = {field: getattr(drawings, field).copy() for field in drawings_module.FIELDS}
+    for name in vars(drawings):
+        changed = {field: array.copy() for field, array in vars(drawings).items()}
         if name == "alphabets":
             changed[name][0] = "B"
         else:
@@ -221,13 +228,13 @@ def test_damaged_compact_files_are_refused(tmp_path: Path, monkeypatch: pytest.M
     np.savez(buffer, images=np.array([{}], dtype=object))
     with pytest.raises(DataError, match="f cannot be read"):
         read_compact(buffer.getvalue(), "f")
-    monkeypatch.setattr(drawings_module, "LARGEST", 1000)
+    monkeypatch.setattr(drawings_module, "LARGEST_TOTAL", 1000)
     with pytest.raises(DataError, match="f is refused"):
         read_compact(content, "f")
 
 
 def test_drawings_that_do_not_fit_together_are_refused() -> None:
-    good = {name: getattr(small_drawings(2), name) for name in drawings_module.FIELDS}
+    good = vars(small_drawings(2))
     assert len(checked(Drawings(**good), "f")) == 40
     for change, message in [
         ({"drawer": good["drawer"][:-1]}, "do not fit together"),

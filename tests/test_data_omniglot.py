@@ -12,8 +12,7 @@ import torch
 from scipy import ndimage
 
 from data_helpers import small_drawings
-from frcl.data.augment import draw_moves, move_images
-from frcl.data.omniglot import Alphabets, omniglot_tasks, parts_of
+from frcl.data.omniglot import Alphabets, draw_moves, move_images, omniglot_tasks, parts_of
 from frcl.data.options import BenchmarkOptions
 from frcl.data.tasks import Split, Task
 from frcl.errors import OptionError, TaskError

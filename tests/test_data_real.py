@@ -11,14 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from data_helpers import load_mnist
 from frcl.data import Benchmark, BenchmarkOptions, Split, open_benchmark
-from frcl.data.archives import read_archives
-from frcl.data.drawings import Drawings, read_compact, to_compact
-from frcl.data.lookup import find
-from frcl.data.mnist import load_mnist
+from frcl.data.datasets import MNIST, OMNIGLOT, data_status, fetch
+from frcl.data.drawings import Drawings, read_archives, read_compact, to_compact
 from frcl.data.omniglot import load_omniglot, omniglot_tasks
-from frcl.data.places import data_status, fetch
-from frcl.data.sources import MNIST, OMNIGLOT
 
 SMALL = ("images_background_small1.zip", "images_background_small2.zip")
 
@@ -32,7 +29,7 @@ def _has(*names: str) -> bool:
 
 pytestmark = pytest.mark.real_data
 needs_mnist = pytest.mark.skipif(
-    not _has(*(file.name for file in MNIST.all())), reason="FRCL_DATA does not name a folder with the MNIST files"
+    not _has(*(file.name for file in MNIST.files)), reason="FRCL_DATA does not name a folder with the MNIST files"
 )
 needs_omniglot = pytest.mark.skipif(
     not _has(OMNIGLOT.compact.name), reason="FRCL_DATA does not name a folder with omniglot28.npz"
@@ -250,7 +247,7 @@ def test_the_reader_of_the_archives_agrees_with_the_compact_file(drawings: Drawi
 @needs_mnist
 def test_the_files_at_hand_are_verified() -> None:
     status = {one.name: one for one in data_status()}
-    assert all(status[file.name].verified for file in (*MNIST.all(), OMNIGLOT.compact))
+    assert all(status[file.name].verified for file in (*MNIST.files, OMNIGLOT.compact))
     assert not any(one.needed and not one.verified for one in status.values())
     assert [one.verified for one in fetch("permuted-mnist")] == [True] * 4
-    assert find(OMNIGLOT.compact, None).problems == ()
+    assert OMNIGLOT.compact.find(None).problems == ()

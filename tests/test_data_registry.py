@@ -23,8 +23,8 @@ from frcl.data import (
     TaskList,
     open_benchmark,
 )
-from frcl.data.open import known_name
-from frcl.data.places import fetch
+from frcl.data.datasets import fetch
+from frcl.data.registry import known_name
 from frcl.errors import OptionError
 from frcl.experiment.config import resolve
 from frcl.seeding import fork

@@ -386,7 +386,27 @@ def test_heads_follow_a_network_that_is_changed_from_outside():
     before = learner.predict(x).mean
     with torch.no_grad():
         learner.net.layers[-1].weight.mul_(3.0)
-    assert not torch.equal(before, learner.predict(x).mean)
+    after = learner.predict(x)
+    assert not torch.equal(before, after.mean)
+    fresh = small_learner(steps=3)  # has no head yet
+    fresh.load_state_dict(learner.state_dict())
+    assert torch.equal(after.mean, fresh.predict(x).mean)
+    assert torch.equal(after.variance, fresh.predict(x).variance)
+
+
+def test_heads_follow_a_network_that_learns_another_task():
+    x, y = blobs((0, 1), 90, 1)
+    learner, seen = small_learner(steps=4), []
+    learner.fit(x, y)
+
+    def look(log) -> None:
+        fresh = small_learner(steps=4)
+        fresh.load_state_dict(learner.state_dict())
+        seen.append((learner.predict(x, task=0).mean, fresh.predict(x, task=0).mean))
+
+    learner.fit(*blobs((0, 1), 90, 2), on_step=look)
+    assert len(seen) == 4
+    assert all(torch.equal(ours, fresh) for ours, fresh in seen)
 
 
 def test_what_start_task_says_holds_for_fit_too():

@@ -1,5 +1,6 @@
 """Columns with lateral connections, progressive networks, progress & compress."""
 
+import copy
 import itertools
 import math
 from typing import Any
@@ -12,14 +13,16 @@ from torch.distributions import Categorical, kl_divergence
 
 import frcl
 from frcl import MLP, ConvNet
-from frcl.baselines.columns import Columns, layered, moving
+from frcl.baselines.columns import Columns, layered
 from frcl.baselines.options import PnCOptions, ProgressiveOptions
 from frcl.baselines.progress_and_compress import ProgressAndCompress
 from frcl.baselines.progressive import Progressive
 from frcl.engine.program import Program, Terms
 from frcl.engine.train import train
+from frcl.likelihoods import Softmax
 from frcl.regularisers.fisher import diagonal_fisher
 from frcl.seeding import fork
+from frcl.trees import leaf, tree_map
 from streams import accuracy, blobs, same_tensors
 
 NETS = {
@@ -112,7 +115,8 @@ def test_laterals_of_convolutions_are_linear_in_the_channels_at_each_pixel(gener
 def test_no_gradient_reaches_frozen_columns(kind, generator):
     model, x = setup(kind, generator)
     frozen = [{n: v.requires_grad_() for n, v in column(model, x, i, 10 + i).items()} for i in range(2)]
-    own = model.trainable(model.start(2, torch.randn(3, model.net(x).shape[1] + 1, generator=generator), generator))
+    head = torch.randn(3, model.net(x).shape[1] + 1, generator=generator)
+    own = tree_map(leaf, model.start(2, head, generator))
     F.cross_entropy(model.logits(own, x, model.frozen(frozen, x)), torch.arange(6) % 3).backward()
     assert all(value.grad is None for each in frozen for value in each.values())
     assert all(value.grad is not None and value.grad.abs().max() > 0 for value in own.values())
@@ -133,10 +137,13 @@ def test_what_the_network_holds_fixed_is_taken_as_it_is_and_not_trained(generato
     net = MLP(5, (7, 4), seed=3)
     net.layers[1].weight.requires_grad_(False)
     model = Columns(net)
-    own = model.trainable(model.start(1, torch.zeros(2, 5), generator))
+    own = model.start(1, torch.zeros(2, 5), generator)
     assert torch.equal(own["layers.1.weight"], net.layers[1].weight)
     assert not torch.equal(own["layers.3.weight"], net.layers[3].weight)
-    assert set(own) - set(moving(own)) == {"layers.1.weight"}
+    moving, fixed = model.split(own)
+    assert set(fixed) == {"layers.1.weight"}
+    assert set(own) - set(moving) == {"layers.1.weight"}
+    assert all(value is own[name] for name, value in {**moving, **fixed}.items())
 
 
 class Other(MLP):
@@ -176,7 +183,7 @@ def part(state: dict[str, Any], prefix: str) -> dict[str, Tensor]:
 def next_terms(learner: Any, data: tuple[Tensor, Tensor]) -> tuple[Terms, Program]:
     """The terms of the next step on all data at once, and the program that takes it."""
     program = next(learner.learn(*data))
-    return program.loss(program.optimiser.params, program.constants, program.x, program.y, {}), program
+    return program.loss(program.optimiser.tree, program.constants, program.x, program.y, ()), program
 
 
 BLOBS = [blobs((0, 1), 200, 1), blobs((3, 5, 9), 240, 2), blobs((-1, 1), 200, 3)]
@@ -297,13 +304,24 @@ def test_states_that_do_not_fit_are_refused(kind):
     with pytest.raises(frcl.CheckpointError, match="other options"):
         make(kind, steps=4).load_state_dict(state)
     for lost in ("lateral/3", "head", "layers.1.weight"):
-        name = f"columns/1/{lost}" if kind == "progressive" else f"active/{lost}"
+        name = f"own/columns/1/{lost}" if kind == "progressive" else f"own/active/{lost}"
         tensors = {n: v for n, v in state["tensors"].items() if n != name}
+        meta = copy.deepcopy(state["meta"])
+        del (meta["own"]["columns"][1] if kind == "progressive" else meta["own"]["active"])[lost]
         fresh = make(kind, steps=3)
         untouched = fresh.state_dict()["tensors"]
         with pytest.raises(frcl.CheckpointError, match=f"{lost}.*absent"):
+            fresh.load_state_dict({"meta": meta, "tensors": tensors})
+        with pytest.raises(frcl.CheckpointError, match=f"{lost} is not in the file"):
             fresh.load_state_dict({"meta": state["meta"], "tensors": tensors})
         assert same_tensors(untouched, fresh.state_dict()["tensors"])
+    fresh = make(kind, steps=3)
+    untouched, meta = fresh.state_dict(), copy.deepcopy(state["meta"])
+    del meta["current"]["adam"]["exp_avg"][next(iter(meta["current"]["adam"]["exp_avg"]))]
+    with pytest.raises(frcl.CheckpointError, match="moments of Adam"):
+        fresh.load_state_dict({"meta": meta, "tensors": state["tensors"]})
+    assert same_tensors(untouched["tensors"], fresh.state_dict()["tensors"])
+    assert untouched["meta"] == fresh.state_dict()["meta"]
 
 
 @pytest.mark.parametrize("kind", ["progressive", "pnc"])
@@ -326,17 +344,17 @@ def test_frozen_columns_and_what_they_predict_stay_bit_for_bit():
     columns, predictions = [], []
     for number, (x, y) in enumerate(BLOBS):
         learner.fit(x, y)
-        columns.append(part(learner.state_dict(), f"columns/{number}/"))
+        columns.append(part(learner.state_dict(), f"own/columns/{number}/"))
         predictions.append(learner.predict(x, number))
     for number, (x, _) in enumerate(BLOBS):
         now = learner.predict(x, number)
-        assert same_tensors(columns[number], part(learner.state_dict(), f"columns/{number}/"))
+        assert same_tensors(columns[number], part(learner.state_dict(), f"own/columns/{number}/"))
         assert torch.equal(predictions[number].probs, now.probs)
         assert torch.equal(predictions[number].labels, now.labels)
         assert not now.variance.any()
 
 
-def test_how_many_steps_the_finished_columns_are_worked_out_for_changes_nothing(monkeypatch):
+def test_how_many_steps_the_finished_columns_are_computed_for_changes_nothing(monkeypatch):
     def learned() -> tuple[list[int], Tensor]:
         learner, chunks = make("progressive", batch_size=8), []
         for x, y in BLOBS:
@@ -359,8 +377,8 @@ def test_a_task_is_predicted_from_its_column_and_those_before_it():
     x = BLOBS[1][0]
     before = [learner.predict(x, t).mean for t in range(3)]
     state = learner.state_dict()
-    assert state["tensors"]["columns/1/lateral/3"].abs().max() > 0
-    state["tensors"]["columns/1/layers.1.weight"] += 0.1
+    assert state["tensors"]["own/columns/1/lateral/3"].abs().max() > 0
+    state["tensors"]["own/columns/1/layers.1.weight"] += 0.1
     learner.load_state_dict(state)
     after = [learner.predict(x, t).mean for t in range(3)]
     assert [torch.equal(a, b) for a, b in zip(before, after, strict=True)] == [True, False, False]
@@ -371,7 +389,7 @@ def test_the_first_column_starts_at_the_network_and_the_next_at_weights_of_its_o
 
     def watch(log):
         if log.step == 1:
-            starts.append(part(learner.state_dict(), f"columns/{log.task}/layers.1.weight"))
+            starts.append(part(learner.state_dict(), f"own/columns/{log.task}/layers.1.weight"))
 
     learner = make("progressive", net=net, steps=2, lr=1e-6)
     for task in BLOBS:
@@ -413,16 +431,19 @@ def test_each_phase_moves_its_own_part_only():
     progress, compress = states[:8], states[8:]
     for state in progress:
         assert same_tensors(part(start, "net/"), part(state, "net/"))
-        assert same_tensors(part(progress[0], "heads/"), part(state, "heads/"))
+        assert same_tensors(part(progress[0], "own/head"), part(state, "own/head"))
+        assert same_tensors(part(start, "past/"), part(state, "past/"))
     moved = [progress[-1], *compress]
     for one, two in itertools.pairwise(moved):
-        assert same_tensors(part(one, "active/"), part(two, "active/"))
+        assert same_tensors(part(one, "own/active/"), part(two, "own/active/"))
         assert not torch.equal(one["tensors"]["net/layers.1.weight"], two["tensors"]["net/layers.1.weight"])
-        assert not torch.equal(one["tensors"]["heads/head/1"], two["tensors"]["heads/head/1"])
-        assert torch.equal(one["tensors"]["heads/head/0"], two["tensors"]["heads/head/0"])
+        assert not torch.equal(one["tensors"]["own/head"], two["tensors"]["own/head"])
+        assert torch.equal(one["tensors"]["past/0/head"], two["tensors"]["past/0/head"])
     for one, two in itertools.pairwise(progress):
-        assert not torch.equal(one["tensors"]["active/layers.1.weight"], two["tensors"]["active/layers.1.weight"])
-    assert not part(learner.state_dict(), "active/")
+        assert not torch.equal(
+            one["tensors"]["own/active/layers.1.weight"], two["tensors"]["own/active/layers.1.weight"]
+        )
+    assert not part(learner.state_dict(), "own/")
 
 
 def test_the_phases_are_two_programs_one_after_the_other():
@@ -453,8 +474,8 @@ def test_the_teacher_is_one_fixed_function():
     learner.fit(*BLOBS[0])
     at_compress_start(learner, BLOBS[1])
     x, seen = BLOBS[1][0], []
-    before, first_base = learner._active_logits(x).detach(), learner._anchor.anchor["layers.1.weight"].clone()
-    learner.fit(*BLOBS[1], on_step=lambda log: seen.append(learner._active_logits(x).detach()))
+    before, first_base = learner._active_functions(x).detach(), learner._anchor.anchor["layers.1.weight"].clone()
+    learner.fit(*BLOBS[1], on_step=lambda log: seen.append(learner._active_functions(x).detach()))
     assert all(torch.equal(before, now) for now in seen)
     assert not torch.equal(learner._anchor.anchor["layers.1.weight"], first_base)  # and the knowledge base moved
 
@@ -470,11 +491,12 @@ def test_the_compress_loss_is_a_divergence_and_a_penalty():
             value += 0.01
     terms, _ = next_terms(learner, (x, y))
     Phi = torch.cat([learner.net(x), torch.ones(len(x), 1)], 1)
-    student = Phi @ learner.state_dict()["tensors"]["heads/head/1"].T
-    teacher = learner._active_logits(x)
+    student = Phi @ learner.state_dict()["tensors"]["own/head"].T
+    teacher = learner._active_functions(x)
     kl = kl_divergence(Categorical(logits=teacher / 2), Categorical(logits=student / 2))
     torch.testing.assert_close(-terms.log_likelihood, 4 * kl.mean())
-    precision = {n.removeprefix("anchor/precision/"): v for n, v in part(learner.state_dict(), "anchor/prec").items()}
+    place = "regularisers/0/precision/"
+    precision = {n.removeprefix(place): v for n, v in part(learner.state_dict(), place).items()}
     expected = sum(0.5 * (precision[n] * (p - anchor[n]) ** 2).sum() for n, p in learner.net.named_parameters())
     torch.testing.assert_close(terms.kl_past, 3.0 / len(y) * expected)
     torch.testing.assert_close(terms.loss, 4 * kl.mean() + 3.0 / len(y) * expected)
@@ -492,12 +514,13 @@ def test_distillation_has_no_gradient_where_the_knowledge_base_is_the_active_col
 
     assert gradient() > 1e-2
     with torch.no_grad():
-        for name, value in learner._active.items():
+        active = learner._own.active
+        for name, value in active.items():
             if name.startswith("lateral"):
                 value.zero_()
         for name, value in learner.net.named_parameters():
-            value.copy_(learner._active[name])
-        learner._heads["head/1"].copy_(learner._active["head"])
+            value.copy_(active[name])
+        learner._own.head.copy_(active["head"])
     assert gradient() < 1e-6
 
 
@@ -508,18 +531,20 @@ def test_importance_is_the_running_fisher_information():
         size = 1000 * (number + 1)
         learner.fit(x, y, size=size)
         tensors = learner.state_dict()["tensors"]
-        head = tensors[f"heads/head/{number}"]
+        head = tensors[f"past/{number}/head"]
         shared = {name: value.detach() for name, value in learner.net.named_parameters()}
 
         def logits(params, rows, head=head):
             out = torch.func.functional_call(learner.net, params, (rows,))
             return out @ head[:, :-1].T + head[:, -1]
 
-        fisher = diagonal_fisher(logits, shared, x, y)
+        fisher = diagonal_fisher(logits, shared, x, y, Softmax(tuple(sorted(set(y.tolist())))))
         expected = {n: 0.6 * expected.get(n, torch.zeros(())) + size * f for n, f in fisher.items()}
         for name, value in shared.items():
-            assert torch.equal(tensors[f"anchor/anchor/{name}"], value)
-            torch.testing.assert_close(tensors[f"anchor/precision/{name}"], expected[name], rtol=1e-4, atol=1e-6)
+            assert torch.equal(tensors[f"regularisers/0/anchor/{name}"], value)
+            torch.testing.assert_close(
+                tensors[f"regularisers/0/precision/{name}"], expected[name], rtol=1e-4, atol=1e-6
+            )
 
 
 def product_of_signs(seed: int) -> tuple[Tensor, Tensor]:
@@ -555,7 +580,7 @@ def displacement(strength: float) -> Tensor:
     learner.fit(*CONFLICTING[1])
     after = learner.state_dict()["tensors"]
     names = [name for name in before if name.startswith("net/")]
-    matters = torch.cat([before[f"anchor/precision/{n[4:]}"].flatten() for n in names]) > 1e-3
+    matters = torch.cat([before[f"regularisers/0/precision/{n[4:]}"].flatten() for n in names]) > 1e-3
     return torch.cat([(after[n] - before[n]).flatten().abs() for n in names])[matters]
 
 
@@ -570,11 +595,15 @@ def test_while_a_task_is_in_progress_its_active_column_predicts():
     x, y = BLOBS[1]
     at_compress_start(learner, (x, y))
     assert accuracy(learner, x, y) > 0.9
-    torch.testing.assert_close(learner.predict(x).mean, learner._active_logits(x).detach())
+    torch.testing.assert_close(learner.predict(x).mean, learner._active_functions(x).detach())
     old = learner.predict(BLOBS[0][0], 0).mean
-    torch.testing.assert_close(old, learner._base.logits(learner._params(), BLOBS[0][0], 0).detach())
+    Phi = torch.cat([learner.net(BLOBS[0][0]), torch.ones(len(BLOBS[0][0]), 1)], 1)
+    torch.testing.assert_close(old, (Phi @ learner.state_dict()["tensors"]["past/0/head"].T).detach())
     learner.fit(x, y)
-    torch.testing.assert_close(learner.predict(x).mean, learner._base.logits(learner._params(), x, 1).detach())
+    Phi = torch.cat([learner.net(x), torch.ones(len(x), 1)], 1)
+    torch.testing.assert_close(
+        learner.predict(x).mean, (Phi @ learner.state_dict()["tensors"]["past/1/head"].T).detach()
+    )
 
 
 def test_bytes_of_heads_anchor_and_importance():

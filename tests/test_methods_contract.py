@@ -7,10 +7,12 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from frcl import MLP, DataError, FrclError, LabelError, TaskError
+from frcl import MLP, BoundaryDetector, DataError, FrclError, LabelError, OptionError, TaskError
+from frcl.baselines.options import EWCOptions, TrainingOptions
 from frcl.errors import CheckpointError
 from frcl.learners.protocol import Learner
-from frcl.methods import METHODS, make_learner
+from frcl.methods import METHODS, Method, default_options, make_learner
+from frcl.registry import Registry
 from streams import blobs, same_tensors
 
 NAMES = list(METHODS)
@@ -159,7 +161,7 @@ def test_past_data_cannot_be_reached(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_memory_is_counted(name):
     learner = make(name)
-    assert learner.memory_bytes() == 0 or name == "pnc"
+    assert learner.memory_bytes() == 0
     assert sum(learner.memory_parts().values()) == learner.memory_bytes()
     before = 0
     for x, y in TASKS:
@@ -218,6 +220,47 @@ def test_an_open_task_wants_its_own_data(name):
     learner.fit(*TASKS[0])
     whole = taught(name, 1)
     assert same_tensors(whole.state_dict()["tensors"], learner.state_dict()["tensors"])
+
+
+def test_only_methods_that_say_so_find_boundaries_themselves():
+    for name, entry in METHODS.items():
+        arguments = {"seed": 0, "detector": BoundaryDetector(), "labels": [0, 1], "method": name}
+        if entry.needs_boundaries:
+            with pytest.raises(OptionError, match="hidden boundaries are for method frcl or frcl-plus"):
+                make_learner(MLP(4, (8,)), entry.options, **arguments)
+        else:
+            assert make_learner(MLP(4, (8,)), entry.options, **arguments).detector is not None
+    assert {name for name, entry in METHODS.items() if not entry.needs_boundaries} == {"frcl", "frcl-plus"}
+
+
+def test_methods_are_found_by_name_or_by_their_options_and_others_are_refused():
+    with pytest.raises(OptionError, match="unknown method 'ewcc'; did you mean 'ewc'"):
+        default_options("ewcc")
+
+    class Strange(TrainingOptions):
+        """Options that no method has."""
+
+    with pytest.raises(OptionError, match="no method has options of type Strange"):
+        make_learner(MLP(4, (8,)), Strange(), seed=0)
+    found = make_learner(MLP(4, (8,)), Strange(), seed=0, method="ewc")
+    assert type(found) is type(make_learner(MLP(4, (8,)), default_options("ewc"), seed=0))
+
+
+def test_other_packages_add_methods_by_an_entry_point(monkeypatch):
+    class Entry:
+        name = "theirs"
+
+        def load(self):
+            return Method("theirs", "a method from elsewhere", EWCOptions(strength=7.0), METHODS["ewc"].make)
+
+    fresh = Registry("method")
+    monkeypatch.setattr(
+        "frcl.registry.metadata.entry_points", lambda group: [Entry()] if group == "frcl.methods" else []
+    )
+    monkeypatch.setattr("frcl.methods.METHODS", fresh)
+    learner = make_learner(MLP(4, (8,)), default_options("theirs"), seed=2, method="theirs")
+    assert (learner.options.strength, learner.options.seed) == (7.0, 2)
+    assert [one.name for one in learner.regularisers] == ["ewc"]
 
 
 def test_names_are_what_the_command_line_promises():

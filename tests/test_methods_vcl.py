@@ -9,7 +9,7 @@ from torch.distributions import Normal, kl_divergence
 
 from frcl import MLP, ConvNet, DataError, OptionError, TaskError
 from frcl.baselines.options import VCLOptions
-from frcl.baselines.vcl import VCL
+from frcl.baselines.vcl import HEAD, VCL
 from frcl.regularisers.mean_field import standard_noise
 from frcl.seeding import Streams, fork, stream_seed
 from streams import accuracy, blobs, same_tensors
@@ -21,6 +21,11 @@ TASKS = [blobs((0, 1), 90, 1), blobs((4, 7, 9), 90, 2), blobs((-2, 3), 60, 3)]
 def small(coreset: str = "none", net: nn.Module | None = None, **changes) -> VCL:
     given = {"steps": 40, "batch_size": 16, "points": 6, "adapt_steps": 10, "predict_samples": 8, **changes}
     return VCL(MLP(4, (16, 8), last="relu", seed=1) if net is None else net, VCLOptions(coreset=coreset, **given))
+
+
+def log_std(tensors: dict[str, Tensor], name: str) -> Tensor:
+    """log σ of a shared weight, or of the head of task 0."""
+    return tensors["own/heads/0/log_std" if name == HEAD else f"own/log_std/{name}"]
 
 
 def taught(coreset: str = "none", count: int = 2, **changes) -> VCL:
@@ -42,7 +47,7 @@ def test_first_loss_is_the_likelihood_and_both_kls_over_the_number_trained_on():
     prior, N = Normal(0.0, 2.0), 900 * (90 - 6) / 90
     shared = sum(float(kl_divergence(Normal(v.double(), 0.02), prior).sum()) for v in before.values())
     assert logs[0].kl_past == pytest.approx(shared / N, rel=1e-5)
-    head = learner.state_dict()["tensors"]["heads/head/0"].double()
+    head = learner.state_dict()["tensors"]["own/heads/0/mean"].double()
     assert logs[0].kl_now == pytest.approx(float(kl_divergence(Normal(head, 0.02), prior).sum()) / N, rel=1e-3)
     assert logs[0].loss == pytest.approx(-logs[0].log_likelihood + logs[0].kl_now + logs[0].kl_past, rel=1e-6)
 
@@ -53,7 +58,7 @@ def test_the_prior_of_a_task_is_the_posterior_of_the_one_before():
     learner.fit(*TASKS[1], on_step=logs.append)
     expected = 0.0
     for name, _ in learner.net.named_parameters():
-        mean, sigma = state[f"net/{name}"].double(), state[f"log_deviation/{name}"].double().exp()
+        mean, sigma = state[f"net/{name}"].double(), state[f"own/log_std/{name}"].double().exp()
         assert sigma.std() > 0, "deviations are learned"
         expected += float(kl_divergence(Normal(mean, 0.02), Normal(mean, sigma)).sum())
     assert logs[0].kl_past == pytest.approx(expected / 90, rel=1e-4)
@@ -67,7 +72,7 @@ def test_without_noise_the_likelihood_is_that_of_the_network():
     state = learner.state_dict()["tensors"]
     with torch.no_grad():
         Phi = torch.cat([learner.net(x), torch.ones(len(x), 1)], 1)
-        exact = nn.functional.cross_entropy(Phi @ state["heads/head/0"].mT, y)
+        exact = nn.functional.cross_entropy(Phi @ state["own/heads/0/mean"].mT, y)
     assert -logs[0].log_likelihood == pytest.approx(float(exact), rel=0.05)  # the batch is drawn with replacement
 
 
@@ -79,10 +84,11 @@ def test_heads_of_old_tasks_and_frozen_weights_stay():
     first = learner.state_dict()["tensors"]
     learner.fit(*TASKS[1])
     second = learner.state_dict()["tensors"]
-    for name in ("heads/head/0", "log_std/head/0", "net/layers.1.weight"):
+    for name in ("own/heads/0/mean", "own/heads/0/log_std", "net/layers.1.weight"):
         assert torch.equal(first[name], second[name])
     assert torch.equal(second["net/layers.1.weight"], net.layers[1].weight)
-    assert "log_std/layers.1.weight" not in second
+    assert "own/log_std/layers.1.weight" not in second
+    assert "own/log_std/layers.3.weight" in second
     assert not torch.equal(first["net/layers.3.weight"], second["net/layers.3.weight"])
 
 
@@ -97,8 +103,8 @@ def test_variance_of_a_linear_model_is_the_closed_form():
     state = learner.state_dict()["tensors"]
     Phi = torch.cat([x, torch.ones(len(x), 1)], 1)[:10]
     p = learner.predict(x[:10])
-    torch.testing.assert_close(p.mean, Phi @ state["heads/head/0"].mT, rtol=0, atol=0.05)
-    sigma = state["log_std/head/0"].exp()
+    torch.testing.assert_close(p.mean, Phi @ state["own/heads/0/mean"].mT, rtol=0, atol=0.05)
+    sigma = state["own/heads/0/log_std"].exp()
     torch.testing.assert_close(p.variance, Phi.square() @ sigma.square().mT, rtol=0.06, atol=0)
 
 
@@ -125,11 +131,11 @@ def test_predictions_are_the_mean_over_networks_drawn_one_after_another(net):
     x = x.reshape(-1, 2, 2) if isinstance(net, ConvNet) else x
     learner.fit(x[:50], y[:50])
     state, generator, logits = learner.state_dict()["tensors"], fork(0, "prediction"), []
-    means = {name: state[f"net/{name}"] for name, _ in net.named_parameters()} | {"head/0": state["heads/head/0"]}
+    means = {name: state[f"net/{name}"] for name, _ in net.named_parameters()} | {HEAD: state["own/heads/0/mean"]}
     for _ in range(23):
         noise = standard_noise(means, 1, generator)
-        w = {n: mean + state[f"log_deviation/{n}"].exp() * noise[n][0] for n, mean in means.items()}
-        head = w.pop("head/0")
+        w = {n: mean + log_std(state, n).exp() * noise[n][0] for n, mean in means.items()}
+        head = w.pop(HEAD)
         Phi = torch.func.functional_call(net, w, (x,)).detach()
         logits.append(Phi @ head[:, :-1].mT + head[:, -1])
     p = learner.predict(x)
@@ -169,8 +175,8 @@ def test_predictions_are_adapted_to_the_coreset_of_their_task():
     changes = {"points": 20, "adapt_steps": 200, "adapt_lr": 5e-3, "initial_std": 0.2}
     learner, misled = taught("random", **changes), small("random", **changes)
     state = learner.state_dict()
-    wrong = 1 - state["tensors"]["coreset/0/y"]
-    state["tensors"]["coreset/0/y"] = wrong
+    wrong = 1 - state["tensors"]["own/coresets/0/y"]
+    state["tensors"]["own/coresets/0/y"] = wrong
     misled.load_state_dict(state)
     rows = learner.kept_inputs()[0]
     right, pulled = (
@@ -185,10 +191,10 @@ def test_adaptation_is_gradient_steps_with_the_posterior_as_the_prior(points):
     """The same steps by torch.optim.Adam on a loss put together by hand; batches of 16, the smaller coreset whole."""
     learner = taught("random", 1, points=points, adapt_steps=13, adapt_lr=1e-2, initial_std=0.1)
     tensors = learner.state_dict()["tensors"]
-    x, y = tensors["coreset/0/x"], tensors["coreset/0/y"]
+    x, y = tensors["own/coresets/0/x"], tensors["own/coresets/0/y"]
     mean = {name: tensors[f"net/{name}"].clone().requires_grad_() for name, _ in learner.net.named_parameters()}
-    mean["head/0"] = tensors["heads/head/0"].clone().requires_grad_()
-    sigma = {name: tensors[f"log_deviation/{name}"].clone().requires_grad_() for name in mean}
+    mean[HEAD] = tensors["own/heads/0/mean"].clone().requires_grad_()
+    sigma = {name: log_std(tensors, name).clone().requires_grad_() for name in mean}
     prior = {name: Normal(mean[name].detach().clone(), sigma[name].detach().exp()) for name in mean}
     adam = torch.optim.Adam([*mean.values(), *sigma.values()], lr=1e-2)
     streams = Streams(stream_seed(0, "coreset/0"), torch.device("cpu"))
@@ -202,7 +208,7 @@ def test_adaptation_is_gradient_steps_with_the_posterior_as_the_prior(points):
             for sample in range(3 * step, 3 * step + 3):
                 w = {n: mean[n] + sigma[n].exp() * noise[n][sample] for n in mean}
                 Phi = torch.func.functional_call(learner.net, w, (x[rows[step]],), strict=False)
-                logits = Phi @ w["head/0"][:, :-1].mT + w["head/0"][:, -1]
+                logits = Phi @ w[HEAD][:, :-1].mT + w[HEAD][:, -1]
                 loss = loss + nn.functional.cross_entropy(logits, y[rows[step]]) / 3
             adam.zero_grad()
             loss.backward()
@@ -236,7 +242,7 @@ def test_minibatches_are_of_all_examples_but_the_coreset(kind):
     x, y = TASKS[0]
     learner = small(kind)
     program = next(learner.learn(x, y))
-    seen = x[program.draw(100)["rows"].unique()]
+    seen = program.x[program.draw(100).rows.unique()]
     stored = {tuple(row) for row in learner.kept_inputs()[0].tolist()}
     assert len(seen) == 84
     assert not stored & {tuple(row) for row in seen.tolist()}
@@ -253,7 +259,7 @@ def test_a_coreset_is_not_trained_on(kind):
     wrong_inside.fit(x, torch.where(stored, 1 - y, y))
     wrong_outside.fit(x, torch.where(stored, y, 1 - y))
     posteriors = [
-        {n: v for n, v in one.state_dict()["tensors"].items() if n.startswith(("net/", "heads/", "log_std/"))}
+        {n: v for n, v in one.state_dict()["tensors"].items() if n.startswith(("net/", "own/heads/", "own/log_std/"))}
         for one in (learner, wrong_inside, wrong_outside)
     ]
     assert same_tensors(posteriors[0], posteriors[1])

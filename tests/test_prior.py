@@ -12,7 +12,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 import frcl
 from frcl import FRCL, MLP, OptionError
 from frcl.engine.adam import gradient
-from frcl.learners.objective import Objective, Parameters
+from frcl.learners.objective import Parameters
 from frcl.learners.task import program_of
 from frcl.posterior import Posterior, function_moments, kl_weight, learned_prior_variance, triangular, weight_space
 from frcl.prior import Prior, kernel_features
@@ -304,9 +304,7 @@ def test_the_scale_of_the_features_does_not_matter_where_the_prior_is_learned(c)
 
     plain = current.params
     divided = plain._replace(posterior=Posterior(*(value / c for value in plain.posterior)))
-    scaled = Objective(
-        scaled_features, objective.likelihood, objective.options, objective.regularisers, objective.prior
-    )
+    scaled = replace(objective, features=scaled_features)
     terms_a, slopes_a = at(objective, constants, plain)
     terms_b, slopes_b = at(scaled, scaled_constants, divided)
     for a, b in zip(terms_a, terms_b, strict=True):
@@ -315,8 +313,7 @@ def test_the_scale_of_the_features_does_not_matter_where_the_prior_is_learned(c)
     for name, slope in slopes_a.items():
         expected = c * slope if name.startswith("posterior/") else slope
         torch.testing.assert_close(slopes_b[name], expected, rtol=1e-7, atol=1e-9)
-    given = replace(objective.options, prior_std=1.0)  # a given σ_w is another model after the change
-    before, after = replace(objective, options=given), replace(scaled, options=given)
+    before, after = (replace(one, prior=Prior(1.0)) for one in (objective, scaled))  # a given σ_w: another model
     moved = at(after, scaled_constants, divided)[0].kl_now - at(before, constants, plain)[0].kl_now
     assert abs(float(moved)) > 0.1
 

@@ -4,8 +4,7 @@ import os
 
 import pytest
 
-from frcl.data.lookup import find
-from frcl.data.sources import MNIST
+from frcl.data.datasets import MNIST
 from frcl.display import Silent
 from frcl.experiment import runner
 from frcl.experiment.config import resolve
@@ -15,7 +14,7 @@ MISSING = "FRCL_DATA names no folder with the four MNIST files"
 
 @pytest.mark.real_data
 @pytest.mark.skipif(
-    not os.environ.get("FRCL_DATA") or any(find(file, None).path is None for file in MNIST.all()), reason=MISSING
+    not os.environ.get("FRCL_DATA") or any(not file.find(None).verified for file in MNIST.files), reason=MISSING
 )
 def test_two_tasks_of_split_mnist(tmp_path):
     layer = {"seeds": [0], "stream": {"tasks": 2}, "learner": {"steps": 200, "points": 40}}

@@ -1,7 +1,7 @@
 """Count the functions and files of `frcl` that one fit() or observe() on the CPU runs through.
 
-    python tools/count_functions.py          # prints the counts
-    python tools/count_functions.py --names  # and every function
+python tools/count_functions.py          # prints the counts
+python tools/count_functions.py --names  # and every function
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ def touched(work: Callable[[], object]) -> set[tuple[str, str]]:
     def look(frame: FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
         inside = code.co_filename.startswith(str(PACKAGE))
-        if event == "call" and inside and not code.co_name.startswith(("<listcomp", "<genexpr", "<dictcomp", "<setcomp")):
+        if (
+            event == "call"
+            and inside
+            and not code.co_name.startswith(("<listcomp", "<genexpr", "<dictcomp", "<setcomp"))
+        ):
             seen.add((str(Path(code.co_filename).relative_to(PACKAGE)), code.co_qualname))
 
     sys.setprofile(look)

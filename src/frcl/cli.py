@@ -16,8 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from frcl.cli_bench import bench
-from frcl.data.open import known_name
-from frcl.data.registry import BENCHMARKS
+from frcl.data.registry import BENCHMARKS, known_name
 from frcl.display import Live, Plain, Several, Silent, accuracy_table, in_words
 from frcl.errors import FrclError, OptionError
 from frcl.experiment import runner
@@ -244,7 +243,7 @@ def data_files(
     data: Annotated[Path | None, typer.Option(help="Folder to look in first, and to download to.")] = None,
 ) -> None:
     """Show which data files are at hand and verified; with a name, download what is missing."""
-    from frcl.data.places import data_status, fetch
+    from frcl.data.datasets import data_status, fetch
 
     if name is not None:
         with _download_bar() as progress:

@@ -77,9 +77,8 @@ def test_old_tasks_are_predicted_by_their_heads_but_with_the_papers_term_alone()
         for row in ROWS:
             options = options_of(benchmark, row)
             assert options.prediction == ("summary" if row == "only functional" else "head")
-            assert options.keeps_heads == (row != "only functional")
         nothing = options_of(benchmark, "none")
-        assert not nothing.uses_heads
+        assert not nothing.regularisers()
         assert sum(getattr(nothing, one) for one in REGULARISERS) == 0
 
 

@@ -9,8 +9,7 @@ import torch
 from torch.distributions import Normal, kl_divergence
 
 from frcl import FRCL, MLP, BoundaryDetector, TaskError
-from frcl.data.lookup import find
-from frcl.data.sources import MNIST, OMNIGLOT
+from frcl.data.datasets import MNIST, OMNIGLOT
 from frcl.display import Silent
 from frcl.experiment import runner
 from frcl.features import features
@@ -28,7 +27,7 @@ SMALL = {"stream": {"tasks": 3}, "learner": {"steps": 30, "points": 10, "search_
 
 
 def at_hand(*files) -> bool:
-    return bool(os.environ.get("FRCL_DATA")) and all(find(file, None).path is not None for file in files)
+    return bool(os.environ.get("FRCL_DATA")) and all(file.find(None).verified for file in files)
 
 
 @pytest.fixture
@@ -81,14 +80,14 @@ def test_figure_5_is_the_stream_of_a_run(on_digits, tmp_path, monkeypatch):
     """The statistic and the switches are those of `frcl run --hidden-boundaries`, the score that of its learner."""
     monkeypatch.setitem(SMALL["learner"], "feature_scale", 0.1)  # so that a switch is found within few steps
     numbers = detection.measure_figure_5(on_digits)
-    result = runner.run(digits_config(on_digits, hidden_boundaries=True), tmp_path / "run", Silent())["boundaries"]
+    result = runner.run(digits_config(on_digits, hidden_boundaries=True), tmp_path / "run", Silent()).boundaries
     stream = numbers.where(kind="minibatch")
     tested = {step: value for step, value in enumerate(stream.floats("statistic")) if not math.isnan(value)}
-    assert list(tested) == result["statistic_step"]
-    assert list(tested.values()) == pytest.approx(result["statistic"], rel=1e-4, abs=1e-5)
-    assert [int(step) for step in stream.where(found="1").column("step")] == result["found"]
-    assert len(result["found"]) > 0
-    assert [int(step) for step in numbers.where(kind="task").column("step")] == [0, *result["true"]]
+    assert list(tested) == list(result.statistic_step)
+    assert list(tested.values()) == pytest.approx(result.statistic.tolist(), rel=1e-4, abs=1e-5)
+    assert [int(step) for step in stream.where(found="1").column("step")] == list(result.found)
+    assert len(result.found) > 0
+    assert [int(step) for step in numbers.where(kind="task").column("step")] == [0, *result.true]
     score = stream.floats("score")
     assert math.isnan(score[0])
     assert np.isfinite(score[1:]).all()
@@ -235,7 +234,7 @@ def test_quick_figure_5_on_omniglot(tmp_path):
 
 
 @pytest.mark.real_data
-@pytest.mark.skipif(not at_hand(*MNIST.all()), reason="FRCL_DATA names no folder with the four MNIST files")
+@pytest.mark.skipif(not at_hand(*MNIST.files), reason="FRCL_DATA names no folder with the four MNIST files")
 def test_quick_figure_7_on_mnist(tmp_path):
     kept, *pictures = make_figure(FIGURE_7, Place(tmp_path / "results", tmp_path / "runs", quick=True))
     assert len(read_sheet(kept).where(kind="switch").rows) == 2 * len(VARIANTS)

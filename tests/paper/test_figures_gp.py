@@ -10,7 +10,6 @@ import torch
 from scipy import integrate, stats
 
 from frcl import FRCL
-from frcl.learners.objective import posterior_of
 from frcl.report.drawing import style
 from frcl.summary import belief_from_weights
 from oracles import covariances, direct_prediction, rand_posterior
@@ -38,7 +37,7 @@ def learned_first(steps: int) -> tuple[FRCL, torch.Tensor, torch.Tensor]:
 
     def look(log):
         if log.step == steps:
-            q = posterior_of(learner._state.current.params)
+            q = learner._state.current.params.posterior
             kept.append((q.mean[0].detach().double(), q.factor[0].detach().double().tril()))
 
     learner.fit(*gp.first_task(), on_step=look)
@@ -87,7 +86,7 @@ def test_the_points_of_figure_1_have_the_marginals_of_q_u(tmp_path):
 
 def test_the_standard_deviations_of_q_u(generator):
     q, Phi = rand_posterior(2, 6, generator, scale=0.01), torch.randn(4, 6, generator=generator, dtype=torch.float64)
-    belief = belief_from_weights(q, Phi, noise=0.04)
+    belief = belief_from_weights(q, Phi, u_noise=0.04)
     _, means, stds = summary_points(SimpleNamespace(Z=Phi, belief=belief))
     assert torch.equal(means, belief.mean)
     for found, covariance in zip(stds, covariances(belief), strict=True):
@@ -143,7 +142,7 @@ def test_the_test_of_figure_2_is_welchs(judged):
 
 def test_prior_and_posterior_of_figure_2(judged):
     learner = gp.watcher(STEPS)
-    q = posterior_of(learner._state.current.params)
+    q = learner._state.current.params.posterior
     Phi, L = phi(learner.net, gp.grid(), scale=2.0), q.factor[0].detach().double().tril()
     curve = judged.where(what="curve")
     assert curve.floats("prior_std") == pytest.approx(Phi.square().sum(1).sqrt().tolist(), rel=1e-4)

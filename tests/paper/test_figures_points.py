@@ -8,10 +8,8 @@ import pytest
 import torch
 
 from frcl.data import BenchmarkOptions, open_benchmark
-from frcl.data.digits import load_digits
-from frcl.data.lookup import find
-from frcl.data.mnist import read_mnist
-from frcl.data.sources import MNIST, OMNIGLOT
+from frcl.data.datasets import MNIST, OMNIGLOT
+from frcl.data.streams import load_digits, read_mnist
 from frcl.data.tasks import Split
 from frcl.learners.options import FRCLOptions
 from frcl.report.drawing import style
@@ -27,11 +25,11 @@ SMALL = Sizes(shown=2, counted=6, cloud=60, learner={"points": 5, "steps": 20, "
 
 
 def at_hand(*files) -> bool:
-    return bool(os.environ.get("FRCL_DATA")) and all(find(file, None).path is not None for file in files)
+    return bool(os.environ.get("FRCL_DATA")) and all(file.find(None).verified for file in files)
 
 
 needs_mnist = pytest.mark.skipif(
-    not at_hand(*MNIST.all()), reason="FRCL_DATA names no folder with the four MNIST files"
+    not at_hand(*MNIST.files), reason="FRCL_DATA names no folder with the four MNIST files"
 )
 needs_omniglot = pytest.mark.skipif(
     not at_hand(OMNIGLOT.compact), reason="FRCL_DATA names no folder with omniglot28.npz"

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frcl import DataError, OptionError
+from frcl.codec import to_json
 from frcl.display import Silent
 from frcl.experiment import runner
 from frcl.experiment.config import resolve
@@ -186,9 +187,9 @@ def test_a_foreign_file_is_refused(tmp_path):
 def test_a_file_holds_what_the_run_found(place, tmp_path):
     assert measured(place) == [[0, 1, 2]]
     found = file_of(place)
-    result = runner.run(place.config(FIRST, (0, 1, 2)), tmp_path / "alone", Silent())
+    result = runner.run(place.config(FIRST, (0, 1, 2)), tmp_path / "alone", Silent()).to_json()
     for name in ("average_accuracy", "accuracy_after_learning", "backward_transfer", "forgetting", "nll", "ece"):
-        assert over_seeds([one[name] for one in found["seeds"]]) == result[name]
+        assert to_json(over_seeds([one[name] for one in found["seeds"]])) == result[name]
     assert [one["last_row"] for one in found["seeds"]] == [matrix[-1] for matrix in result["accuracy"]]
     (batch,) = found["batches"]
     assert batch["memory_bytes"] == result["memory_bytes"]

@@ -126,7 +126,7 @@ def test_the_page_says_what_the_files_say(place):
     text = page([TABLE, HIDDEN], place.results)
     rows = rows_of(text)
     summary = over_seeds([one["average_accuracy"] for one in file_of(place)["seeds"]])
-    assert rows["FRCL"][:3] == ["50.0 ± 40.0", f"{100 * summary['mean']:.2f} ± {100 * summary['std']:.2f}", "3"]
+    assert rows["FRCL"][:3] == ["50.0 ± 40.0", f"{100 * summary.mean:.2f} ± {100 * summary.std:.2f}", "3"]
     assert rows["FRCL"][3] == "yes"
     gap = 100 * file_of(place, fine)["seeds"][0]["average_accuracy"] - 3
     assert rows["Fine"][0] == "3 (quoted)"

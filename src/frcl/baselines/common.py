@@ -10,7 +10,7 @@ import contextlib
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from frcl import codec
 from frcl.baselines.classification import class_likelihood
 from frcl.baselines.options import TrainingOptions
-from frcl.baselines.state import Current, Finished, Own, SavedTask, State, saved_kind
+from frcl.baselines.state import Current, Finished, NewTask, Own, SavedTask, State, saved_kind
 from frcl.engine.adam import Optimiser
 from frcl.engine.program import Drawn, Loss, Program, minibatch_rows, refuse_non_finite
 from frcl.errors import CheckpointError, DataError, FrclError, TaskError
@@ -35,18 +35,6 @@ from frcl.seeding import Streams
 from frcl.trees import Params, Tree, copied, detached, named_tensors
 
 O = TypeVar("O", bound=TrainingOptions)  # noqa: E741
-
-
-@dataclass(frozen=True)
-class NewTask:
-    """A task that is about to be opened: its number, its likelihood, K features with the bias, its data."""
-
-    number: int
-    likelihood: Softmax
-    K: int
-    x: Tensor
-    y: Tensor
-    N: float
 
 
 class Baseline(ABC, Generic[O, Own]):

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frcl.baselines.classification import CHUNK, gaussian_prediction, initial_head, plain_terms, point_prediction
-from frcl.baselines.common import Baseline, NewTask
+from frcl.baselines.common import Baseline
 from frcl.baselines.options import TrainingOptions
+from frcl.baselines.state import NewTask
 from frcl.engine.program import Drawn, Program, Terms, exact_number
 from frcl.errors import OptionError
 from frcl.features import in_chunks, is_stackable

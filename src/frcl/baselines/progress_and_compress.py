@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,9 +22,10 @@ from torch import Tensor, nn
 
 from frcl.baselines.classification import CHUNK, initial_head, plain_terms, point_prediction
 from frcl.baselines.columns import Columns, layered
-from frcl.baselines.common import Baseline, NewTask
+from frcl.baselines.common import Baseline
 from frcl.baselines.options import PnCOptions
 from frcl.baselines.penalised import Parameters
+from frcl.baselines.state import NewTask
 from frcl.engine.program import Program, Terms, exact_number
 from frcl.features import fixed_parts, in_chunks
 from frcl.learners.types import Prediction
@@ -67,9 +68,7 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
 
     @property
     def _anchor(self) -> Curvature:
-        (anchor,) = self._state.regularisers
-        assert isinstance(anchor, Curvature)
-        return anchor
+        return cast("Curvature", self._state.regularisers[0])
 
     def _begin(self, task: NewTask) -> float:
         C, streams = task.likelihood.functions, self._state.streams
@@ -87,7 +86,8 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
 
     def _programs(self, x: Tensor, y: Tensor) -> Iterator[Program]:
         if not self._own.compressing:
-            yield self._progress(x, y)
+            if self.step < self.options.steps:
+                yield self._progress(x, y)
             self._own.compressing = True
             self._now.optimiser, self._now.first = self._optimiser(), self.options.steps
         yield self._compress(x, y)
@@ -132,16 +132,18 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
 
     def _predict(self, task: int, x: Tensor) -> Prediction:
         """From the knowledge base; for a task in its progress phase, from the active column."""
-        own, likelihood = self._own, self._likelihood(task)
-        heads = [*(one.head for one in self._state.past), own.head]
-        if task == len(self._state.past) and not own.compressing:
-            known = self._known()
-            f = in_chunks(lambda rows: self._columns.logits_after(known, own.active, rows), x, CHUNK)
+        own, past, theta = self._own, self._state.past, dict(self.net.named_parameters())
+        head = past[task].head if task < len(past) else own.head
+        assert head is not None
+        if task == len(past) and not own.compressing:
+            f = in_chunks(self._active_functions, x, CHUNK)
         else:
-            head, theta = heads[task], dict(self.net.named_parameters())
-            assert head is not None
             f = in_chunks(lambda rows: self.features(theta, rows) @ head.mT, x, CHUNK)
-        return point_prediction(f, likelihood)
+        return point_prediction(f, self._likelihood(task))
+
+    def _active_functions(self, x: Tensor) -> Tensor:
+        """What the active column computes of x."""
+        return self._columns.logits_after(self._known(), self._own.active, x)
 
     def _check(self, own: OpenTask, tasks: int) -> None:
         if own.active:

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from frcl.baselines.classification import CHUNK, initial_head, plain_terms, point_prediction
 from frcl.baselines.columns import Columns, layered
-from frcl.baselines.common import Baseline, NewTask
+from frcl.baselines.common import Baseline
 from frcl.baselines.options import ProgressiveOptions
+from frcl.baselines.state import NewTask
 from frcl.engine.program import CHUNK as STEPS
 from frcl.engine.program import Drawn, Program, Terms
 from frcl.features import in_chunks

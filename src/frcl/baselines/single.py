@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frcl.baselines.classification import CHUNK, initial_head, plain_terms, point_prediction
-from frcl.baselines.common import Baseline, NewTask
+from frcl.baselines.common import Baseline
 from frcl.baselines.options import SingleOptions
+from frcl.baselines.state import NewTask
 from frcl.engine.program import Program, Terms
 from frcl.features import fixed_parts, in_chunks
 from frcl.learners.types import Prediction

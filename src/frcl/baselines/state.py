@@ -9,12 +9,24 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor
 
 from frcl.engine.adam import AdamState, Optimiser
-from frcl.likelihoods import Likelihood
+from frcl.likelihoods import Likelihood, Softmax
 from frcl.regularisers import Regulariser
 from frcl.seeding import Streams
 from frcl.trees import Params
 
 Own = TypeVar("Own")
+
+
+@dataclass(frozen=True)
+class NewTask:
+    """A task that is about to be opened: its number, its likelihood, K features with the bias, its data."""
+
+    number: int
+    likelihood: Softmax
+    K: int
+    x: Tensor
+    y: Tensor
+    N: float
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frcl.baselines.classification import initial_head, sampled_prediction
-from frcl.baselines.common import Baseline, NewTask
+from frcl.baselines.common import Baseline
 from frcl.baselines.options import VCLOptions
+from frcl.baselines.state import NewTask
 from frcl.engine.adam import Optimiser
 from frcl.engine.program import Drawn, Program, Terms, exact_number, minibatch_rows
 from frcl.engine.train import train

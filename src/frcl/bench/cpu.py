@@ -1,4 +1,4 @@
-"""The ratios that are measured on the CPU. The two functions of each are timed in turn."""
+"""The ratios that are measured on the CPU, each of two functions timed in turn; and the time of a step by operator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from frcl.bench.measure import Goal, Measurement, Pair, Timed, clocked, compare
+from frcl.bench.measure import Goal, Measurement, Timed, clocked, in_turn
 from frcl.bench.references import covariance_factors, direct_past_kl, direct_trace, plain_prediction, plain_training
 from frcl.display import Silent
 from frcl.engine.program import CHUNK, Program
@@ -24,17 +24,20 @@ from frcl.experiment import environment, runner
 from frcl.experiment.config import resolve
 from frcl.features import MLP
 from frcl.learners.frcl import FRCL
-from frcl.learners.options import HOLDS, PLUS
+from frcl.learners.options import PLUS
 from frcl.posterior import Posterior
-from frcl.regularisers.functional import functional_kl, make_bank
+from frcl.regularisers.functional import functional_kl, make_terms
 from frcl.seeding import fork
 from frcl.selection import random_start
-from frcl.summary import FunctionBelief, belief_from_weights, prior_kl_terms
-from frcl.trace import Swaps, trace_search
+from frcl.selection.trace import Swaps, trace_search
+from frcl.summary import belief_from_weights
+
+Pair = tuple[Timed, Timed, str]  # two functions to compare, and a description of their sizes
 
 NOISE = 1e-3  # σ²
 FEW, FEW_FISHER = 1000, 8  # examples of a past task and of its curvature; their number does not change the time
-PLUS_STEP = {name: getattr(PLUS, name) for name in (*HOLDS, "train_heads")}  # turns a step of FRCL into one of FRCL+
+REGULARISERS = ("functional", "current_inputs", "memory_targets", "curvature", "train_heads")
+PLUS_STEP = {name: getattr(PLUS, name) for name in REGULARISERS}  # turns a step of FRCL into one of FRCL+
 
 
 @dataclass(frozen=True)
@@ -89,58 +92,50 @@ class Sizes:
 
 def past_kl(size: Sizes) -> Pair:
     """Value and gradient of the KL of all past tasks, against autograd, task by task and class by class."""
-    generator = fork(0, "bench")
-    Phi = torch.randn(size.past, size.points, size.features, generator=generator)
-    beliefs = [_random_belief(size, Phi_z, generator) for Phi_z in Phi]
-    bank = make_bank([torch.zeros(size.points, 1)] * size.past, [prior_kl_terms(belief) for belief in beliefs])
-    factors = [covariance_factors(belief) for belief in beliefs]
-    moved = (Phi + 0.01 * torch.randn(Phi.shape, generator=generator)).requires_grad_()
+    C, K, generator = size.classes, size.features, fork(0, "bench")
+    randn = partial(torch.randn, generator=generator)
+    Phi = randn(size.past, size.points, K)
+    posteriors = [Posterior(randn(C, K), 0.1 * torch.eye(K) + 0.02 * randn(C, K, K)) for _ in Phi]
+    beliefs = [belief_from_weights(q, Phi_z, NOISE) for q, Phi_z in zip(posteriors, Phi, strict=True)]
+    terms, factors = make_terms(beliefs), [covariance_factors(belief) for belief in beliefs]
+    moved = (Phi + 0.01 * randn(*Phi.shape)).requires_grad_()
 
     def with_gradient(value: Callable[[], Tensor]) -> Timed:
         return partial(clocked, lambda: torch.autograd.grad(value(), moved))
 
-    return Pair(
-        with_gradient(lambda: functional_kl(moved, bank, size.past)),
+    return (
+        with_gradient(lambda: functional_kl(moved, terms)),
         with_gradient(lambda: direct_past_kl(moved, beliefs, factors)),
-        f"{size.past} tasks × {size.points} points, {size.features} features, {size.classes} classes",
+        f"{size.past} tasks × {size.points} points, {K} features, {C} classes",
     )
-
-
-def _random_belief(size: Sizes, Phi_z: Tensor, generator: torch.Generator) -> FunctionBelief:
-    C, K = size.classes, size.features
-    factor = 0.1 * torch.eye(K) + 0.02 * torch.randn(C, K, K, generator=generator)
-    return belief_from_weights(Posterior(torch.randn(C, K, generator=generator), factor), Phi_z, NOISE)
 
 
 def frcl_step(size: Sizes) -> Pair:
     """A training step with one of the past tasks, against a plain step."""
-    x, y = size.data()
-    plain = plain_training(size.plain_model(), x, y, size.batch, 1e-3, fork(0, "batches"))
+    plain = plain_training(size.plain_model(), *size.data(), size.batch, 1e-3, fork(0, "batches"))
     plain_steps = partial(clocked, lambda: [plain() for _ in range(size.steps)], size.steps)
-    return Pair(timed_steps(size, size.past, x, y), plain_steps, size.step())
+    return timed_steps(size, size.past), plain_steps, size.step()
 
 
 def plus_step(size: Sizes) -> Pair:
     """A step of FRCL+ with one of the past tasks, against the same step of FRCL."""
-    x, y = size.data()
-    return Pair(timed_steps(size, size.past, x, y, **PLUS_STEP), timed_steps(size, size.past, x, y), size.step())
+    return timed_steps(size, size.past, **PLUS_STEP), timed_steps(size, size.past), size.step()
 
 
 def flat(size: Sizes, **options: Any) -> Pair:
     """The same step with many past tasks, against few."""
-    x, y = size.data()
     how = f"{size.names()}, 1 past task × {size.points} points per step, of {size.many_past} or of {size.few_past}"
-    many, few = (timed_steps(size, past, x, y, **options) for past in (size.many_past, size.few_past))
-    return Pair(many, few, how)
+    return timed_steps(size, size.many_past, **options), timed_steps(size, size.few_past, **options), how
 
 
-def timed_steps(size: Sizes, past: int, x: Tensor, y: Tensor, **options: Any) -> Timed:
+def timed_steps(size: Sizes, past: int, **options: Any) -> Timed:
     """Seconds per step of FRCL with `past` tasks behind it, as its engine takes the steps."""
-    steps = _endless_steps(_learner(size, past, x, y, **options), x, y)
+    x, y = size.data()
+    steps = endless_steps(learner_of(size, past, x, y, **options), x, y)
     return partial(clocked, lambda: deque(islice(steps, size.steps), maxlen=0), size.steps)
 
 
-def _learner(size: Sizes, past: int, x: Tensor, y: Tensor, **options: Any) -> FRCL:
+def learner_of(size: Sizes, past: int, x: Tensor, y: Tensor, **options: Any) -> FRCL:
     """A learner with `past` tasks behind it, each trained for two steps."""
     few = max(FEW, size.points)
     learner = FRCL(
@@ -152,7 +147,7 @@ def _learner(size: Sizes, past: int, x: Tensor, y: Tensor, **options: Any) -> FR
     return learner
 
 
-def _endless_steps(learner: FRCL, x: Tensor, y: Tensor) -> Iterator[Any]:
+def endless_steps(learner: FRCL, x: Tensor, y: Tensor) -> Iterator[Any]:
     """The steps of the next task, without end."""
     program = next(learner.learn(x, y))
     assert isinstance(program, Program)
@@ -172,17 +167,16 @@ def trace_swap(size: Sizes) -> Pair:
             return clocked(swaps.run, size.proposals)
 
     how = f"N = {size.examples:,}, {size.points} points, {size.features} features"
-    return Pair(proposals, partial(clocked, lambda: float(direct_trace(Phi, start, NOISE))), how)
+    return proposals, partial(clocked, lambda: float(direct_trace(Phi, start, NOISE))), how
 
 
 def prediction(size: Sizes) -> Pair:
     """The mean of an old task's functions, against the network with a linear layer."""
     x, y = size.data()
-    learner, model = _learner(size, 2, x, y), size.plain_model()
-    inputs = x[: size.predicted].clone()
-    ours = partial(clocked, lambda: learner.mean(inputs, 0))
+    learner, model, inputs = learner_of(size, 2, x, y), size.plain_model(), x[: size.predicted].clone()
+    how = f"{len(inputs):,} inputs, {size.layers()}, {size.classes} outputs"
     other = partial(clocked, lambda: plain_prediction(model, inputs))
-    return Pair(ours, other, f"{len(inputs):,} inputs, {size.layers()}, {size.classes} outputs")
+    return partial(clocked, lambda: learner.mean(inputs, 0)), other, how
 
 
 def ten_seeds(size: Sizes) -> Pair:
@@ -199,7 +193,7 @@ def ten_seeds(size: Sizes) -> Pair:
 
     run(size.seeds, 1)  # loads the data and the libraries
     how = f"Split-Digits, {size.seeds} seeds, {size.run_steps} steps per task"
-    return Pair(partial(clocked, partial(run, size.seeds)), partial(clocked, partial(run, 1)), how)
+    return partial(clocked, partial(run, size.seeds)), partial(clocked, partial(run, 1)), how
 
 
 @dataclass(frozen=True)
@@ -216,6 +210,14 @@ class Case:
         """The number of repetitions."""
         return repeat or (self.quick if quick else self.repeats)
 
+    def measure(self, size: Sizes, repeats: int, advance: Callable[[], object]) -> Measurement:
+        """The ratio, on `size.threads` threads."""
+        with environment.threads(size.threads):
+            ours, other, how = self.make(size)
+            sides = {"ours": ours, "other": other}
+            in_turn(sides, self.warm_ups, lambda: None)
+            return self.goal.measured(in_turn(sides, repeats, advance), how)
+
 
 CASES = (
     Case(Goal("past-kl", "past KL with its gradient, times faster than direct", 5, at_least=True), past_kl, 15, 3),
@@ -229,11 +231,13 @@ CASES = (
 )
 
 
-def measure_case(case: Case, size: Sizes, repeats: int, advance: Callable[[], object]) -> Measurement:
-    """One ratio, on `size.threads` threads."""
+def profile_step(size: Sizes) -> Any:
+    """The time of FRCL's steps by operator, as torch's profiler sums it up."""
+    from torch.profiler import ProfilerActivity, profile
+
     with environment.threads(size.threads):
-        pair = case.make(size)
-        for _ in range(case.warm_ups):
-            pair.ours()
-            pair.other()
-        return compare(case.goal, pair, repeats, advance)
+        steps = timed_steps(size, size.past)
+        steps()
+        with profile(activities=[ProfilerActivity.CPU]) as recorded:
+            steps()
+    return recorded.key_averages()

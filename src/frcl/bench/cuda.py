@@ -6,14 +6,14 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from frcl.bench.measure import Goal, Measurement, ratios
+from frcl.bench.measure import Goal, Measurement, in_turn
 from frcl.display import Silent, in_words
 from frcl.experiment import runner
 from frcl.experiment.config import Config, resolve
-from frcl.experiment.results import Result
 from frcl.learners.options import FRCLOptions
 
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -26,48 +26,38 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 GOALS: dict[Goal, tuple[str, ...]] = {  # and the runs each is computed from: one, or two for a ratio
     Goal("split-mnist", "Split-MNIST, 10 seeds, 40 points", 12, unit="s"): ("split-mnist",),
     Goal("permuted-mnist", "Permuted-MNIST, 10 seeds, 200 points", 25, unit="s"): ("permuted-mnist",),
-    Goal("ten-to-one", "Permuted-MNIST, 10 seeds, times one seed", 1.8): (
-        "permuted-mnist", "permuted-mnist, one seed",
-    ),
+    Goal("ten-to-one", "Permuted-MNIST, 10 seeds, times one seed", 1.8): ("permuted-mnist", "permuted-mnist, one seed"),
     Goal("omniglot", "Omniglot, 50 alphabets, 5 seeds, 2 points per character", 600, unit="s"): ("omniglot",),
-}  # fmt: skip
+}
 
 
 def configurations(goals: Sequence[Goal], device: str, data: Path | None) -> dict[str, Config]:
     """The runs that these goals need, each once."""
-    names = dict.fromkeys(name for goal in goals for name in GOALS[goal])
     place: dict[str, Any] = {"device": device} | ({} if data is None else {"data": str(data.resolve())})
-    return {name: resolve(RUNS[name][0], RUNS[name][1], place) for name in names}
-
-
-def warm_up(configs: Mapping[str, Config]) -> None:
-    """One tiny run: loads the libraries, and fails early if data is missing."""
-    for config in {config.benchmark: config for config in configs.values()}.values():
-        runner.benchmark_of(config, config.seeds[0])
-    first = next(iter(configs.values()))
-    assert isinstance(first.learner, FRCLOptions)
-    learner, stream = replace(first.learner, steps=3, search_steps=3), replace(first.stream, tasks=2)
-    _timed(replace(first, seeds=(0,), learner=learner, stream=stream))
+    return {name: resolve(*RUNS[name], place) for goal in goals for name in GOALS[goal]}
 
 
 def measure_runs(
     goals: Sequence[Goal], configs: Mapping[str, Config], repeat: int, advance: Callable[[], object]
 ) -> list[Measurement]:
     """Time all runs in turn, `repeat` times over, and compute the measure of each goal."""
-    warm_up(configs)
-    seconds: dict[str, list[float]] = {name: [] for name in configs}
-    accuracies: dict[str, str] = {}
-    for _ in range(repeat):
-        for name, config in configs.items():
-            taken, result = _timed(config)
-            seconds[name].append(taken)
-            accuracies[name] = f"average accuracy {in_words(result.average_accuracy, 100, ' %')}"
-            advance()
+    for config in {config.benchmark: config for config in configs.values()}.values():
+        runner.benchmark_of(config, config.seeds[0])  # fails early if data is missing
+    first, accuracies = next(iter(configs.values())), dict.fromkeys(configs, "")
+    assert isinstance(first.learner, FRCLOptions)
+    learner, stream = replace(first.learner, steps=3, search_steps=3), replace(first.stream, tasks=2)
+    _timed(replace(first, seeds=(0,), learner=learner, stream=stream))  # loads the libraries
+
+    def side(name: str) -> float:
+        seconds, accuracies[name] = _timed(configs[name])
+        advance()
+        return seconds
+
+    seconds = in_turn({name: partial(side, name) for name in configs}, repeat, lambda: None)
     found = []
     for goal in goals:
-        how = "; ".join(accuracies[name] for name in GOALS[goal])
-        ours, *other = (seconds[name] for name in GOALS[goal])
-        found.append(ratios(goal, ours, other[0], how) if other else Measurement(goal, ours, {"ours": ours}, how))
+        times = dict(zip(("ours", "other"), (seconds[name] for name in GOALS[goal]), strict=False))
+        found.append(goal.measured(times, "; ".join(accuracies[name] for name in GOALS[goal])))
     return found
 
 
@@ -80,9 +70,10 @@ class _Clock(Silent):
         self.began = time.monotonic()
 
 
-def _timed(config: Config) -> tuple[float, Result]:
-    """Seconds from the first step of a run until its result is written, and the result."""
+def _timed(config: Config) -> tuple[float, str]:
+    """Seconds from the first step of a run until its result is written, and its accuracy."""
     clock = _Clock()
     with tempfile.TemporaryDirectory() as folder:
         result = runner.run(config, Path(folder) / "run", clock)
-        return time.monotonic() - clock.began, result
+        seconds = time.monotonic() - clock.began
+    return seconds, f"average accuracy {in_words(result.average_accuracy, 100, ' %')}"

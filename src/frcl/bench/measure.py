@@ -1,32 +1,33 @@
-"""Measurements: their values, the limit each must meet, and how two functions are timed in turn."""
+"""Measurements: the limit that each must meet, functions timed in turn, and results as JSON and as tables."""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from rich import box
+from rich.table import Table
 
-Timed = Callable[[], float]
-"""Does its work once and returns the seconds per unit of work."""
+from frcl.errors import OptionError
+from frcl.experiment import environment
+from frcl.files import write_atomically
 
+FORMAT, VERSION = "frcl-bench", 1
 
-class Pair(NamedTuple):
-    """Two functions to compare, and a description of their sizes."""
-
-    ours: Timed
-    other: Timed
-    how: str
+Timed = Callable[[], float]  # does its work once and returns the seconds per unit of work
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A measure and its limit.
+    """A measure and its limit: seconds, or a ratio of times.
 
-    unit      "×" for a ratio, "s" for seconds
-    at_least  the ratio is a speed-up, other/ours, of at least `bound`; otherwise it is ours/other, at most `bound`
+    A ratio is ours/other, at most `bound`; with `at_least` it is the speed-up other/ours, of at least `bound`.
     """
 
     name: str
@@ -35,8 +36,13 @@ class Goal:
     at_least: bool = False
     unit: str = "×"
 
-    def wanted(self) -> str:
-        return f"{'≥' if self.at_least else '≤'} {self.bound:g} {self.unit}"
+    def measured(self, seconds: dict[str, list[float]], how: str) -> Measurement:
+        """The measurement from the times of our side, and for a ratio those of the other, in pairs of neighbours."""
+        values = seconds["ours"]
+        if "other" in seconds:
+            pairs = zip(values, seconds["other"], strict=True)
+            values = [other / ours if self.at_least else ours / other for ours, other in pairs]
+        return Measurement(self, values, seconds, how)
 
 
 @dataclass(frozen=True)
@@ -51,8 +57,7 @@ class Measurement:
     @property
     def quartiles(self) -> tuple[float, float, float]:
         """The lower quartile, the median, the upper quartile."""
-        low, median, high = np.percentile(self.values, (25, 50, 75)).tolist()
-        return low, median, high
+        return tuple(np.percentile(self.values, (25, 50, 75)).tolist())
 
     @property
     def median(self) -> float:
@@ -70,17 +75,110 @@ def clocked(work: Callable[[], object], units: int = 1) -> float:
     return (time.perf_counter() - begin) / units
 
 
-def ratios(goal: Goal, ours: list[float], other: list[float], how: str) -> Measurement:
-    """The ratio of each pair of neighbouring times."""
-    values = [b / a if goal.at_least else a / b for a, b in zip(ours, other, strict=True)]
-    return Measurement(goal, values, {"ours": ours, "other": other}, how)
-
-
-def compare(goal: Goal, pair: Pair, repeats: int, advance: Callable[[], object]) -> Measurement:
-    """Time ours, other, ours, other, ..., so that a busy machine disturbs both alike."""
-    times = []
+def in_turn(sides: dict[str, Timed], repeats: int, advance: Callable[[], object]) -> dict[str, list[float]]:
+    """The times of each side, taken A, B, A, B, ..., so that a busy machine disturbs all alike."""
+    times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(repeats):
-        times.append((pair.ours(), pair.other()))
+        for name, side in sides.items():
+            times[name].append(side())
         advance()
-    ours, other = map(list, zip(*times, strict=True))
-    return ratios(goal, ours, other, pair.how)
+    return times
+
+
+def to_json(measurements: Sequence[Measurement], device: str, threads: int) -> dict[str, Any]:
+    """All measurements, and the environment they were made in."""
+    described = environment.describe(device) | {"threads": str(threads)}
+    found = []
+    for one in measurements:
+        (low, median, high), values = one.quartiles, asdict(one)
+        found.append({**values.pop("goal"), "median": median, "quartiles": [low, high], "met": one.is_met, **values})
+    return {
+        "format": FORMAT, "version": VERSION, "frcl": described["frcl"],
+        "written": datetime.now(UTC).isoformat(timespec="seconds"), "device": device, "threads": threads,
+        "environment": described, "measurements": found,
+    }  # fmt: skip
+
+
+def write_results(path: Path, results: dict[str, Any]) -> None:
+    write_atomically(path, (json.dumps(results, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """A file that `frcl bench` wrote; any other file is refused."""
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise OptionError(f"{path} is not a result of `frcl bench`: it is not JSON") from error
+    if not isinstance(results, dict) or results.get("format") != FORMAT:
+        raise OptionError(f"{path} is not a result of `frcl bench`")
+    if results.get("version") != VERSION:
+        raise OptionError(f"{path} has format version {results.get('version')}; this frcl reads version {VERSION}")
+    try:
+        measurements_of(results), environment_line(results)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise OptionError(f"{path} is a damaged result of `frcl bench`: {error!r}") from error
+    return results
+
+
+def measurements_of(results: dict[str, Any]) -> dict[str, Measurement]:
+    """The measurements by name."""
+    found = {}
+    for one in results["measurements"]:
+        goal = Goal(*(one[name] for name in ("name", "what", "bound", "at_least", "unit")))
+        found[goal.name] = Measurement(goal, list(map(float, one["values"])), dict(one["seconds"]), one["how"])
+    return found
+
+
+def environment_line(results: dict[str, Any]) -> str:
+    """The environment in one line."""
+    where = results["environment"]
+    commit = f" ({where['commit']})" if where["commit"] else ""
+    return f"frcl {where['frcl']}{commit}, torch {where['torch']}, {where['device']}, threads: {where['threads']}"
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table whose first column and those without a heading are aligned left, the others right."""
+    made = Table(box=box.SIMPLE_HEAD)
+    for heading in headings:
+        made.add_column(heading, justify="right" if heading else "left")
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def results_table(measurements: Sequence[Measurement]) -> Table:
+    """Median, quartiles, limit and verdict; our time, and beside it the other time or the accuracy."""
+    rows = []
+    for one in measurements:
+        goal, (low, median, high) = one.goal, one.quartiles
+        spread = "" if len(one.values) == 1 else f"{number(low)}–{number(high)}"
+        wanted = f"{'≥' if goal.at_least else '≤'} {goal.bound:g} {goal.unit}"
+        verdict = "[green]met[/]" if one.is_met else "[red]missed[/]"
+        times = {side: duration(float(np.median(values))) for side, values in one.seconds.items()}
+        beside = times.get("other", one.how)
+        rows.append((goal.name, f"{number(median)} {goal.unit}", spread, wanted, verdict, times["ours"], beside))
+    return _table(("", "median", "quartiles", "wanted", "", "ours", "beside"), rows)
+
+
+def change_table(before: dict[str, Any], after: dict[str, Any]) -> Table:
+    """Medians of two results side by side; the change where both have measured it."""
+    rows, old, new = [], measurements_of(before), measurements_of(after)
+    for name in dict.fromkeys((*old, *new)):
+        sides = [one.get(name) for one in (old, new)]
+        cells = ["not measured" if one is None else f"{number(one.median)} {one.goal.unit}" for one in sides]
+        change = "" if None in sides else f"{100 * (new[name].median / old[name].median - 1):+.1f} %"
+        rows.append((name, *cells, change))
+    return _table(("", "before", "after", "change"), rows)
+
+
+def number(value: float) -> str:
+    """Three significant digits, and all digits before the point."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """1.23 ms, 456 µs, 7.89 s."""
+    scale, unit = next(((s, u) for s, u in ((1.0, "s"), (1e-3, "ms")) if seconds >= s), (1e-6, "µs"))
+    return f"{number(seconds / scale)} {unit}"

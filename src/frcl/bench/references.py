@@ -25,7 +25,7 @@ def direct_past_kl(Phi: Tensor, beliefs: Sequence[FunctionBelief], factors: Sequ
     """
     total = torch.zeros((), dtype=torch.float64)
     for Phi_z, belief, roots in zip(Phi.double(), beliefs, factors, strict=True):
-        chol_K = torch.linalg.cholesky(Phi_z @ Phi_z.mT + belief.noise * _eye(belief.M))
+        chol_K = torch.linalg.cholesky(Phi_z @ Phi_z.mT + belief.u_noise * _eye(belief.M))
         log_prior = 2 * chol_K.diagonal().log().sum()
         for mean, root in zip(belief.mean.double(), roots, strict=True):
             both = torch.cat([root, mean[:, None]], 1)

@@ -1,20 +1,18 @@
-"""Data and streams of tasks to learn from."""
+"""Data and streams of tasks. Every module of this package is imported, so that a new benchmark is one new file."""
 
-from frcl.data.open import open_benchmark
+import pkgutil
+from importlib import import_module
+
+from frcl.data import streams, omniglot  # noqa: F401  (they register their benchmarks)  # isort: skip
 from frcl.data.options import BenchmarkOptions
 from frcl.data.own import own_tasks
-from frcl.data.registry import BENCHMARKS, BenchmarkSpec, Request
+from frcl.data.registry import BENCHMARKS, BenchmarkSpec, Request, open_benchmark
 from frcl.data.tasks import Benchmark, Split, Task, TaskList
 
 __all__ = [
-    "BENCHMARKS",
-    "Benchmark",
-    "BenchmarkOptions",
-    "BenchmarkSpec",
-    "Request",
-    "Split",
-    "Task",
-    "TaskList",
-    "open_benchmark",
-    "own_tasks",
-]
+    "BENCHMARKS", "Benchmark", "BenchmarkOptions", "BenchmarkSpec", "Request", "Split", "Task", "TaskList",
+    "open_benchmark", "own_tasks",
+]  # fmt: skip
+
+for _module in pkgutil.iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

@@ -1,26 +1,23 @@
-"""Sequential Omniglot: one task for each of the 50 alphabets (Schwarz et al., 2018)."""
+"""Sequential Omniglot: one task for each of the 50 alphabets (Schwarz et al., 2018), with augmented images."""
 
 from __future__ import annotations
 
-import contextlib
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from frcl.data.archives import read_archives
-from frcl.data.augment import draw_moves, move_images
-from frcl.data.download import Progress
-from frcl.data.drawings import DRAWERS, SIDE, Drawings, read_compact, to_compact
-from frcl.data.lookup import find, obtain, writable_folder
+from frcl.data.datasets import OMNIGLOT, DataSet
+from frcl.data.drawings import DRAWERS, SIDE, Drawings, read_compact
+from frcl.data.files import Progress
 from frcl.data.options import OMNIGLOT as OMNIGLOT_OPTIONS
 from frcl.data.options import BenchmarkOptions, OmniglotSplit
 from frcl.data.registry import BENCHMARKS, BenchmarkSpec, Request, Source
-from frcl.data.sources import OMNIGLOT, OmniglotFiles
-from frcl.data.tasks import Split, Task, checked_number, first_tasks
-from frcl.files import write_atomically
+from frcl.data.tasks import Benchmark, Split, Task, checked_number, first_tasks
 from frcl.seeding import fork
 
 SHARES = (12, 4, 4)  # of the 20 drawings of a character: train, validation, test
@@ -28,18 +25,11 @@ TRAIN, VALIDATION, TEST = range(3)
 
 
 def load_omniglot(
-    data: Path | None = None, *, files: OmniglotFiles = OMNIGLOT, on_progress: Progress | None = None
+    data: Path | None = None, *, files: DataSet = OMNIGLOT, on_progress: Progress | None = None
 ) -> Drawings:
     """All drawings, from the compact file if there is one. Otherwise from the archives, and the file is written."""
-    found = find(files.compact, data)
-    if found.content is not None:
-        return read_compact(found.content, str(found.path))
-    drawings = read_archives(obtain(files.archives, data, on_progress=on_progress))
-    folder = writable_folder(files.compact, data)
-    if folder is not None:
-        with contextlib.suppress(OSError):  # it would only make the next start faster
-            write_atomically(folder / files.compact.name, to_compact(drawings))
-    return drawings
+    ((name, content),) = files.contents(data, on_progress=on_progress).items()
+    return read_compact(content, name)
 
 
 @dataclass(frozen=True)
@@ -51,9 +41,25 @@ class Alphabet:
     characters: Tensor  # [20 C] int64, 0 to C − 1
     drawers: Tensor  # [20 C] int64, 1 to 20
 
+    def plain(self, used: Tensor) -> Split:
+        """The chosen drawings as they are."""
+        return Split(self.images[used].float(), self.characters[used])
+
+    def augmented(self, used: Tensor, options: BenchmarkOptions, seed: int) -> Split:
+        """All versions of the chosen drawings; the versions of one drawing are adjacent.
+
+        The versions of a drawing depend on the seed alone, not on the other drawings in use, nor on the device (up to
+        rounding): the moves are drawn on the CPU for all drawings, and the images are made on the device.
+        """
+        limits = {"rotation": options.rotation, "shift": options.shift}
+        generator = fork(seed, f"omniglot/augment/{self.name}")
+        moves = draw_moves(len(self.images), options.augment, **limits, generator=generator)
+        x = move_images(self.images[used].float(), moves[used.cpu()])
+        return Split(x.flatten(0, 1), self.characters[used].repeat_interleave(options.augment))
+
 
 @dataclass(frozen=True)
-class Alphabets:
+class Alphabets(Benchmark):
     """A benchmark with one alphabet per task. Tasks are built, and their images augmented, on demand."""
 
     name: str
@@ -62,46 +68,42 @@ class Alphabets:
     seed: int
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
-        return (SIDE, SIDE)
-
-    @property
     def task_names(self) -> tuple[str, ...]:
         return tuple(alphabet.name.replace("_", " ") for alphabet in self.alphabets)
 
-    def __len__(self) -> int:
-        return len(self.alphabets)
-
     def task(self, number: int) -> Task:
-        alphabet = self.alphabets[checked_number(self, number)]
-        parts = parts_of(alphabet, self.options.omniglot_split, self.seed)
-        used = parts == TRAIN
-        if self.options.train_on == "train+validation":
-            used |= parts == VALIDATION
-        train = augmented(alphabet, used, self.options, self.seed)
-        return Task(
-            self.task_names[number],
-            train,
-            plain(alphabet, parts == VALIDATION),
-            plain(alphabet, parts == TEST),
-            size=len(train) if self.options.size == "augmented" else int(used.sum()),
-        )
+        alphabet, parts = self._parts(number)
+        used = parts != TEST if self.options.train_on == "train+validation" else parts == TRAIN
+        train = alphabet.augmented(used, self.options, self.seed)
+        size = len(train) if self.options.size == "augmented" else int(used.sum())
+        validation, test = (alphabet.plain(parts == part) for part in (VALIDATION, TEST))
+        return Task(self.task_names[number], train, validation, test, size)
 
     def test_split(self, number: int) -> Split:
+        alphabet, parts = self._parts(number)
+        return alphabet.plain(parts == TEST)
+
+    def _parts(self, number: int) -> tuple[Alphabet, Tensor]:
         alphabet = self.alphabets[checked_number(self, number)]
-        return plain(alphabet, parts_of(alphabet, self.options.omniglot_split, self.seed) == TEST)
+        return alphabet, parts_of(alphabet, self.options.omniglot_split, self.seed)
 
 
 def omniglot_tasks(
     drawings: Drawings, options: BenchmarkOptions, seed: int, device: torch.device | str = "cpu"
 ) -> Alphabets:
     """The alphabets in the order that the seed gives, or in alphabetical order."""
-    count = len(drawings.alphabets)
-    order = torch.arange(count)
+
+    def alphabet(which: int) -> Alphabet:
+        own = drawings.alphabet == which
+        ink = 1 - np.unpackbits(drawings.images[own], axis=1).reshape(-1, SIDE, SIDE)
+        arrays = (ink, drawings.character[own].astype(np.int64), drawings.drawer[own].astype(np.int64))
+        return Alphabet(str(drawings.alphabets[which]), *(torch.from_numpy(array).to(device) for array in arrays))
+
+    order = torch.arange(len(drawings.alphabets))
     if options.alphabet_order == "seed":
-        order = torch.randperm(count, generator=fork(seed, "omniglot/order"))
+        order = torch.randperm(len(order), generator=fork(seed, "omniglot/order"))
     chosen = first_tasks("omniglot", order.tolist(), options.tasks)
-    return Alphabets("omniglot", tuple(_alphabet(drawings, which, device) for which in chosen), options, seed)
+    return Alphabets("omniglot", tuple(alphabet(which) for which in chosen), options, seed)
 
 
 def parts_of(alphabet: Alphabet, how: OmniglotSplit, seed: int) -> Tensor:
@@ -118,34 +120,34 @@ def parts_of(alphabet: Alphabet, how: OmniglotSplit, seed: int) -> Tensor:
     return parts[rank].flatten().to(alphabet.images.device)
 
 
-def plain(alphabet: Alphabet, used: Tensor) -> Split:
-    """The chosen drawings as they are."""
-    return Split(alphabet.images[used].float(), alphabet.characters[used])
+def draw_moves(images: int, versions: int, *, rotation: float, shift: float, generator: torch.Generator) -> Tensor:
+    """The move of each version of each image: [images, versions, 3], an angle in radians and (right, down) in
+    pixels, uniform in ±rotation (degrees) and ±shift. Version 0 is not moved."""
+    uniform = 2 * torch.rand(images, versions, 3, generator=generator, dtype=torch.float64) - 1
+    uniform[:, 0] = 0.0
+    return uniform * torch.tensor([math.radians(rotation), shift, shift], dtype=torch.float64)
 
 
-def augmented(alphabet: Alphabet, used: Tensor, options: BenchmarkOptions, seed: int) -> Split:
-    """All versions of the chosen drawings; the versions of one drawing are adjacent.
+def move_images(images: Tensor, moves: Tensor) -> Tensor:
+    """All versions [n, versions, H, H] of square images [n, H, H] in [0, 1].
 
-    The versions of a drawing depend on the seed alone, not on the other drawings in use, nor on the device (up to
-    rounding): the moves are drawn on the CPU for all drawings, and the images are made on the device.
+    A version is the image rotated clockwise about its centre by the angle, then shifted, with bilinear interpolation
+    and zeros outside of the image. Version 0 is the image itself, bit for bit.
     """
-    generator = fork(seed, f"omniglot/augment/{alphabet.name}")
-    count, rotation, shift = len(alphabet.images), options.rotation, options.shift
-    moves = draw_moves(count, options.augment, rotation=rotation, shift=shift, generator=generator)
-    chosen = plain(alphabet, used)
-    x = move_images(chosen.x, moves[used.cpu()])
-    return Split(x.flatten(0, 1), chosen.y.repeat_interleave(options.augment))
-
-
-def _alphabet(drawings: Drawings, which: int, device: torch.device | str) -> Alphabet:
-    own = drawings.alphabet == which
-    paper = np.unpackbits(drawings.images[own], axis=1).reshape(-1, SIDE, SIDE)
-    return Alphabet(
-        str(drawings.alphabets[which]),
-        torch.from_numpy(1 - paper).to(device),
-        torch.from_numpy(drawings.character[own].astype(np.int64)).to(device),
-        torch.from_numpy(drawings.drawer[own].astype(np.int64)).to(device),
-    )
+    n, side, _ = images.shape
+    versions = moves.shape[1]
+    if versions == 1:
+        return images[:, None]
+    angle, right, down = moves[:, 1:].to(images.device).flatten(0, 1).unbind(-1)
+    cos, sin = angle.cos(), angle.sin()
+    # grid_sample takes the source of each pixel: source = Rᵀ (target − shift), in units of half a side
+    x, y = 2 * right / side, 2 * down / side
+    rows = [[cos, sin, -(cos * x + sin * y)], [-sin, cos, sin * x - cos * y]]
+    theta = torch.stack([torch.stack(row, dim=-1) for row in rows], dim=1).to(images.dtype)
+    source = images[:, None].expand(n, versions - 1, side, side).reshape(-1, 1, side, side)
+    grid = F.affine_grid(theta, list(source.shape), align_corners=False)
+    moved = F.grid_sample(source, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    return torch.cat([images[:, None], moved.clamp(0, 1).view(n, versions - 1, side, side)], dim=1)
 
 
 def _source(request: Request) -> Source:

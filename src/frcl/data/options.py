@@ -3,56 +3,50 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from typing import Literal
 
 from frcl.errors import OptionError
+from frcl.options import Options, option
 
 TrainOn = Literal["train", "train+validation"]
 OmniglotSplit = Literal["stratified", "drawer"]
-AlphabetOrder = Literal["seed", "alphabetical"]
-Size = Literal["images", "augmented"]
+
+COMMON = ("tasks", "train_on")
+PERMUTED = ("permutations", "first_identity")
+OMNIGLOT = ("augment", "rotation", "shift", "omniglot_split", "alphabet_order", "size")
 
 
 @dataclass(frozen=True)
-class BenchmarkOptions:
+class BenchmarkOptions(Options):
     """All options of all benchmarks. An option that a benchmark does not have is refused."""
 
-    tasks: int | None = None  # only this many tasks, the first ones; None: all
-
+    tasks: int | None = option(None, "only this many tasks, the first ones; None: all")
     # Appendix F trains on both for MNIST. For Omniglot the paper says both (Appendix A, and the table in
     # Appendix F) and the training set alone (the text of Appendix F): state which one made a number.
-    train_on: TrainOn = "train+validation"
+    train_on: TrainOn = option("train+validation", "whether validation examples are trained on too")
 
-    # permuted-*
-    permutations: int = 10  # number of tasks
-    first_identity: bool = False  # do not permute the pixels of the first task
+    permutations: int = option(10, "permuted-*: number of tasks")
+    first_identity: bool = option(False, "permuted-*: do not permute the pixels of the first task")
 
-    # omniglot
-    augment: int = 20  # versions of each training image, itself included; 1: no augmentation
-    rotation: float = 15.0  # a version is rotated by up to this many degrees either way
-    shift: float = 2.0  # and moved by up to this many pixels along each axis
-    omniglot_split: OmniglotSplit = "stratified"  # 12/4/4 images of each character by the seed, or by drawer
-    alphabet_order: AlphabetOrder = "seed"  # the order of the alphabets
-
-    # N of the objective: all versions, or the images they were made from. The paper treats augmentation as
-    # a property of the data set, so its sum over the data runs over all versions: that is the default. With
-    # "images" the KL terms weigh `augment` times more; an alphabet has only a few hundred images.
-    size: Size = "augmented"
+    augment: int = option(20, "omniglot: versions of each training image, itself included; 1: no augmentation")
+    rotation: float = option(15.0, "omniglot: a version is rotated by up to this many degrees either way")
+    shift: float = option(2.0, "omniglot: and moved by up to this many pixels along each axis")
+    omniglot_split: OmniglotSplit = option("stratified", "12/4/4 images of each character by the seed, or by drawer")
+    alphabet_order: Literal["seed", "alphabetical"] = option("seed", "omniglot: the order of the alphabets")
+    # The paper treats augmentation as a property of the data set, so its sum over the data runs over all versions:
+    # that is the default. With "images" the KL terms weigh `augment` times more; an alphabet has only a few hundred.
+    size: Literal["images", "augmented"] = option(
+        "augmented", "omniglot: N of the objective: all versions, or the images they were made from"
+    )
 
     def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise OptionError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(choices)}")
-        for name in ("tasks", "permutations", "augment"):
-            value = getattr(self, name)
-            if (name, value) != ("tasks", None) and (type(value) is not int or value < 1):
-                raise OptionError(f"{name} must be a whole number of at least 1, not {value!r}")
         for name, highest in (("rotation", 180.0), ("shift", 28.0)):
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 <= value <= highest:
                 raise OptionError(f"{name} must be a number from 0 to {highest:g}, not {value!r}")
         if not isinstance(self.first_identity, bool):
             raise OptionError(f"first_identity must be true or false, not {self.first_identity!r}")
+        super().__post_init__()
 
     def check_for(self, kind: str, own: tuple[str, ...]) -> None:
         """Refuse an option that differs from its default and that this benchmark does not have."""
@@ -62,15 +56,3 @@ class BenchmarkOptions:
             if field.name not in known and value != field.default:
                 names = ", ".join(known)
                 raise OptionError(f"{field.name}={value!r} has no meaning for {kind}; its options are {names}")
-
-
-COMMON = ("tasks", "train_on")
-PERMUTED = ("permutations", "first_identity")
-OMNIGLOT = ("augment", "rotation", "shift", "omniglot_split", "alphabet_order", "size")
-
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "train_on": get_args(TrainOn),
-    "omniglot_split": get_args(OmniglotSplit),
-    "alphabet_order": get_args(AlphabetOrder),
-    "size": get_args(Size),
-}

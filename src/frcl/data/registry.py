@@ -1,7 +1,7 @@
-"""The benchmarks by name, and what describes one of them.
+"""The benchmarks by name, what describes one of them, and opening one.
 
 To add a benchmark, write a module of this package that calls `BENCHMARKS.add(name, BenchmarkSpec(...))`; every module
-of the package is imported by `frcl.data.open`. In another package, name the `BenchmarkSpec` as an entry point of the
+of the package is imported by `frcl.data`. In another package, name the `BenchmarkSpec` as an entry point of the
 group `frcl.benchmarks`.
 """
 
@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
-from frcl.data.download import Progress
+from frcl.data.files import Progress
 from frcl.data.options import BenchmarkOptions
+from frcl.data.own import own_tasks
 from frcl.data.tasks import Benchmark
-from frcl.registry import Registry
+from frcl.errors import DataError, OptionError
+from frcl.registry import Registry, suggestion
 
-Source = Callable[[int], Benchmark]
-"""A benchmark as a function of the seed."""
+Source = Callable[[int], Benchmark]  # a benchmark as a function of the seed
 
 
 @dataclass(frozen=True)
@@ -45,3 +46,43 @@ class BenchmarkSpec:
 
 
 BENCHMARKS: Registry[BenchmarkSpec] = Registry("benchmark")
+
+
+def known_name(name: str) -> str:
+    """The name of a benchmark, or the absolute path of a .toml file; an unknown name is refused."""
+    if name.lower().endswith(".toml"):
+        return str(Path(name).resolve())
+    if name not in BENCHMARKS:
+        raise OptionError(
+            f"there is no benchmark {name!r}{suggestion(name, BENCHMARKS)} "
+            "(or give the path of a .toml file that describes your own data)"
+        )
+    return name
+
+
+def open_benchmark(
+    name: str, options: BenchmarkOptions | None = None, *, seed: int, data: Path | str | None = None,
+    device: torch.device | str = "cpu", on_progress: Progress | None = None,
+) -> Benchmark:  # fmt: skip
+    """The benchmark of that name, or your own data if `name` is the path of a .toml file; tensors on `device`.
+
+    Files are looked for in `data`, FRCL_DATA and the user's cache folder, and downloaded if they are missing.
+    """
+    return benchmark_source(name, options, data=data, device=device, on_progress=on_progress)(seed)
+
+
+def benchmark_source(
+    name: str, options: BenchmarkOptions | None = None, *, data: Path | str | None = None,
+    device: torch.device | str = "cpu", on_progress: Progress | None = None,
+) -> Source:  # fmt: skip
+    """The benchmark as a function of the seed. Files are read once, and tensors that all seeds share are kept once."""
+    options = options or BenchmarkOptions()
+    folder = None if data is None else Path(data)
+    if folder is not None and not folder.is_dir():
+        raise DataError(f"the data folder {folder} does not exist; create it, or leave it out to use the usual places")
+    if name.lower().endswith(".toml"):
+        options.check_for("your own data", ())
+        return lambda seed: own_tasks(name, options=options, seed=seed, device=device)
+    spec = BENCHMARKS[known_name(name)]
+    options.check_for(name, spec.options)
+    return spec.build(Request(options, folder, device, on_progress))

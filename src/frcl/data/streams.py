@@ -1,19 +1,26 @@
-"""Streams made from one data set: split by label, or with permuted inputs."""
+"""Streams made from ten digits, split by label or with permuted pixels: scikit-learn's 8×8 digits, and MNIST."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from frcl.data.datasets import MNIST, DataSet
+from frcl.data.files import Progress
 from frcl.data.options import PERMUTED, BenchmarkOptions, TrainOn
-from frcl.data.registry import BENCHMARKS, BenchmarkSpec, Request, Source
-from frcl.data.tasks import Split, Task, TaskList, checked_number, first_tasks
+from frcl.data.registry import BENCHMARKS, BenchmarkSpec, Request
+from frcl.data.tasks import Benchmark, Split, Task, TaskList, checked_number, first_tasks
+from frcl.errors import DataError
 from frcl.seeding import fork
 
 PAIRS = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9))
+TEST_SHARE = 0.2  # of scikit-learn's digits
 VALIDATION_SHARE = 1 / 12  # 5,000 of MNIST's 60,000
 
 
@@ -31,20 +38,17 @@ def split_by_label(
     name: str, base: Task, options: BenchmarkOptions, groups: Sequence[tuple[int, ...]] = PAIRS
 ) -> TaskList:
     """One task for each group of labels, with the examples of `base` that have these labels (Zenke et al., 2017)."""
-    groups = first_tasks(name, groups, options.tasks)
-    return TaskList(name, tuple(_with_labels(base, group) for group in groups))
 
+    def task(group: tuple[int, ...]) -> Task:
+        labels = torch.tensor(group, device=base.train.y.device)
+        own = base.changed(lambda part: part[torch.isin(part.y, labels)], "/".join(map(str, group)))
+        return replace(own, size=len(own.train))
 
-def _with_labels(base: Task, labels: tuple[int, ...]) -> Task:
-    train, validation, test = (
-        part[torch.isin(part.y, torch.tensor(labels, device=part.y.device))]
-        for part in (base.train, base.validation, base.test)
-    )
-    return Task("/".join(str(label) for label in labels), train, validation, test, size=len(train))
+    return TaskList(name, tuple(task(group) for group in first_tasks(name, groups, options.tasks)))
 
 
 @dataclass(frozen=True)
-class PermutedTasks:
+class PermutedTasks(Benchmark):
     """Task k is the base task with its pixels in the order `orders[k]`; built on demand."""
 
     name: str
@@ -52,26 +56,17 @@ class PermutedTasks:
     orders: tuple[Tensor, ...]  # each [D] int64
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
-        return tuple(self.base.train.x.shape[1:])
-
-    @property
     def task_names(self) -> tuple[str, ...]:
-        return tuple(f"permutation {number}" for number in range(len(self)))
-
-    def __len__(self) -> int:
-        return len(self.orders)
+        return tuple(f"permutation {number}" for number in range(len(self.orders)))
 
     def task(self, number: int) -> Task:
-        train, validation = (self._permuted(part, number) for part in (self.base.train, self.base.validation))
-        return Task(self.task_names[number], train, validation, self.test_split(number), size=self.base.size)
+        return self.base.changed(lambda part: self._permuted(part, number), f"permutation {number}")
 
     def test_split(self, number: int) -> Split:
         return self._permuted(self.base.test, number)
 
     def _permuted(self, part: Split, number: int) -> Split:
-        order = self.orders[checked_number(self, number)]
-        return Split(part.x[:, order], part.y)
+        return Split(part.x[:, self.orders[checked_number(self, number)]], part.y)
 
 
 def permute_pixels(name: str, base: Task, options: BenchmarkOptions, seed: int) -> PermutedTasks:
@@ -84,23 +79,79 @@ def permute_pixels(name: str, base: Task, options: BenchmarkOptions, seed: int) 
     return PermutedTasks(name, base, tuple(order.to(base.train.x.device) for order in orders))
 
 
-def add_streams(
-    base: str,
-    by_seed: Callable[[Request], Callable[[int], Task]],
-    *,
-    split: str,
-    permuted: str,
-    dataset: str | None = None,
+def load_digits(seed: int, train_on: TrainOn = "train+validation") -> Task:
+    """All ten digits as one task: of the 1,797 images a fifth is for testing and a twelfth for validation."""
+    from sklearn import datasets
+
+    pixels, labels = datasets.load_digits(return_X_y=True)
+    images = Split(torch.tensor(pixels / 16.0, dtype=torch.float32), torch.tensor(labels, dtype=torch.int64))
+    order = torch.randperm(len(images), generator=fork(seed, "digits/test"))
+    tested, held = int(TEST_SHARE * len(images)), round(VALIDATION_SHARE * len(images))
+    learning, test = images[order[tested:]], images[order[:tested]]
+    generator = fork(seed, "digits/validation")
+    return task_with_validation("digits", learning, test, held=held, train_on=train_on, generator=generator)
+
+
+def read_mnist(
+    data: Path | None = None, *, files: DataSet = MNIST, on_progress: Progress | None = None
+) -> tuple[Split, Split]:
+    """The 60,000 images to learn from and the 10,000 for testing: x [N, 784] in [0, 1], y the digit."""
+    contents = files.contents(data, on_progress=on_progress)
+    x, y, x_test, y_test = (parse_idx(content, name) for name, content in contents.items())
+    return _split(x, y, "training"), _split(x_test, y_test, "test")
+
+
+def _split(x: Tensor, y: Tensor, part: str) -> Split:
+    if x.ndim != 3 or y.ndim != 1 or len(x) != len(y):
+        raise DataError(
+            f"MNIST's {part} images have shape {tuple(x.shape)} and their labels {tuple(y.shape)}; expected images "
+            "[N, height, width] and as many labels [N]"
+        )
+    return Split(x.flatten(1).float() / 255.0, y.long())
+
+
+def parse_idx(content: bytes, where: str) -> Tensor:
+    """An IDX file of unsigned bytes as a uint8 tensor; its header must agree with its length."""
+    if len(content) < 4 or content[:3] != b"\x00\x00\x08":
+        raise DataError(f"{where} is not an IDX file of unsigned bytes")
+    start = 4 + 4 * content[3]
+    shape = tuple(int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4))
+    if len(content) != start + math.prod(shape):
+        raise DataError(f"{where} is damaged: its header says {shape}, its length does not")
+    return torch.from_numpy(np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy())
+
+
+def mnist_task(learning: Split, test: Split, seed: int, train_on: TrainOn) -> Task:
+    """Both parts of MNIST as one task, with a validation split chosen by the seed."""
+    held, generator = round(VALIDATION_SHARE * len(learning)), fork(seed, "mnist/validation")
+    return task_with_validation("MNIST", learning, test, held=held, train_on=train_on, generator=generator)
+
+
+def _digits(request: Request) -> Callable[[int], Task]:
+    return lambda seed: load_digits(seed, request.options.train_on).to(request.device)
+
+
+def _mnist(request: Request) -> Callable[[int], Task]:
+    learning, test = (part.to(request.device) for part in read_mnist(request.data, on_progress=request.on_progress))
+    return lambda seed: mnist_task(learning, test, seed, request.options.train_on)
+
+
+def _spec(
+    name: str, text: str, by_seed: Callable[[Request], Callable[[int], Task]], dataset: str | None = None
 ) -> None:
-    """Register split-BASE and permuted-BASE, described by `split` and `permuted`; `by_seed` loads the base task."""
+    """Register a stream that is made from one task, which `by_seed` loads."""
+    permuted = name.startswith("permuted")
 
-    def split_source(request: Request) -> Source:
+    def build(request: Request) -> Callable[[int], Benchmark]:
         task = by_seed(request)
-        return lambda seed: split_by_label(f"split-{base}", task(seed), request.options)
+        if permuted:
+            return lambda seed: permute_pixels(name, task(seed), request.options, seed)
+        return lambda seed: split_by_label(name, task(seed), request.options)
 
-    def permuted_source(request: Request) -> Source:
-        task = by_seed(request)
-        return lambda seed: permute_pixels(f"permuted-{base}", task(seed), request.options, seed)
+    BENCHMARKS.add(name, BenchmarkSpec(text, build, PERMUTED if permuted else (), dataset))
 
-    BENCHMARKS.add(f"split-{base}", BenchmarkSpec(split, split_source, dataset=dataset))
-    BENCHMARKS.add(f"permuted-{base}", BenchmarkSpec(permuted, permuted_source, PERMUTED, dataset))
+
+_spec("split-digits", "5 tasks, 0/1 to 8/9, of scikit-learn's 8×8 digits; nothing to download", _digits)
+_spec("permuted-digits", "10 tasks, all ten 8×8 digits with permuted pixels; nothing to download", _digits)
+_spec("split-mnist", "5 tasks, 0/1 to 8/9, of MNIST", _mnist, "mnist")
+_spec("permuted-mnist", "10 tasks, all ten digits of MNIST with permuted pixels", _mnist, "mnist")

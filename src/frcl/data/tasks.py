@@ -42,33 +42,38 @@ class Task:
     test: Split  # for reporting; never augmented
     size: int  # N of the objective
 
+    def changed(self, function: Callable[[Split], Split], name: str) -> Task:
+        """The task with `function` applied to each part, and another name."""
+        return Task(name, function(self.train), function(self.validation), function(self.test), self.size)
+
     def to(self, device: torch.device | str) -> Task:
-        return Task(self.name, self.train.to(device), self.validation.to(device), self.test.to(device), self.size)
+        return self.changed(lambda part: part.to(device), self.name)
 
 
 class Benchmark(Protocol):
     """A sequence of tasks, numbered from 0. The same number always gives the same task."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def input_shape(self) -> tuple[int, ...]: ...
+    name: str
 
     @property
     def task_names(self) -> tuple[str, ...]: ...
 
-    def __len__(self) -> int: ...
-
     def task(self, number: int) -> Task: ...
 
     def test_split(self, number: int) -> Split:
-        """`task(number).test`, without the cost of building the training data."""
-        ...
+        """`task(number).test`, where possible without the cost of building the training data."""
+        return self.task(number).test
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self.test_split(0).x.shape[1:])
+
+    def __len__(self) -> int:
+        return len(self.task_names)
 
 
 @dataclass(frozen=True)
-class TaskList:
+class TaskList(Benchmark):
     """A benchmark whose tasks are all in memory."""
 
     name: str
@@ -76,45 +81,22 @@ class TaskList:
     label_names: tuple[str, ...] | None = None  # label i is called label_names[i]; None if labels have no names
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
-        return tuple(self.tasks[0].train.x.shape[1:])
-
-    @property
     def task_names(self) -> tuple[str, ...]:
         return tuple(task.name for task in self.tasks)
-
-    def __len__(self) -> int:
-        return len(self.tasks)
 
     def task(self, number: int) -> Task:
         return self.tasks[checked_number(self, number)]
 
-    def test_split(self, number: int) -> Split:
-        return self.task(number).test
 
-
-@dataclass(frozen=True)
-class Seen:
+class Seen(Benchmark):
     """A benchmark whose tasks are transformed by `changed`; `test_data` gives the test data without building them."""
 
-    inner: Benchmark
-    changed: Callable[[int, Task], Task]
-    test_data: Callable[[int], Split]
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        return self.inner.input_shape
+    def __init__(self, inner: Benchmark, changed: Callable[[int, Task], Task], test_data: Callable[[int], Split]):
+        self.name, self.inner, self.changed, self.test_data = inner.name, inner, changed, test_data
 
     @property
     def task_names(self) -> tuple[str, ...]:
         return self.inner.task_names
-
-    def __len__(self) -> int:
-        return len(self.inner)
 
     def task(self, number: int) -> Task:
         return self.changed(number, self.inner.task(number))

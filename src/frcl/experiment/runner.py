@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from frcl.data.open import benchmark_source
+from frcl.data.registry import benchmark_source
 from frcl.data.tasks import Benchmark
 from frcl.errors import CheckpointError, OptionError
 from frcl.experiment import environment

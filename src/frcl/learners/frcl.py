@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -14,14 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from frcl.boundary import BoundaryDetector, Decision
-from frcl.engine.program import Values
 from frcl.engine.train import StreamSteps
-from frcl.errors import DataError, FrclError, OptionError, TaskError
+from frcl.errors import FrclError, OptionError, TaskError
 from frcl.features import check_network, network_failures
 from frcl.files import save_state
 from frcl.graphs import Captured
 from frcl.learners import checkpoint
-from frcl.learners.accounting import Parts, added, parts_of
+from frcl.learners.accounting import Parts
 from frcl.learners.inputs import check_lengths, check_task, checked_inputs, checked_size, data_mark
 from frcl.learners.lockstep import OnStep, Work, finish, run_alone
 from frcl.learners.options import FRCLKeywords, FRCLOptions
@@ -104,11 +102,8 @@ class FRCL:
     def __repr__(self) -> str:
         state, names = self._state, ", ".join(one.name for one in self.regularisers)
         learning = f", learning task {len(state.past)} (step {self.step})" if state.current is not None else ""
-        kept = f"{self.memory_bytes():,} bytes kept"
-        return (
-            f"{type(self).__name__}({type(self.net).__name__}, points={self.options.points}, "
-            f"regularisers=[{names}]; {len(state.past)} tasks learned{learning}, {kept})"
-        )
+        knows = f"{len(state.past)} tasks learned{learning}, {self.memory_bytes():,} bytes kept"
+        return f"FRCL({type(self.net).__name__}, points={self.options.points}, regularisers=[{names}]; {knows})"
 
     # -- learning ---------------------------------------------------------------------------------------
 
@@ -151,7 +146,7 @@ class FRCL:
             current = self._open(target, N, *learned)
             current.data_mark = data_mark(inputs, encoded, likelihood, size)
         else:
-            encoded = self._continued(current, inputs, y, likelihood, size)
+            encoded = current.continued(len(self._state.past), inputs, y, likelihood, size)
             learned, held = split(self._model, current.likelihood, len(self._state.past), inputs, encoded)
         yield program_of(self._model, self._state, current, *learned)
         return (yield from self._close(current, *learned, held))
@@ -189,15 +184,14 @@ class FRCL:
                 encoded = current.likelihood.encode(y, self.device, self.dtype)
             else:
                 decision, encoded, current = self._watch(current, inputs, y)
-            window = self._window(current)
+            window = current.open_window(len(self._state.past))
             values = self._steps(current, inputs, encoded).step(inputs, encoded)
         except Exception:
             self._put_back(before)
             raise
         window.add(inputs, encoded, self._state.streams["window"])
         remember(self.detector, current, inputs, encoded)
-        log = self._log(current, values)
-        return replace(log, boundary=decision.boundary, statistic=decision.statistic, beside=decision.beside)
+        return StepLog(len(self._state.past), current.step, *values, *astuple(decision))
 
     def familiarity(self, x: Any) -> Tensor:
         """The boundary score ℓ of each input and function, [n, C]: small where x is unlike the open task."""
@@ -212,7 +206,7 @@ class FRCL:
         current = self._state.current
         if current is None:
             raise TaskError("no task is open; observe() opens one, and fit() ends its own")
-        summary: Summary = finish([self._close(current, *self._window(current).data())])[0]
+        summary: Summary = finish([self._close(current, *current.open_window(len(self._state.past)).data())])[0]
         if self.detector is not None:
             self.detector.reset()
         return summary
@@ -271,13 +265,7 @@ class FRCL:
 
     def memory_parts(self) -> Parts:
         """The same by kind: points, posterior, heads, and what the regularisers keep."""
-        state, theta = self._state, self._model.theta()
-        parts = [summary.parts() for summary in state.past]
-        if state.past:
-            parts += [parts_of(one.kept(theta)) for one in state.regularisers]
-            if any(one.trains_heads for one in state.regularisers):  # a second copy while a task is learned
-                parts.append(parts_of({"heads": [one.head for one in state.past if one.head is not None]}))
-        return added(parts)
+        return self._state.memory_parts(self._model.theta())
 
     def kept_inputs(self) -> list[Tensor]:
         """The inducing inputs Z of each past task."""
@@ -310,9 +298,6 @@ class FRCL:
 
     # -- one step ---------------------------------------------------------------------------------------
 
-    def _log(self, current: CurrentTask, values: Values) -> StepLog:
-        return StepLog(len(self._state.past), current.step, *values)
-
     def _steps(self, current: CurrentTask, x: Tensor, y: Tensor) -> StreamSteps:
         """The step of a stream's task, made once per task."""
         if current.stream is None:
@@ -328,7 +313,7 @@ class FRCL:
     def _watch(self, current: CurrentTask, x: Tensor, y: Any) -> tuple[Decision, Tensor, CurrentTask]:
         """Ask the detector about a minibatch; at a boundary end the task and open the next one with it."""
         assert self.detector is not None
-        window = self._window(current)
+        window = current.open_window(len(self._state.past))
         if current.score is None:
             current.score = Captured(self._score(current))
         allow = len(window) >= self._model.points(current.likelihood)
@@ -363,19 +348,6 @@ class FRCL:
         labels = self.labels if declared.labels is None else declared.labels
         settings = {name: getattr(options, name) for name in ("samples", "predict_samples", "target_noise")}
         return likelihood_for(y, name or declared.likelihood or options.likelihood, labels, settings)
-
-    def _continued(self, current: CurrentTask, x: Tensor, y: Any, likelihood: str | None, size: int | None) -> Tensor:
-        """The targets of a task that fit() goes on with; any other data is refused."""
-        number = len(self._state.past)
-        if current.data_mark is None:
-            raise TaskError(f"task {number} is still open: end_task() ends what observe() began")
-        with contextlib.suppress(DataError):
-            encoded = current.likelihood.encode(y, self.device, self.dtype)
-            if current.data_mark == data_mark(x, encoded, likelihood, size):
-                return encoded
-        raise TaskError(
-            f"task {number} is still open: call fit() exactly as it began, or drop the task with abandon_task()"
-        )
 
     def _check_window(self, likelihood: Likelihood) -> None:
         points = self._model.points(likelihood)
@@ -423,14 +395,5 @@ class FRCL:
             check_lengths(inputs, y)
         return inputs
 
-    def _window(self, current: CurrentTask) -> Window:
-        if current.window is None:
-            raise TaskError(
-                f"task {len(self._state.past)} was opened by fit(): go on by calling it exactly as it began, or drop "
-                "the task with abandon_task()"
-            )
-        return current.window
-
     def _task_number(self, task: int | None) -> int:
-        count = len(self._state.past) + (self._state.current is not None)
-        return check_task(task, count, "fit() or observe()")
+        return check_task(task, len(self._state.past) + (self._state.current is not None), "fit() or observe()")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,7 +11,10 @@ from torch import Tensor
 
 from frcl.engine.adam import Optimiser
 from frcl.engine.train import StreamSteps
+from frcl.errors import DataError, TaskError
 from frcl.graphs import Captured
+from frcl.learners.accounting import Parts, added, parts_of
+from frcl.learners.inputs import data_mark
 from frcl.learners.objective import Parameters
 from frcl.learners.types import Summary
 from frcl.learners.window import Window
@@ -18,6 +22,7 @@ from frcl.likelihoods import Label, Likelihood
 from frcl.regularisers import Regulariser
 from frcl.regularisers.heads import with_trained_heads
 from frcl.seeding import Streams
+from frcl.trees import Params
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,27 @@ class CurrentTask:
         """Steps taken."""
         return self.optimiser.steps
 
+    def continued(self, number: int, x: Tensor, y: Any, *given: object) -> Tensor:
+        """The encoded targets of this task, number `number`, with which fit() goes on; any other data is refused."""
+        if self.data_mark is None:
+            raise TaskError(f"task {number} is still open: end_task() ends what observe() began")
+        with contextlib.suppress(DataError):
+            encoded = self.likelihood.encode(y, x.device, self.params.posterior.mean.dtype)
+            if self.data_mark == data_mark(x, encoded, *given):
+                return encoded
+        raise TaskError(
+            f"task {number} is still open: call fit() exactly as it began, or drop the task with abandon_task()"
+        )
+
+    def open_window(self, number: int) -> Window:
+        """The sample of a stream's data; a task that fit() opened has none."""
+        if self.window is None:
+            raise TaskError(
+                f"task {number} was opened by fit(): go on by calling it exactly as it began, or drop the task with "
+                "abandon_task()"
+            )
+        return self.window
+
 
 @dataclass
 class LearnerState:
@@ -78,6 +104,15 @@ class LearnerState:
     def snapshot(self) -> LearnerState:
         """A copy to go back to, or to change and then take over as a whole."""
         return replace(self, regularisers=[copy.copy(one) for one in self.regularisers], past=list(self.past))
+
+    def memory_parts(self, theta: Params) -> Parts:
+        """Bytes kept of past tasks by kind; θ are the shared weights that are trained."""
+        parts = [summary.parts() for summary in self.past]
+        if self.past:
+            parts += [parts_of(one.kept(theta)) for one in self.regularisers]
+            if any(one.trains_heads for one in self.regularisers):  # a second copy while a task is learned
+                parts.append(parts_of({"heads": [one.head for one in self.past if one.head is not None]}))
+        return added(parts)
 
     def summaries(self) -> list[Summary]:
         """The past summaries with their heads as they are now: a task may train them along."""

@@ -3,7 +3,6 @@
 import pkgutil
 from importlib import import_module
 
-from frcl.data import streams, omniglot  # noqa: F401  (they register their benchmarks)  # isort: skip
 from frcl.data.options import BenchmarkOptions
 from frcl.data.own import own_tasks
 from frcl.data.registry import BENCHMARKS, BenchmarkSpec, Request, open_benchmark
@@ -14,5 +13,5 @@ __all__ = [
     "open_benchmark", "own_tasks",
 ]  # fmt: skip
 
-for _module in pkgutil.iter_modules(__path__):
-    import_module(f"{__name__}.{_module.name}")
+for _name in ("streams", *(module.name for module in pkgutil.iter_modules(__path__))):  # benchmarks in this order
+    import_module(f"{__name__}.{_name}")

@@ -1,4 +1,4 @@
-# Everything runs in a local virtual environment that the first target of the day sets up.
+# Everything runs in a local virtual environment, which the first target creates.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,13 +9,13 @@ WORKERS ?= 2
 
 help:
 	@echo "make run      set up, learn split-digits, write a report"
-	@echo "make test     set up, run the tests but for the slow ones; make test-all: all of them"
-	@echo "make check    lint, formatting, strict types"
-	@echo "make docs     build the documentation, warnings are errors"
-	@echo "make mutants  break the formulas one at a time and show that the tests notice"
-	@echo "make bench    measure how fast it is, into runs/bench.json; BENCH=\"--quick\" or any other option of frcl bench"
-	@echo "make reproduce-quick   every table and figure of the paper at a tiny size, into runs/quick: shows that all of it runs"
-	@echo "make clean    remove what the targets above made"
+	@echo "make test     set up, run the fast tests; make test-all runs all tests"
+	@echo "make check    check linting, formatting and types"
+	@echo "make docs     build the documentation; warnings are errors"
+	@echo "make mutants  break the formulas one at a time; the tests must fail"
+	@echo "make bench    measure the speed, write runs/bench.json; BENCH=\"--quick\" or other options of frcl bench"
+	@echo "make reproduce-quick   every table and figure of the paper at a tiny size, in runs/quick: checks that everything runs"
+	@echo "make clean    remove all generated files"
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -1,4 +1,4 @@
-"""How the documentation is built: `sphinx-build -W -b html docs site`. Nothing here needs a network."""
+"""Configuration of the documentation: `sphinx-build -W -b html docs site`. Building needs no network."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ html_theme_options = {
 
 
 def mathml(node: Any, *, as_block: bool) -> str:
-    """A formula as MathML, which browsers show without a script; a warning if it cannot be read."""
+    """A formula as MathML, which browsers render without a script; a formula that cannot be parsed is a warning."""
     try:
         return str(tex2mathml(node.astext(), as_block=as_block))
     except MathError as error:
@@ -49,13 +49,13 @@ def mathml(node: Any, *, as_block: bool) -> str:
 
 
 def inline_math(writer: Any, node: Any) -> None:
-    """A formula in a line."""
+    """Render an inline formula."""
     writer.body.append(mathml(node, as_block=False))
     raise SkipNode
 
 
 def block_math(writer: Any, node: Any) -> None:
-    """A formula of its own."""
+    """Render a displayed formula."""
     writer.body.append(f'<div class="math">{mathml(node, as_block=True)}</div>')
     raise SkipNode
 

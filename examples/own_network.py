@@ -1,4 +1,4 @@
-"""Bring your own network and your own data: any nn.Module from inputs to features, any labels."""
+"""Your own network and data: any nn.Module from inputs to features, any labels."""
 
 import torch
 from torch import nn
@@ -16,13 +16,13 @@ for names in (["near", "far"], ["left", "right"], ["north", "east", "south", "we
     tasks.append((x, [names[int(i)] for i in side]))
 
 for x, y in tasks:
-    learner.fit(x, y)  # learns one task, keeps 12 points of it, forgets the data
+    learner.fit(x, y)  # learn one task, keep 12 points of it, drop the data
 
 for number, (x, y) in enumerate(tasks):
     p = learner.predict(x, task=number)
-    right = sum(a == b for a, b in zip(p.labels, y, strict=True)) / len(y)
-    print(f"task {number} {p.classes}: {right:.1%} right, mean variance {float(p.variance.mean()):.2f}")
+    accuracy = sum(a == b for a, b in zip(p.labels, y, strict=True)) / len(y)
+    print(f"task {number} {p.classes}: {accuracy:.1%} correct, mean variance {float(p.variance.mean()):.2f}")
 
 learner.save("own_network.frcl")
-again = frcl.load("own_network.frcl", net)
-assert torch.equal(again.predict(x).mean, p.mean)
+loaded = frcl.load("own_network.frcl", net)
+assert torch.equal(loaded.predict(x).mean, p.mean)

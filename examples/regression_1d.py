@@ -1,5 +1,5 @@
-"""Regression in one dimension, as a picture: the posterior band, the inducing points, and a second task that
-leaves the first in place. Writes regression_1d.png (or the path given)."""
+"""Regression in one dimension as a figure: the posterior, the inducing points, and a second task, after which the
+first is retained. Writes regression_1d.png, or the path given as an argument."""
 
 import math
 import sys
@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 
 
 class Waves(nn.Module):
-    """Fixed random waves, then a learned layer: features that die out away from the data they were trained on."""
+    """Fixed random waves and a learned linear layer: far from the training data the features are small."""
 
     def __init__(self, count: int = 100) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ def draw(axis: plt.Axes, learner: frcl.FRCL, task: int, colour: str, data: tuple
     p = learner.predict(grid, task=task)
     mean, band = p.mean[:, 0], 2 * p.variance[:, 0].sqrt()
     axis.fill_between(grid[:, 0], mean - band, mean + band, color=colour, alpha=0.18, lw=0)
-    axis.plot(grid[:, 0], mean, color=colour, lw=2, label=f"task {task + 1}: mean ± 2 deviations")
+    axis.plot(grid[:, 0], mean, color=colour, lw=2, label=f"task {task + 1}: mean ± 2 std")
     if data is not None:
         axis.plot(data[0][:, 0], data[1], ".", color="black", ms=3, alpha=0.5, label="data of the current task")
     if task < len(learner.tasks):
@@ -60,14 +60,14 @@ def main(path: str) -> float:
     learner.fit(*tasks[1])
     draw(axes[1], learner, 0, "tab:blue", None)
     draw(axes[1], learner, 1, "tab:orange", tasks[1])
-    axes[1].set_title("After the second: the first is still in place")
+    axes[1].set_title("After the second task: the first is retained")
     moved = float((learner.predict(tasks[0][0], task=0).mean - before).abs().mean())
     for axis in axes:
         axis.set(xlabel="x", ylim=(-5, 5), xlim=(-6, 6))
         axis.legend(loc="lower left", fontsize=8, frameon=False)
         axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
-    print(f"{path}: while the second task was learned, the first moved by {moved:.3f} on average")
+    print(f"{path}: learning the second task changed the first by {moved:.3f} on average")
     return moved
 
 

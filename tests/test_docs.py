@@ -9,34 +9,29 @@ import re
 import shlex
 import subprocess
 import sys
-import textwrap
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
-import torch
 import typer
 
 import frcl
 from frcl import cli
-from frcl.baselines.options import FinetuneOptions
-from frcl.baselines.penalised import Penalised
 from frcl.data import BENCHMARKS
 from frcl.data.options import BenchmarkOptions
-from frcl.experiment.config import DetectorOptions, RunOptions
 from frcl.experiment.keeper import COLUMNS
-from frcl.experiment.networks import NetworkOptions
-from frcl.learners.lockstep import together
-from frcl.regularisers.protocol import Heads, Moment, Place
-from paper import cli as paper_cli
-from paper.targets import chosen_targets
-from streams import blobs
-from test_house import ORDER
+from frcl.learners import checkpoint
+from frcl.likelihoods import LIKELIHOODS
+from frcl.likelihoods.bernoulli import Bernoulli
+from frcl.likelihoods.poisson import Poisson
+from frcl.likelihoods.robustmax import RobustMax
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [ROOT / "README.md", *DOCS]
+GUIDES = [ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "GLOSSARY.md", "CHANGELOG.md")]
+PACKAGE = ROOT / "src" / "frcl"
 SHELL = ("sh", "bash", "shell", "console")
 NOT_CODE = ("text", "bibtex", "csv", "html")
 
@@ -166,6 +161,9 @@ class Executor:
 
     def paper(self, arguments: list[str], *, runs: bool) -> None:
         """Run `python -m paper`; a block that must not run is parsed, and its targets are looked up."""
+        from paper import cli as paper_cli
+        from paper.targets import chosen_targets
+
         context = typer.main.get_command(paper_cli.app).make_context("paper", list(arguments))
         chosen_targets(context.params["targets"] or ["all"])
         if runs:
@@ -193,7 +191,13 @@ def executor(monkeypatch, capsys, tmp_path) -> Executor:
     return Executor(monkeypatch, capsys)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+SLOW = ("README", "getting-started", "own-data-and-network", "methods", "frcl-plus", "performance")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] if page.stem in SLOW else [], id=page.name) for page in PAGES],
+)
 def test_the_blocks_of_a_page_run(page, executor):
     executor.page(page, page.read_text())
 
@@ -250,7 +254,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *GUIDES], ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)\s]+)\)", prose_of(page.read_text())):
         if re.match(r"https://", link):
@@ -280,16 +284,34 @@ def resolved(dotted: str) -> object:
     raise AssertionError(dotted)
 
 
+def in_backticks(page: Path) -> list[str]:
+    """What stands in backticks in the text of a page."""
+    return re.findall(r"(?<!`)`([^`\n]+)`(?!`)", prose_of(page.read_text()))
+
+
+@pytest.mark.parametrize("page", [*PAGES, *GUIDES], ids=lambda page: page.name)
+def test_dotted_names_are_in_the_code(page):
+    groups = {f"frcl.{kind}" for kind in ("likelihoods", "criteria", "regularisers", "methods", "benchmarks")}
+    for text in in_backticks(page):
+        if found := re.match(r"(?:frcl|paper)(?:\.[a-zA-Z_]\w*)+", text):
+            assert found[0] in groups or resolved(found[0]) is not None
+
+
+@pytest.mark.parametrize("page", [*PAGES, *GUIDES], ids=lambda page: page.name)
+def test_paths_are_there(page):
+    for text in in_backticks(page):
+        if re.fullmatch(r"(?:examples|src|docs|tests|paper|tools)/[a-z\d_/.-]+", text):
+            assert (ROOT / text).exists(), text
+        elif re.fullmatch(r"(?:\w+/)+\w+\.(?:py|toml)", text):
+            assert (PACKAGE / text).exists() or (ROOT / text).exists(), text
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_names_in_the_text_are_in_the_code(page):
-    prose = prose_of(page.read_text())
-    for dotted in re.findall(r"`(frcl(?:\.[a-zA-Z_]\w*)+)", prose):
-        resolved(dotted)
-    files = re.findall(r"`((?:examples|src|docs|tests|paper)/[a-z\d_/.]+)`", prose)
-    assert [name for name in files if not (ROOT / name).exists()] == []
+def test_single_words_are_in_the_code(page):
     code = "".join(file.read_text() for folder in ("src", "paper") for file in (ROOT / folder).rglob("*.py"))
     words = set(re.findall(r"\w+", code)) | {"demo", "examples", "pip", "make"}
-    assert [word for word in re.findall(r"`([a-zA-Z_]\w*)(?:\(\))?`", prose) if word not in words] == []
+    found = [re.fullmatch(r"([a-zA-Z_]\w*)(?:\(\))?", text) for text in in_backticks(page)]
+    assert [word[1] for word in found if word and word[1] not in words] == []
 
 
 def test_the_table_of_formulas_names_the_right_files():
@@ -310,12 +332,21 @@ def section(page: str, title: str) -> str:
     return found[1]
 
 
-@pytest.mark.parametrize(
-    "kind", [frcl.FRCLOptions, DetectorOptions, BenchmarkOptions, NetworkOptions, RunOptions], ids=lambda k: k.__name__
-)
-def test_option_tables_are_complete_and_their_defaults_right(kind):
-    rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \| \S.*\|$", section("reference.md", kind.__name__), re.M)
-    assert [(name, ast.literal_eval(default)) for name, default in rows] == [(f.name, f.default) for f in fields(kind)]
+def test_option_tables_are_current():
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "tools" / "reference.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    text = (ROOT / "docs/reference.md").read_text()
+    assert tool.written(text) == text, "run `python tools/reference.py`"
+    assert len(tool.BLOCK.findall(text)) == text.count("<!-- end of options -->") == 7
+    assert "| `lr` | `float` | `0.001` | Adam's learning rate |" in tool.table(frcl.FRCLOptions)
+    assert "| `lr` |" not in tool.table(frcl.FRCLOptions(points=3))
+
+
+def test_the_table_of_benchmark_options_is_complete_and_its_defaults_right():
+    rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \| \S.*\|$", section("reference.md", "BenchmarkOptions"), re.M)
+    expected = [(f.name, f.default) for f in fields(BenchmarkOptions)]
+    assert [(name, ast.literal_eval(default)) for name, default in rows] == expected
 
 
 def test_the_table_of_the_detector_is_complete_and_its_defaults_right():
@@ -341,11 +372,37 @@ def test_calls_are_shown_as_they_are():
     text = (ROOT / "docs/reference.md").read_text()
     for name, call in (("MLP", frcl.MLP), ("ConvNet", frcl.ConvNet), ("frcl.load", frcl.load)):
         assert shown(name, call) in text
+    for kind in (frcl.FunctionalKL, frcl.CurrentInputs, frcl.MemoryTargets, frcl.Curvature, frcl.EWC):
+        assert shown(kind.__name__, kind) in text
+    for kind in (frcl.PathIntegral, frcl.Replay):
+        assert shown(kind.__name__, kind) in text
     for kind, title in ((frcl.FRCL, "The learner"), (frcl.Ensemble, "Ensemble")):
         told = section("reference.md", title)
         for name, value in vars(kind).items():
             if not name.startswith("_"):
                 assert (f"`{name}`" if isinstance(value, property) else shown(name, value)) in told, name
+
+
+def test_every_likelihood_is_in_the_reference():
+    rows = re.findall(r"^\| `(\w+)` \|", section("reference.md", "Likelihoods"), re.M)
+    assert sorted(rows) == sorted(["auto", *LIKELIHOODS])
+
+
+@pytest.mark.parametrize(
+    "kind", [checkpoint.Saved, checkpoint.Settings, checkpoint.SavedTask, checkpoint.SavedWindow],
+    ids=lambda k: k.__name__,
+)  # fmt: skip
+def test_the_layout_of_a_checkpoint_is_that_of_its_dataclasses(kind):
+    rows = re.findall(r"^\| `(\w+)` \|", section("files.md", kind.__name__), re.M)
+    assert rows == [f.name for f in fields(kind)]
+
+
+def test_the_numbers_of_quadrature_nodes_are_those_of_the_code():
+    text = section("maths.md", "Likelihoods")
+    for kind in (Bernoulli, RobustMax, Poisson):
+        (row,) = re.findall(rf"^\| `{kind.__name__}` \|.*$", text, re.M)
+        (count,) = re.findall(r"(\d+) nodes", row)
+        assert int(count) == kind.nodes
 
 
 def test_every_file_and_every_key_of_a_run_is_explained(executor, tmp_path):
@@ -363,62 +420,72 @@ def test_every_file_and_every_key_of_a_run_is_explained(executor, tmp_path):
     assert [key for key in scores if f"`{key}`" not in boundaries] == []
 
 
-# -- for those who change it --------------------------------------------------------------------------------------
+# -- architecture -------------------------------------------------------------------------------------------------
 
 
-def test_the_rooms_stand_in_the_order_of_imports():
-    listed = re.findall(r"^ {6}(\w+)(?:\.py|/) ", (ROOT / "ARCHITECTURE.md").read_text(), re.M)
-    assert listed == [room for room in ORDER if not room.startswith(("cli_", "__"))]
+def listed_modules(text: str) -> dict[str, list[str]]:
+    """The files that ARCHITECTURE.md lists below src/frcl and paper, in order, as paths relative to each."""
+    found: dict[str, list[str]] = {}
+    top, room = "", ""
+    for indent, name in re.findall(r"^( {4,8})([\w/]+(?:/|\.py|\.toml))(?: |$)", text, re.M):
+        if len(indent) == 4:
+            top, room = name.rstrip("/"), ""
+            found[top] = []
+        elif len(indent) == 6 and name.endswith("/"):
+            room = name
+        else:
+            found[top].append(name if len(indent) == 6 else room + name)
+    return found
 
 
-@pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md", "GLOSSARY.md"])
-def test_files_and_functions_that_are_named_are_there(name):
-    text = (ROOT / name).read_text()
-    for path in re.findall(r"`((?:\w+/)*\w+\.(?:py|toml))`", text):
-        found = [folder for folder in ("", "src/frcl", "src/frcl/learners") if (ROOT / folder / path).is_file()]
-        assert found or path == "regularisers/l2.py", path
-    for row in re.findall(r"^\| .*\|$", text, re.M):
-        for file, attribute in re.findall(r"`([a-z_/]+)\.([a-z]\w+)`", row):
-            assert attribute in ("py", "toml") or resolved(f"frcl.{file.replace('/', '.')}.{attribute}")
+def present_modules(folder: Path) -> set[str]:
+    """The modules and TOML files of a package; `__init__` and `__main__` left out."""
+    files = [path for path in folder.rglob("*") if path.suffix in (".py", ".toml") and "results" not in path.parts]
+    files = [path for path in files if path.parent.name != "results" or path.suffix == ".py"]
+    return {str(path.relative_to(folder)) for path in files if not path.name.startswith("__")}
 
 
-@pytest.fixture
-def added_method():
-    """The class that CONTRIBUTING.md writes."""
-    (code,) = re.findall(r"^ +```python\n(.*?)^ +```$", (ROOT / "CONTRIBUTING.md").read_text(), re.S | re.M)
-    names = {"__name__": __name__}
-    exec(compile(textwrap.dedent(code), "CONTRIBUTING.md", "exec"), names)  # noqa: S102
-    return names["L2"]
+@pytest.mark.parametrize("top", ["src/frcl", "paper"])
+def test_the_architecture_lists_every_module_and_no_other(top):
+    listed = listed_modules((ROOT / "ARCHITECTURE.md").read_text())[top]
+    assert len(listed) == len(set(listed))
+    assert set(listed) == present_modules(ROOT / top)
 
 
-def test_the_method_that_contributing_adds_has_its_value(added_method):
-    params = {"w": torch.randn(3, 2, generator=torch.Generator().manual_seed(0)), "head/0": torch.zeros(2, 3)}
-    model, method = Heads(torch.nn.Identity()), added_method(0.3)
-    method.begin(Moment(model, params, 0, 10.0))
-    there = {name: value + 0.1 for name, value in params.items()}
-    for at, expected in ((params, 0.0), (there, 0.3 * 6 * 0.01)):
-        value = method.penalty(Place(model, 0), at, method.constants(), torch.zeros(1, 2), {})
-        assert float(value) == pytest.approx(expected)
+def imported(path: Path) -> set[str]:
+    """The rooms of the package that a file imports from."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "frcl":
+            names = [node.module] if "." in node.module else [f"frcl.{alias.name}" for alias in node.names]
+            found |= {name.split(".")[1] for name in names}
+        elif isinstance(node, ast.Import):
+            found |= {a.name.split(".")[1] for a in node.names if a.name.startswith("frcl.")}
+    return found
 
 
-def test_the_method_that_contributing_adds_learns_many_seeds_at_once(added_method):
-    def learner(seed: int) -> Penalised:
-        options = FinetuneOptions(steps=9, batch_size=10, seed=seed)
-        return Penalised(frcl.MLP(4, (8,), seed=seed).double(), options, added_method(0.3))
+def test_the_architecture_lists_rooms_in_the_order_of_imports():
+    listed = listed_modules((ROOT / "ARCHITECTURE.md").read_text())["src/frcl"]
+    order = list(dict.fromkeys(name.split("/")[0].removesuffix(".py") for name in listed))
+    for path in PACKAGE.rglob("*.py"):
+        own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if not own.startswith("__"):
+            later = imported(path) & set(order[order.index(own) + 1 :])
+            assert not later, f"{path.relative_to(PACKAGE)} imports {later}, which stands below it"
 
-    alone, group = ([learner(seed) for seed in range(2)] for _ in range(2))
-    for x, y in (blobs((0, 1), 30, 1), blobs((0, 1, 2), 30, 2)):
-        for one in alone:
-            one.fit(x, y)
-        penalties = [
-            [terms[3] for terms in step] for taken in together([one.learn(x, y) for one in group]) for step in taken
-        ]
-        assert penalties[0] == [0.0, 0.0]
-        assert min(penalties[-1]) > 0.0
-    for one, other in zip(alone, group, strict=True):
-        for name, value in one.state_dict()["tensors"].items():
-            torch.testing.assert_close(other.state_dict()["tensors"][name], value, rtol=1e-10, atol=1e-10)
-    group[0].load_state_dict(alone[0].state_dict())
+
+def test_the_list_of_modules_is_read_as_it_is_written():
+    text = "    src/frcl/\n      errors.py  x\n      data/  y\n        own.py  z\n    paper/  p\n      cli.py  q\n"
+    assert listed_modules(text) == {"src/frcl": ["errors.py", "data/own.py"], "paper": ["cli.py"]}
+
+
+def test_the_formulas_of_the_architecture_are_in_the_code():
+    table = (ROOT / "ARCHITECTURE.md").read_text().split("## Formulas in the code")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| .*\| (`.*`) \|$", table, re.M)
+    names = [name for row in rows for name in re.findall(r"`([\w/]+\.\w+)`", row)]
+    assert len(names) >= 20
+    for name in names:
+        assert resolved(f"frcl.{name.replace('/', '.')}") is not None
 
 
 # -- the built pages ----------------------------------------------------------------------------------------------

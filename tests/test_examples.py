@@ -1,4 +1,4 @@
-"""The examples run as they stand, and show what they promise."""
+"""The examples run and show what they claim."""
 
 import os
 import re
@@ -21,7 +21,7 @@ def run(name: str, folder: Path) -> str:
 
 
 def shares(text: str) -> list[float]:
-    return [float(found) for found in re.findall(r"([\d.]+)% right", text)]
+    return [float(found) for found in re.findall(r"([\d.]+)% correct", text)]
 
 
 def test_own_network(tmp_path):
@@ -43,7 +43,7 @@ def test_regression_in_one_dimension(tmp_path):
     picture = (tmp_path / "regression_1d.png").read_bytes()
     assert picture[:8] == b"\x89PNG\r\n\x1a\n"
     assert len(picture) > 30_000
-    moved = re.search(r"the first moved by ([\d.]+)", text)
+    moved = re.search(r"changed the first by ([\d.]+)", text)
     assert float(moved.group(1)) < 0.05
 
 

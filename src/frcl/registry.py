@@ -20,10 +20,14 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 
 class Registry(Generic[T]):
-    """Named objects of one kind. Installed packages add to it by the entry point group `frcl.<kind>s`."""
+    """Named objects of one kind. Installed packages add to it through the entry point group `frcl.<kind>s`.
 
-    def __init__(self, kind: str) -> None:
+    `plural` replaces `<kind>s` in the name of the group where English has another plural.
+    """
+
+    def __init__(self, kind: str, plural: str | None = None) -> None:
         self.kind = kind
+        self.group = f"frcl.{plural or kind + 's'}"
         self._known: dict[str, T] = {}
         self._plugins_loaded = False
 
@@ -42,7 +46,8 @@ class Registry(Generic[T]):
         return self._known[name]
 
     def __contains__(self, name: object) -> bool:
-        self._load_plugins()
+        if name not in self._known:  # our own names load no plugins, which may import what is being imported
+            self._load_plugins()
         return name in self._known
 
     def __iter__(self) -> Iterator[str]:
@@ -59,6 +64,6 @@ class Registry(Generic[T]):
         if self._plugins_loaded:
             return
         self._plugins_loaded = True
-        for entry in metadata.entry_points(group=f"frcl.{self.kind}s"):
+        for entry in metadata.entry_points(group=self.group):
             if entry.name not in self._known:
                 self._known[entry.name] = entry.load()

@@ -1,6 +1,8 @@
-"""Data and streams of tasks to learn from."""
+"""Data and streams of tasks. Every module of this package is imported, so that a new benchmark is one new file."""
 
-from frcl.data import streams, omniglot  # noqa: F401  (they register their benchmarks)  # isort: skip
+import pkgutil
+from importlib import import_module
+
 from frcl.data.options import BenchmarkOptions
 from frcl.data.own import own_tasks
 from frcl.data.registry import BENCHMARKS, BenchmarkSpec, Request, open_benchmark
@@ -10,3 +12,6 @@ __all__ = [
     "BENCHMARKS", "Benchmark", "BenchmarkOptions", "BenchmarkSpec", "Request", "Split", "Task", "TaskList",
     "open_benchmark", "own_tasks",
 ]  # fmt: skip
+
+for _name in ("streams", *(module.name for module in pkgutil.iter_modules(__path__))):  # benchmarks in this order
+    import_module(f"{__name__}.{_name}")

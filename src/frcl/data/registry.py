@@ -1,7 +1,8 @@
 """The benchmarks by name, what describes one of them, and opening one.
 
-To add a benchmark, write a module that calls `BENCHMARKS.add(name, BenchmarkSpec(...))`. In this package, import it in
-`frcl.data`; in another package, name the `BenchmarkSpec` as an entry point of the group `frcl.benchmarks`.
+To add a benchmark, write a module of this package that calls `BENCHMARKS.add(name, BenchmarkSpec(...))`; every module
+of the package is imported by `frcl.data`. In another package, name the `BenchmarkSpec` as an entry point of the
+group `frcl.benchmarks`.
 """
 
 from __future__ import annotations

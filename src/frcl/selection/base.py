@@ -76,7 +76,7 @@ class Criterion:
     needs_classes: bool = False
 
 
-CRITERIA: Registry[Criterion] = Registry("criterion")
+CRITERIA: Registry[Criterion] = Registry("criterion", "criteria")
 CRITERIA.add("random", Criterion("random"))  # these two look at features alone: trace.py
 CRITERIA.add("trace", Criterion("trace"))
 

@@ -1,0 +1,159 @@
+"""The recipes of CONTRIBUTING.md, applied literally: their files are written into a copy of the package and used."""
+
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+BLOCKS = re.findall(r"^```\w+ (file|append)=(\S+)\n(.*?)^```$", (ROOT / "CONTRIBUTING.md").read_text(), re.S | re.M)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory) -> Path:
+    """A copy of the source tree with the files of all recipes."""
+    folder = tmp_path_factory.mktemp("copy")
+    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for action, name, text in BLOCKS:
+        path = folder / name
+        assert path.exists() == (action == "append"), f"{name}, {action}"
+        path.write_text(path.read_text() + "\n\n" + text if action == "append" else text)
+    return folder
+
+
+def python(package: Path, *arguments: str) -> str:
+    """The output of a Python process that imports the copy; it must succeed."""
+    environment = {**os.environ, "PYTHONPATH": str(package / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=package, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+DATA = """
+import torch, frcl
+generator = torch.Generator().manual_seed(0)
+x = torch.randn(120, 2, generator=generator)
+y = (x[:, 0] > 0).long()
+net = frcl.MLP(2, (16, 8)).double()
+x = x.double()
+"""
+
+CRITERION = """
+learner = frcl.FRCL(net, points=6, steps=20, selection="farthest", search_steps=100)
+summary = learner.fit(x, y)
+with torch.no_grad():
+    distance = torch.cdist(learner.net(x), learner.net(summary.Z)).amin(1).max()
+torch.testing.assert_close(torch.tensor(summary.after).double(), distance)
+assert summary.after < summary.before
+again = frcl.FRCL(net, points=6, steps=20, selection="trace", search_steps=100).fit(x, y)
+assert abs(again.after - summary.after) > 1e-3
+"""
+
+LIKELIHOOD = """
+from frcl.likelihoods import LIKELIHOODS
+from torch.distributions import Exponential, Normal, kl_divergence
+
+waiting = torch.empty(120).double().exponential_(generator=generator) / torch.exp(x[:, 0])
+learner = frcl.FRCL(net, points=6, steps=200, lr=1e-2, likelihood="exponential")
+learner.fit(x, waiting)
+p = learner.predict(x, task=0)
+assert type(learner.likelihood(0)) is LIKELIHOODS["exponential"]
+torch.testing.assert_close(p.target_mean, torch.exp(-p.mean + 0.5 * p.variance))
+assert torch.corrcoef(torch.stack([p.mean[:, 0], x[:, 0]]))[0, 1] > 0.7
+learner.save("times.frcl")
+assert torch.equal(frcl.load("times.frcl", net).predict(x, task=0).target_mean, p.target_mean)
+
+own = LIKELIHOODS["exponential"](1)  # its formulas against brute force over f
+mean, variance, y_one = (torch.tensor([[v]]).double() for v in (0.3, 0.5, 1.7))
+f = torch.linspace(-8, 9, 20001, dtype=torch.float64)[:, None]
+weight = Normal(mean, variance.sqrt()).log_prob(f).exp() * (f[1] - f[0])
+log_p = Exponential(f.exp()).log_prob(y_one)
+close = torch.testing.assert_close
+draws, none = torch.empty(0), {}
+close(own.log_prob(f, y_one, none), log_p[:, 0])
+close(own.expected_log_prob(mean, variance, y_one, draws, none), (weight * log_p).sum(0))
+close(own.log_predictive(mean, variance, y_one, draws, none), (weight * log_p.exp()).sum(0).log(), atol=1e-6, rtol=0)
+moments = own.predictive(mean, variance, draws, none)
+m = (weight * torch.exp(-f)).sum()
+close(moments.mean[0, 0], m)
+close(moments.variance[0, 0], (weight * 2 * torch.exp(-2 * f)).sum() - m**2)
+a, b = torch.tensor([[0.2]]).double(), torch.tensor([[-0.4]]).double()
+close(own.divergence(a, b, torch.ones(1, 1), none), kl_divergence(Exponential(a.exp()), Exponential(b.exp()))[0])
+"""
+
+REGULARISER = """
+from frcl.regularisers import FunctionalKL
+from frcl.regularisers.l2 import L2
+
+def moved(weight):
+    learner = frcl.FRCL(net, points=6, steps=30, regularisers=[FunctionalKL(), L2(weight)])
+    learner.fit(x, y)
+    before = torch.cat([p.detach().flatten() for p in learner.net.parameters()])
+    logs = []
+    learner.fit(x, (x[:, 1] > 0).long(), on_step=logs.append)
+    after = torch.cat([p.detach().flatten() for p in learner.net.parameters()])
+    return float((after - before).norm()), learner, logs
+
+free, _, _ = moved(0.0)
+held, learner, logs = moved(10.0)
+assert held < 0.5 * free
+assert logs[-1].kl_past > 0
+learner.save("l2.frcl")
+assert [one.name for one in frcl.load("l2.frcl", net).regularisers] == ["functional-kl", "l2"]
+"""
+
+
+def test_the_recipes_name_one_file_each():
+    folders = [str(Path(name).parent) for action, name, _ in BLOCKS if action == "file"]
+    assert folders == [f"src/frcl/{room}" for room in ("selection", "likelihoods", "data", "regularisers")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [CRITERION, LIKELIHOOD, REGULARISER], ids=["criterion", "likelihood", "regulariser"])
+def test_what_a_recipe_adds_is_used(package, code):
+    python(package, "-W", "error", "-c", DATA + code)
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_the_recipe_can_be_opened(package):
+    code = """
+from frcl.data import BENCHMARKS, BenchmarkOptions, open_benchmark
+assert "half-planes" in BENCHMARKS
+benchmark = open_benchmark("half-planes", BenchmarkOptions(tasks=3, train_on="train"), seed=0)
+assert benchmark.task_names == ("0°", "45°", "90°")
+task = benchmark.task(2)
+assert (len(task.train), len(task.validation), len(task.test)) == (270, 30, 100)
+assert bool(((task.test.x[:, 1] > 0).long() == task.test.y).all())
+"""
+    python(package, "-W", "error", "-c", code)
+
+
+@pytest.mark.slow
+def test_the_command_line_runs_the_benchmark_with_the_criterion(package):
+    options = ["--selection", "farthest", "--tasks", "2", "--steps", "20", "--seeds", "1", "--set", "search_steps=20"]
+    python(package, "-m", "frcl", "run", "half-planes", *options, "--quiet", "--out", "run")
+    config = (package / "run" / "config.toml").read_text()
+    assert 'selection = "farthest"' in config
+    assert "widths = [32, 32]" in config
+    assert "half-planes" in python(package, "-m", "frcl", "list")
+
+
+@pytest.mark.slow
+def test_the_command_line_runs_and_tunes_the_method(package):
+    options = ["--method", "l2", "--tasks", "2", "--steps", "20", "--seeds", "2", "--set", "strength=0.5"]
+    python(package, "-W", "error", "-m", "frcl", "run", "half-planes", *options, "--quiet", "--out", "l2")
+    rows = list(csv.DictReader((package / "l2" / "log.csv").read_text().splitlines()))
+    penalties = {task: [float(row["kl_past"]) for row in rows if row["task"] == task] for task in ("0", "1")}
+    assert set(penalties["0"]) == {0.0}  # nothing to keep while the first task is learned
+    assert penalties["1"][0] == 0.0  # the weights are where they began
+    assert penalties["1"][-1] > 0.0
+    tried = json.loads(python(package, "-m", "frcl", "tune", "l2", "half-planes", "--set", "steps=5", "--json"))
+    assert sorted(trial["options"]["strength"] for trial in tried) == [1e-4, 1e-3, 1e-2]

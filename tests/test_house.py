@@ -51,6 +51,12 @@ def room(module: str) -> str:
     return module.split(".")[1]
 
 
+def inner(module: str, name: str) -> str:
+    """The module that `from module import name` imports: a module of that name, or `module` itself."""
+    place = PACKAGE.joinpath(*module.split(".")[1:], name)
+    return f"{module}.{name}" if place.with_suffix(".py").exists() or place.is_dir() else module
+
+
 def imports(path: Path) -> list[str]:
     """The modules of the package that a file imports; not those that only the type checker sees."""
     found, tree = [], ast.parse(path.read_text())
@@ -63,7 +69,7 @@ def imports(path: Path) -> list[str]:
         if any(node in part for part in skipped):
             continue
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("frcl."):
-            found.append(node.module)
+            found += [inner(node.module, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module == "frcl":
             found += [f"frcl.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):

@@ -280,8 +280,6 @@ MUTANTS = (
            "tests/test_methods_columns.py"),
     Mutant("the networks of all tasks with one seed", "baselines/single.py",
            'f"task/{task.number}"', '"task"', "tests/test_methods_penalties.py"),
-    Mutant("old heads of the wrong tasks", "regularisers/heads.py",
-           "else step.heads[step.tasks]", "else step.heads[: len(step.tasks)]", "tests/test_plus.py"),
     Mutant("one function of two classes taken for a softmax of one", "likelihoods/bernoulli.py",
            "return softmax_fisher_terms(with_zero(f))", "return softmax_fisher_terms(f)", "tests/test_plus.py"),
     Mutant("correction of an old head with the wrong sign", "summary.py",

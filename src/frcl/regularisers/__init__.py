@@ -1,4 +1,10 @@
-"""What keeps past tasks in place while a new one is learned: one file each, one protocol for all methods."""
+"""What keeps past tasks in place while a new one is learned: one protocol for all methods, one file each.
+
+Every module of this package is imported, so that a new regulariser is one new file.
+"""
+
+import pkgutil
+from importlib import import_module
 
 from frcl.regularisers.current_inputs import CurrentInputs
 from frcl.regularisers.functional import FunctionalKL
@@ -19,3 +25,6 @@ __all__ = [
     "Regulariser",
     "Replay",
 ]
+
+for _module in pkgutil.iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from frcl.data.datasets import MNIST, DataSet
-from frcl.data.drawings import Drawings, compacted, from_images, read_archives
+from frcl.data.drawings import Drawings, from_images, read_archives, to_compact
 from frcl.data.files import DataFile
 from frcl.data.options import TrainOn
 from frcl.data.streams import mnist_task, read_mnist
@@ -144,7 +144,7 @@ def small_omniglot(mirror: str = NOWHERE) -> tuple[DataSet, dict[str, bytes]]:
     )
     digest = read_archives(contents).digest()
     compact = DataFile("compact.npz", "omniglot", "sha256 of arrays", digest)
-    return DataSet("omniglot", archives, compact, compacted), contents
+    return DataSet("omniglot", archives, compact, lambda given: to_compact(read_archives(given))), contents
 
 
 @dataclass

@@ -21,7 +21,7 @@ T = TypeVar("T")
 Option = typer.Option
 out, err = Console(), Console(stderr=True)
 
-ON = "cpu: ratios of two functions timed in turn. cuda: whole runs of the paper, in seconds."
+DEVICE = "cpu: ratios of two functions timed in turn. cuda: whole runs of the paper, in seconds."
 ONLY = """Only this; may be repeated. cpu: past-kl, frcl-step, plus-step, flat, plus-flat, trace-swap, prediction,
 ten-seeds. cuda: split-mnist, permuted-mnist, ten-to-one, omniglot."""
 AGAINST = "The JSON file of an earlier bench: prints old and new side by side."
@@ -29,7 +29,7 @@ PROFILE = "cpu: print the 15 most expensive operators of an FRCL step, and stop.
 
 
 def bench(
-    device: Annotated[str, Option(help=ON)] = "cpu",
+    device: Annotated[str, Option(help=DEVICE)] = "cpu",
     only: Annotated[list[str] | None, Option(help=ONLY)] = None,
     quick: Annotated[bool, Option("--quick", help="cpu: fewer repetitions; seconds instead of minutes.")] = False,
     repeat: Annotated[int | None, Option(min=1, help="Number of repetitions; cuda: 1 by default.")] = None,

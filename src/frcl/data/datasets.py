@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from frcl.data.drawings import compacted
+from frcl.data.drawings import read_archives, to_compact
 from frcl.data.files import FRCL_DATA, Check, DataFile, FileStatus, Progress, data_folders
 from frcl.data.registry import BENCHMARKS
 from frcl.errors import DataError, OptionError
@@ -84,7 +84,8 @@ _COMPACT = "3c25ed7087969a89b4ff017094e29c93b8f2a7cd28b899d1873f960a5ecafee1"
 OMNIGLOT = DataSet("omniglot", _files("omniglot", "md5", _OMNIGLOT, **{
     "images_background.zip": "68d2efa1b9178cc56df9314c21c6e718",
     "images_evaluation.zip": "6b91aef0f799c5bb55b94e3f2daec811",
-}), DataFile("omniglot28.npz", "omniglot", "sha256 of arrays", _COMPACT), compacted)  # fmt: skip
+}), DataFile("omniglot28.npz", "omniglot", "sha256 of arrays", _COMPACT),
+   lambda archives: to_compact(read_archives(archives)))  # fmt: skip
 DATASETS = (MNIST, OMNIGLOT)
 
 

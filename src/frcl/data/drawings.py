@@ -104,11 +104,6 @@ def read_compact(content: bytes, where: str) -> Drawings:
     return checked(Drawings(**found), where)
 
 
-def compacted(archives: Mapping[str, bytes]) -> bytes:
-    """The compact file, from the contents of the archives."""
-    return to_compact(read_archives(archives))
-
-
 def to_compact(drawings: Drawings) -> bytes:
     """The bytes of the file that `read_compact` reads."""
     buffer = io.BytesIO()
@@ -190,10 +185,9 @@ def decode_bits(content: bytes, where: str) -> Array:
         raise
     except UnidentifiedImageError as error:
         raise DataError(f"{where} is not a readable PNG file") from error
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise DataError(f"{where} is refused: {error}") from error
     except Exception as error:  # damaged files raise many kinds of errors in Pillow
-        raise DataError(f"{where} is damaged: {error}") from error
+        is_bomb = isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning)
+        raise DataError(f"{where} is {'refused' if is_bomb else 'damaged'}: {error}") from error
 
 
 def shrink(image: Array, side: int) -> Array:

@@ -47,7 +47,7 @@ class FileStatus:
 
     @property
     def problem(self) -> str | None:
-        return self.problems[0] if self.problems else None
+        return next(iter(self.problems), None)
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,7 @@ class DataFile:
 
     def find(self, data: Path | None) -> FileStatus:
         """The first file of that name, plain or gzipped, whose content is right."""
-        problems: list[str] = []
-        wrong = None
+        wrong: dict[Path, str] = {}
         names = dict.fromkeys((self.name, self.name.removesuffix(".gz")))
         places = [place for root in data_folders(data) for place in (root / self.folder, root)]
         for path in (place / name for place in places for name in names if (place / name).is_file()):
@@ -85,11 +84,10 @@ class DataFile:
                     raise DataError(f"{path} is not {self.name}: it has more than {LARGEST >> 20} MiB")
                 return FileStatus(self.folder, self.name, path, self.verified(path.read_bytes(), str(path)))
             except OSError as error:
-                problems.append(f"{path} cannot be read: {error.strerror or error}")
+                wrong[path] = f"{path} cannot be read: {error.strerror or error}"
             except DataError as error:
-                problems.append(str(error))
-            wrong = wrong or path
-        return FileStatus(self.folder, self.name, wrong, problems=tuple(problems))
+                wrong[path] = str(error)
+        return FileStatus(self.folder, self.name, next(iter(wrong), None), problems=tuple(wrong.values()))
 
     def writable_folder(self, data: Path | None) -> Path | None:
         """The first folder that it can be written to. An existing file of that name is replaced in the cache only."""

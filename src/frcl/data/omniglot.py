@@ -17,16 +17,14 @@ from frcl.data.files import Progress
 from frcl.data.options import OMNIGLOT as OMNIGLOT_OPTIONS
 from frcl.data.options import BenchmarkOptions, OmniglotSplit
 from frcl.data.registry import BENCHMARKS, BenchmarkSpec, Request, Source
-from frcl.data.tasks import Benchmark, Split, Task, checked_number, first_tasks
+from frcl.data.tasks import Benchmark, Device, Split, Task, checked_number, first_tasks
 from frcl.seeding import fork
 
 SHARES = (12, 4, 4)  # of the 20 drawings of a character: train, validation, test
 TRAIN, VALIDATION, TEST = range(3)
 
 
-def load_omniglot(
-    data: Path | None = None, *, files: DataSet = OMNIGLOT, on_progress: Progress | None = None
-) -> Drawings:
+def load_omniglot(data: Path | None = None, files: DataSet = OMNIGLOT, on_progress: Progress | None = None) -> Drawings:
     """All drawings, from the compact file if there is one. Otherwise from the archives, and the file is written."""
     ((name, content),) = files.contents(data, on_progress=on_progress).items()
     return read_compact(content, name)
@@ -88,9 +86,7 @@ class Alphabets(Benchmark):
         return alphabet, parts_of(alphabet, self.options.omniglot_split, self.seed)
 
 
-def omniglot_tasks(
-    drawings: Drawings, options: BenchmarkOptions, seed: int, device: torch.device | str = "cpu"
-) -> Alphabets:
+def omniglot_tasks(drawings: Drawings, options: BenchmarkOptions, seed: int, device: Device = "cpu") -> Alphabets:
     """The alphabets in the order that the seed gives, or in alphabetical order."""
 
     def alphabet(which: int) -> Alphabet:

@@ -21,8 +21,8 @@ class BenchmarkOptions(Options):
     """All options of all benchmarks. An option that a benchmark does not have is refused."""
 
     tasks: int | None = option(None, "only this many tasks, the first ones; None: all")
-    # Appendix F trains on both for MNIST. For Omniglot the paper says both (Appendix A, and the table in
-    # Appendix F) and the training set alone (the text of Appendix F): state which one made a number.
+    # Appendix F trains on both for MNIST; for Omniglot the paper says both (Appendix A, the table of Appendix F) and
+    # the training set alone (the text of Appendix F): state which one made a number.
     train_on: TrainOn = option("train+validation", "whether validation examples are trained on too")
 
     permutations: int = option(10, "permuted-*: number of tasks")

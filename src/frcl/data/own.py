@@ -12,7 +12,7 @@ import torch
 
 from frcl.data.options import BenchmarkOptions, TrainOn
 from frcl.data.own_files import DEFAULTS, Array, Parts, as_array, read_config, read_parts
-from frcl.data.tasks import Split, Task, TaskList, first_tasks
+from frcl.data.tasks import Device, Split, Task, TaskList, first_tasks
 from frcl.errors import DataError, OptionError
 from frcl.seeding import fork
 
@@ -21,9 +21,9 @@ SHARES = (("test_share", 1e-9, "between 0 and 1"), ("validation_share", 0.0, "fr
 
 
 def own_tasks(
-    source: Sequence[Arrays] | str | Path, *, name: str | None = None,
-    test_share: float | None = None, validation_share: float | None = None,
-    options: BenchmarkOptions | None = None, seed: int = 0, device: torch.device | str = "cpu",
+    source: Sequence[Arrays] | str | Path, *, name: str | None = None, test_share: float | None = None,
+    validation_share: float | None = None, options: BenchmarkOptions | None = None,
+    seed: int = 0, device: Device = "cpu",
 ) -> TaskList:  # fmt: skip
     """A benchmark from your data.
 

@@ -12,12 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from frcl.data.files import Progress
 from frcl.data.options import BenchmarkOptions
 from frcl.data.own import own_tasks
-from frcl.data.tasks import Benchmark
+from frcl.data.tasks import Benchmark, Device
 from frcl.errors import DataError, OptionError
 from frcl.registry import Registry, suggestion
 
@@ -30,7 +28,7 @@ class Request:
 
     options: BenchmarkOptions
     data: Path | None = None  # the folder to look for files in first
-    device: torch.device | str = "cpu"
+    device: Device = "cpu"
     on_progress: Progress | None = None  # called during downloads
 
 
@@ -62,7 +60,7 @@ def known_name(name: str) -> str:
 
 def open_benchmark(
     name: str, options: BenchmarkOptions | None = None, *, seed: int, data: Path | str | None = None,
-    device: torch.device | str = "cpu", on_progress: Progress | None = None,
+    device: Device = "cpu", on_progress: Progress | None = None,
 ) -> Benchmark:  # fmt: skip
     """The benchmark of that name, or your own data if `name` is the path of a .toml file; tensors on `device`.
 
@@ -73,7 +71,7 @@ def open_benchmark(
 
 def benchmark_source(
     name: str, options: BenchmarkOptions | None = None, *, data: Path | str | None = None,
-    device: torch.device | str = "cpu", on_progress: Progress | None = None,
+    device: Device = "cpu", on_progress: Progress | None = None,
 ) -> Source:  # fmt: skip
     """The benchmark as a function of the seed. Files are read once, and tensors that all seeds share are kept once."""
     options = options or BenchmarkOptions()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from frcl.data.tasks import Benchmark, Split, Task, TaskList, checked_number, fi
 from frcl.errors import DataError
 from frcl.seeding import fork
 
+BySeed = Callable[[int], Task]
 PAIRS = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9))
 TEST_SHARE = 0.2  # of scikit-learn's digits
 VALIDATION_SHARE = 1 / 12  # 5,000 of MNIST's 60,000
@@ -34,17 +35,15 @@ def task_with_validation(
     return Task(name, train, learning[is_held], test, size=len(train))
 
 
-def split_by_label(
-    name: str, base: Task, options: BenchmarkOptions, groups: Sequence[tuple[int, ...]] = PAIRS
-) -> TaskList:
-    """One task for each group of labels, with the examples of `base` that have these labels (Zenke et al., 2017)."""
+def split_by_label(name: str, base: Task, options: BenchmarkOptions) -> TaskList:
+    """One task for each pair of labels, with the examples of `base` that have these labels (Zenke et al., 2017)."""
 
     def task(group: tuple[int, ...]) -> Task:
         labels = torch.tensor(group, device=base.train.y.device)
         own = base.changed(lambda part: part[torch.isin(part.y, labels)], "/".join(map(str, group)))
         return replace(own, size=len(own.train))
 
-    return TaskList(name, tuple(task(group) for group in first_tasks(name, groups, options.tasks)))
+    return TaskList(name, tuple(task(group) for group in first_tasks(name, PAIRS, options.tasks)))
 
 
 @dataclass(frozen=True)
@@ -97,17 +96,17 @@ def read_mnist(
 ) -> tuple[Split, Split]:
     """The 60,000 images to learn from and the 10,000 for testing: x [N, 784] in [0, 1], y the digit."""
     contents = files.contents(data, on_progress=on_progress)
-    x, y, x_test, y_test = (parse_idx(content, name) for name, content in contents.items())
-    return _split(x, y, "training"), _split(x_test, y_test, "test")
-
-
-def _split(x: Tensor, y: Tensor, part: str) -> Split:
-    if x.ndim != 3 or y.ndim != 1 or len(x) != len(y):
-        raise DataError(
-            f"MNIST's {part} images have shape {tuple(x.shape)} and their labels {tuple(y.shape)}; expected images "
-            "[N, height, width] and as many labels [N]"
-        )
-    return Split(x.flatten(1).float() / 255.0, y.long())
+    names, arrays = list(contents), [parse_idx(content, name) for name, content in contents.items()]
+    splits = []
+    for i in (0, 2):
+        x, y = arrays[i : i + 2]
+        if x.ndim != 3 or y.ndim != 1 or len(x) != len(y):
+            raise DataError(
+                f"{names[i]} has shape {tuple(x.shape)} and {names[i + 1]} {tuple(y.shape)}; expected images "
+                "[N, height, width] and as many labels [N]"
+            )
+        splits.append(Split(x.flatten(1).float() / 255.0, y.long()))
+    return splits[0], splits[1]
 
 
 def parse_idx(content: bytes, where: str) -> Tensor:
@@ -127,18 +126,16 @@ def mnist_task(learning: Split, test: Split, seed: int, train_on: TrainOn) -> Ta
     return task_with_validation("MNIST", learning, test, held=held, train_on=train_on, generator=generator)
 
 
-def _digits(request: Request) -> Callable[[int], Task]:
+def _digits(request: Request) -> BySeed:
     return lambda seed: load_digits(seed, request.options.train_on).to(request.device)
 
 
-def _mnist(request: Request) -> Callable[[int], Task]:
+def _mnist(request: Request) -> BySeed:
     learning, test = (part.to(request.device) for part in read_mnist(request.data, on_progress=request.on_progress))
     return lambda seed: mnist_task(learning, test, seed, request.options.train_on)
 
 
-def _spec(
-    name: str, text: str, by_seed: Callable[[Request], Callable[[int], Task]], dataset: str | None = None
-) -> None:
+def _add(name: str, text: str, by_seed: Callable[[Request], BySeed], dataset: str | None = None) -> None:
     """Register a stream that is made from one task, which `by_seed` loads."""
     permuted = name.startswith("permuted")
 
@@ -151,7 +148,7 @@ def _spec(
     BENCHMARKS.add(name, BenchmarkSpec(text, build, PERMUTED if permuted else (), dataset))
 
 
-_spec("split-digits", "5 tasks, 0/1 to 8/9, of scikit-learn's 8×8 digits; nothing to download", _digits)
-_spec("permuted-digits", "10 tasks, all ten 8×8 digits with permuted pixels; nothing to download", _digits)
-_spec("split-mnist", "5 tasks, 0/1 to 8/9, of MNIST", _mnist, "mnist")
-_spec("permuted-mnist", "10 tasks, all ten digits of MNIST with permuted pixels", _mnist, "mnist")
+_add("split-digits", "5 tasks, 0/1 to 8/9, of scikit-learn's 8×8 digits; nothing to download", _digits)
+_add("permuted-digits", "10 tasks, all ten 8×8 digits with permuted pixels; nothing to download", _digits)
+_add("split-mnist", "5 tasks, 0/1 to 8/9, of MNIST", _mnist, "mnist")
+_add("permuted-mnist", "10 tasks, all ten digits of MNIST with permuted pixels", _mnist, "mnist")

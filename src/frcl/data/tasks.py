@@ -12,6 +12,7 @@ from torch import Tensor
 from frcl.errors import OptionError, TaskError
 
 T = TypeVar("T")
+Device = torch.device | str
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Split:
         """The examples at these indices, or where this mask is true."""
         return Split(self.x[which], self.y[which])
 
-    def to(self, device: torch.device | str) -> Split:
+    def to(self, device: Device) -> Split:
         return Split(self.x.to(device), self.y.to(device))
 
 
@@ -46,7 +47,7 @@ class Task:
         """The task with `function` applied to each part, and another name."""
         return Task(name, function(self.train), function(self.validation), function(self.test), self.size)
 
-    def to(self, device: torch.device | str) -> Task:
+    def to(self, device: Device) -> Task:
         return self.changed(lambda part: part.to(device), self.name)
 
 

@@ -1,6 +1,7 @@
 """The house rules that a machine can check: imports go one way, the core is light, nothing is hidden."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -168,3 +169,18 @@ def test_public_names_are_there():
     for name in frcl.__all__:
         assert hasattr(frcl, name)
     assert sorted(frcl.__all__) == sorted(set(frcl.__all__))
+
+
+WORDS = re.compile(
+    r"\banew\b|\bso many\b|\bslopes?\b|what it gives|has the floor|\bworked out\b|could not be had|"
+    r"nobody (listens|looks|tells)|(?<!standard )\bdeviations?\b(?! from)",
+    re.IGNORECASE,
+)
+PROSE = [*FILES, *PAPER, *(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md"), *(ROOT / "examples").rglob("*.py")]
+
+
+@pytest.mark.parametrize("path", PROSE, ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_usual_words_are_used(path):
+    """GLOSSARY.md says which words the field has for what these meant here."""
+    found = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if WORDS.search(line)]
+    assert not found

@@ -63,18 +63,30 @@ class Decision:
 class BoundaryDetector:
     """Welch's one-sided test of each minibatch's scores against those before it.
 
-    threshold      a switch is declared when the statistic exceeds it
-    window         how many of the last minibatches make the reference (the paper: 1; it suggests 10)
-    rescore        the reference is scored again, by the model as it is now: otherwise every step of learning between
-                   two minibatches moves the scores a little, and over ten of them that looks like a change
-    beside         another test, with so many of the last minibatches; it decides nothing, and tells what a detector
-                   with such a window would see in the same stream. 0: none; with `rescore` at most `window`
-    all_functions  a learner has the functions of all classes tested, also of those that the task has not shown
-    log_space      test log-scores (the paper found it more robust)
-    aggregate      "max", "median" or "mean" of the statistics of the functions
-    warm_up        minibatches before the first test of all (starting_time in Algorithm 1)
-    minimum_time   minibatches a task must last before a switch can be declared
-    pause          minibatches without a test after a switch
+    Parameters
+    ----------
+    threshold : float
+        A switch is declared when the statistic exceeds it.
+    window : int
+        How many of the last minibatches make the reference (the paper: 1; it suggests 10).
+    rescore : bool
+        Score the reference again with the current model. Otherwise every step of learning between two minibatches moves
+        the scores a little, and over ten of them that looks like a change.
+    beside : int
+        A second test with this many of the last minibatches, which decides nothing: it shows the statistic of a
+        detector with such a window on the same stream. 0: none; with `rescore` at most `window`.
+    all_functions : bool
+        Also test the functions of classes that the task has not shown.
+    log_space : bool
+        Test log-scores, which the paper found more robust.
+    aggregate : {"max", "median", "mean"}
+        Of the statistics of the functions.
+    warm_up : int
+        Minibatches before the first test of all (starting_time in Algorithm 1).
+    minimum_time : int
+        Minibatches that a task lasts before a switch can be declared.
+    pause : int
+        Minibatches without a test after a switch.
     """
 
     def __init__(

@@ -15,6 +15,7 @@ from torch import Tensor
 Replay = Callable[[], None]
 A = TypeVar("A")
 B = TypeVar("B")
+MOST_SHAPES = 4  # of inputs that a function is recorded for: every graph has memory of its own
 WARM_UPS = 2  # libraries are loaded, workspaces allocated and plans made outside of the recording
 TRIALS = WARM_UPS + 1  # how often the step is called before it is replayed: what it counts must have room for them
 
@@ -128,7 +129,7 @@ def put_back(changes: Sequence[Tensor], before: Sequence[Tensor]) -> None:
 
 
 class Captured:
-    """A function of one tensor as CUDA graphs, one for each shape of its input; the function itself elsewhere.
+    """A function of one tensor as CUDA graphs, one for each of the first few shapes of its input; else the function.
 
     The function reads and writes no other tensor than those that it always reads, and its result has a fixed shape.
     """
@@ -141,7 +142,7 @@ class Captured:
         return None  # a copy of a learner records it again
 
     def _is_recorded(self, x: Tensor) -> bool:
-        return x.is_cuda
+        return x.is_cuda and (len(self._recorded) < MOST_SHAPES or tuple(x.shape) in self._recorded)
 
     def __call__(self, x: Tensor) -> Tensor:
         """function(x); on CUDA the result is overwritten by the next call."""

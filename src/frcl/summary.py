@@ -191,7 +191,7 @@ def _kl_through_points(Phi: Tensor, terms: PriorKL) -> tuple[Tensor, Tensor]:
         inverse_Phi = inverse @ Phi
         return C * inverse_Phi - X @ (X.mT @ Phi) - extra[:, None, None] * (inverse @ inverse_Phi)
 
-    d, v = both(gradient, value, Phi.device)
+    d, v = both(gradient, value, Phi.device) if Phi.is_cuda else (gradient(), value())
     return v, d
 
 
@@ -222,7 +222,7 @@ def _kl_through_features(Phi: Tensor, terms: PriorKL) -> tuple[Tensor, Tensor]:
         weight = C * inverse - extra[:, None, None] * (inverse @ inverse)
         return Phi @ weight - rest @ (X / u_noise[:, None, None]).mT
 
-    d, v = both(gradient, value, Phi.device)
+    d, v = both(gradient, value, Phi.device) if Phi.is_cuda else (gradient(), value())
     return v, d
 
 

@@ -79,7 +79,7 @@ class Baseline(ABC, Generic[O, Own]):
         return {"heads": [task.head for task in self._state.past if task.head is not None]}
 
     def _check(self, own: Own, tasks: int) -> None:
-        """Refuse what was read for `own`, of so many tasks, where it does not fit this network."""
+        """Refuse what was read for `own`, of that many tasks, where it does not fit this network."""
 
     # -- learning -------------------------------------------------------------------------------------------
 

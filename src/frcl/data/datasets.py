@@ -48,7 +48,7 @@ class DataSet:
             if folder is None or not found[missing[0]].verified:
                 last = found[missing[0]].problems if folder else ["none of these folders can be written to"]
                 raise DataError(
-                    f"{', '.join(file.name for file in missing)} could not be had. "
+                    f"{', '.join(file.name for file in missing)} could not be found or downloaded. "
                     f"Looked in {', '.join(str(place) for place in data_folders(data))} and their folder {self.name}. "
                     f"{'; '.join([*problems, *last])}. By hand: get the files from {' or '.join(missing[0].mirrors)}, "
                     f"put them into a folder, and name it with --data or {FRCL_DATA}."

@@ -33,7 +33,7 @@ def train(programs: Sequence[Program]) -> Iterator[list[list[Values]]]:
         raise TaskError("learners that learn together stand at the same step of a task")
     if first.step >= first.stop:
         return
-    units = _units(programs)
+    units: Sequence[Unit] = [Alone(first)] if len(programs) == 1 else _units(programs)
     loop = Recorded(units) if first.x.is_cuda else _Eager(units)
     try:
         while first.step < first.stop:
@@ -123,7 +123,7 @@ def _settle(programs: Sequence[Program]) -> None:
 
 def _units(programs: Sequence[Program]) -> list[Unit]:
     """One block if they fit together and can be batched, else each by itself."""
-    if len(programs) == 1 or not can_stack(programs):
+    if not can_stack(programs):
         return [Alone(program) for program in programs]
     if reason := why_not(programs):
         warnings.warn(f"these networks cannot be batched over seeds, which run side by side: {reason}", stacklevel=3)

@@ -19,7 +19,7 @@ from frcl.experiment.runner import benchmark_of, new_learner, seeds_at_once
 from frcl.learners.lockstep import finish
 
 BY = ("accuracy", "nll", "ece")  # what may decide
-TASKS = 3  # the first so many tasks of the benchmark
+TASKS = 3  # how many tasks of the benchmark are used, the first ones
 
 
 def validation_only(inner: Benchmark) -> Seen:

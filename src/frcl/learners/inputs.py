@@ -101,7 +101,7 @@ def data_mark(x: Tensor, *rest: object) -> str:
 
 
 def _sums(x: Tensor) -> list[int]:
-    """Σ_j w_j · mixed(bits of number j) modulo 2⁶⁴, w_j odd, for each slice of x; worked out where x is."""
+    """Σ_j w_j · mixed(bits of number j) modulo 2⁶⁴, w_j odd, for each slice of x; computed where x is."""
     whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
     bits = x.detach().contiguous().flatten()
     bits = bits.to(torch.uint8) if bits.dtype == torch.bool else bits.view(whole)

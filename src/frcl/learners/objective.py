@@ -88,8 +88,9 @@ class Objective:
             return log_p.mean(), kl_now
 
         def held() -> list[Tensor]:
+            own = _aliases(theta) if x.is_cuda else theta
             step = Step(
-                self.features, _aliases(theta), params.posterior.mean, params.heads, x, y, Phi_x, Phi_z, draws.tasks,
+                self.features, own, params.posterior.mean, params.heads, x, y, Phi_x, Phi_z, draws.tasks,
                 constants.past_tasks, constants.N,
             )  # fmt: skip
             return penalties(self.regularisers, step, constants.regularisers, draws.regularisers)
@@ -129,4 +130,4 @@ def inducing_inputs(params: Parameters, Z: Tensor | None) -> Tensor:
 
 def _aliases(theta: Params) -> Params:
     """The same tensors, to which gradients flow back from here: what uses them may run on another CUDA stream."""
-    return {name: value.view_as(value) if value.is_cuda else value for name, value in theta.items()}
+    return {name: value.view_as(value) for name, value in theta.items()}

@@ -177,7 +177,7 @@ class Swaps:
         self.clock = torch.full((1,), -1, device=device)
 
     def direct(self) -> Tensor:
-        """P worked out from Φ_Z."""
+        """P computed from Φ_Z."""
         if not self.has_few_points:
             return residual_projection(self.Phi_z, self.noise)
         root = inverse_lower(cholesky(add_diagonal(self.Phi_z @ self.Phi_z.mT, self.noise)))

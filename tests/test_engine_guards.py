@@ -8,7 +8,7 @@ from torch import nn
 
 import frcl.engine.recorded as recorded_module
 import frcl.engine.train as train_module
-from frcl import FRCL, MLP, CheckpointError, ConvNet, NumericalError, TaskError
+from frcl import FRCL, MLP, CheckpointError, ConvNet, Ensemble, NumericalError, TaskError
 from frcl.experiment import runner
 from frcl.experiment.config import resolve
 from frcl.experiment.display import Silent
@@ -59,7 +59,7 @@ def double(labels, seed):
 
 def test_networks_that_only_look_alike_are_not_computed_as_one():
     nets, task = [Powered(1), Powered(3)], double((0, 1, 2), 1)
-    ensemble = FRCL(nets, members=2, **SMALL)
+    ensemble = Ensemble(nets, members=2, **SMALL)
     with pytest.warns(UserWarning, match="cannot be batched"):
         ensemble.fit(*task)
     with pytest.warns(UserWarning, match="cannot be batched"):
@@ -151,7 +151,7 @@ def test_members_of_an_interrupted_block_go_on_by_themselves():
 
 
 def test_an_ensemble_interrupted_while_it_closes_a_task_can_go_on(monkeypatch):
-    ensemble, task = FRCL(MLP(4, (8, 6), seed=1), members=3, **SMALL), blobs((0, 1, 2), 60, 1)
+    ensemble, task = Ensemble(MLP(4, (8, 6), seed=1), members=3, **SMALL), blobs((0, 1, 2), 60, 1)
     original = type(ensemble.members[0])._close
 
     def closing(self, *args):

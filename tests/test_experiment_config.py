@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from frcl import OptionError
-from frcl.experiment.config import build, parse_setting, read_toml, resolve, to_dict, to_toml
+from frcl.experiment.config import parse_setting, read_toml, resolve, to_dict, to_toml
 from frcl.experiment.networks import NetworkOptions, build_network
+from frcl.options import from_plain
 
 
 def test_layers_go_over_each_other():
@@ -70,8 +71,8 @@ def test_a_config_survives_its_file(tmp_path):
         ({"network": {"kind": "transformer"}}, "kind='transformer' is unknown; choose one of mlp, conv"),
         ({"network": {"widths": [0]}}, "widths must be whole numbers"),
         ({"stream": {"tasks": 0}}, "tasks must be"),
-        ({"detector": {"aggregate": "sum"}}, "aggregate is"),
-        ({"run": {"checkpoint_seconds": "often"}}, "checkpoint_seconds in run must be of type float, not 'often'"),
+        ({"detector": {"aggregate": "sum"}}, "aggregate=.sum. is unknown; choose one of max, median, mean"),
+        ({"run": {"checkpoint_seconds": "often"}}, "checkpoint_seconds must be a number, not 'often'"),
         ({"hidden_boundaries": 3}, "must be of type bool"),
     ],
 )
@@ -89,7 +90,7 @@ def test_settings_from_the_command_line():
     for text, message in [
         ("noise", "wants key=value"),
         ("=3", "wants key=value"),
-        ("nois=3", "option 'nois' is unknown; did you mean 'noise'"),
+        ("u_nois=3", "option 'u_nois' is unknown; did you mean 'u_noise'"),
         ("window=3", "is in learner and detector; write learner.window"),
     ]:
         with pytest.raises(OptionError, match=message):
@@ -116,5 +117,5 @@ def test_networks_by_options():
 
 
 def test_whole_numbers_become_floats_and_lists_tuples():
-    options = build(NetworkOptions, {"widths": [3]}, "network")
+    options = from_plain(NetworkOptions(), {"widths": [3]})
     assert options.widths == (3,)

@@ -361,20 +361,6 @@ def test_a_run_of_frcl_plus_that_was_stopped_resumes_exactly(tmp_path):
     assert comparable(runner.resume(tmp_path / "stopped", Silent())) == comparable(whole)
 
 
-def test_an_option_that_a_run_did_not_know_is_off_when_it_is_resumed(tmp_path):
-    """A run from before there was a rate that falls, stopped between two seeds: the second learns as the first did."""
-    layer = {**TINY, "method": "frcl-plus", "run": {"seeds_together": 1}}
-    config = tiny(layer, learner={**TINY["learner"], "fisher_examples": 5, "lr_decay": 0.0})
-    whole = runner.run(config, tmp_path / "whole", Silent())
-    with pytest.raises(Interrupted):
-        runner.run(config, tmp_path / "stopped", Silent(), stop=stopping(after=40))
-    path = tmp_path / "stopped" / "config.toml"
-    text = path.read_text()
-    assert "lr_decay = 0.0\n" in text
-    path.write_text(text.replace("lr_decay = 0.0\n", ""))
-    assert comparable(runner.resume(tmp_path / "stopped", Silent())) == comparable(whole)
-
-
 class Named:
     """A benchmark whose tasks are named after its seed."""
 

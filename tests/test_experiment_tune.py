@@ -134,7 +134,7 @@ def test_values_to_try_may_be_given():
     ("text", "message"),
     [("lr", "--try wants key=value"),
      ("lr=1e-3", r"--try lr=\[0.1,1.0\]"), ("lr=[]", "a list of values"), ("seeds=[0,1]", "is for --set"),
-     ("network.widths=[3]", "is for --set"), ("rates=[1.0]", "did you mean 'rate'")],
+     ("network.widths=[3]", "is for --set"), ("lrs=[1.0]", "did you mean 'lr'")],
 )  # fmt: skip
 def test_values_that_cannot_be_tried(text, message):
     with pytest.raises(OptionError, match=message):
@@ -142,7 +142,7 @@ def test_values_that_cannot_be_tried(text, message):
 
 
 def test_a_name_to_try_is_given_once():
-    with pytest.raises(OptionError, match="rate twice"):
+    with pytest.raises(OptionError, match="lr twice"):
         own_grid(["lr=[1e-3]", "lr=[1e-2]"], "finetune")
 
 

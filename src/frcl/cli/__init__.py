@@ -178,7 +178,7 @@ def compare(
 def tune(
     method: Annotated[str, typer.Argument(help="The method to tune; see `frcl list`.")],
     benchmark: Annotated[str, typer.Argument(help="The benchmark to tune it on.")],
-    trials: Annotated[int | None, typer.Option(help="This many combinations, chosen by Optuna; all without it.")] = None,
+    trials: Annotated[int | None, typer.Option(help="Only this many combinations, chosen by Optuna.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder with the data files.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Any other option, as key=value.")] = None,

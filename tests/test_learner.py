@@ -318,6 +318,7 @@ def test_scales_reach_every_part_of_the_learner():
     torch.testing.assert_close(p.variance, variance, rtol=1e-6, atol=1e-8)
     expected = float(direct_prior_kl(2.0 * phi(kept.Z), kept.belief))
     assert learner.past_divergences() == [pytest.approx(expected)]
+
     now = learner.predict(x, task=1)
     score = learner.familiarity(x)
     k = 4.0 * phi(x).square().sum(1, keepdim=True)
@@ -518,3 +519,17 @@ def test_interrupted_fit_goes_on_with_the_same_data():
         broken.end_task()
     broken.fit(x, y)
     assert same_tensors(whole.state_dict()["tensors"], broken.state_dict()["tensors"])
+
+
+@pytest.mark.parametrize("points_per_class", [3, 12])
+def test_divergences_of_tasks_with_different_numbers_of_points(points_per_class):
+    """Each is the KL of its own summary, whatever the other tasks have: padding counts for nothing."""
+    learner = small_learner(points_per_class=points_per_class, steps=20)
+    for seed, labels in ((1, (0, 1)), (2, (0, 1, 2, 3)), (3, (0, 1, 2))):
+        learner.fit(*blobs(labels, 120, seed))
+    assert len({len(summary.Z) for summary in learner.tasks}) == 3
+    for found, summary in zip(learner.past_divergences(), learner.tasks, strict=True):
+        with torch.no_grad():
+            out = learner.net(summary.Z).double()
+        Phi = torch.cat([out, out.new_ones(len(out), 1)], 1)
+        assert found == pytest.approx(float(direct_prior_kl(Phi, summary.belief)), rel=1e-5)

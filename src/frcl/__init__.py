@@ -25,6 +25,7 @@ from frcl.regularisers import (
     FunctionalKL,
     MemoryTargets,
     PathIntegral,
+    RecentredKL,
     Regulariser,
     Replay,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "OptionError",
     "PathIntegral",
     "Prediction",
+    "RecentredKL",
     "Regulariser",
     "Replay",
     "StepLog",

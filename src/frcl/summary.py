@@ -92,11 +92,11 @@ class PriorKL(NamedTuple):
         return PriorKL(*(field[index] for field in self))
 
 
-def prior_kl_terms(belief: FunctionBelief) -> PriorKL:
-    """The constants of one task, T = 1. constant = −½ Σ_c log|cov(u_c)| − ½ C M."""
+def prior_kl_terms(belief: FunctionBelief, *, with_mean: bool = True) -> PriorKL:
+    """The constants of one task, T = 1. constant = −½ Σ_c log|cov(u_c)| − ½ C M. Without its mean A = Σ_c cov(u_c)."""
     mean, L = belief.mean.double(), belief.factor.double()
     C, M = mean.shape
-    outer = (L @ L.mT).sum(0) + mean.mT @ mean  # [M, M]
+    outer = (L @ L.mT).sum(0) + (mean.mT @ mean if with_mean else 0.0)  # [M, M]
     chol_q = cholesky(add_diagonal(L @ L.mT, belief.posterior_noise))
     constant = -0.5 * (logdet_from_cholesky(chol_q).sum() + C * M)
     numbers = mean.new_tensor([[C], [belief.u_noise], [belief.posterior_noise], [belief.prior_std]])
@@ -137,17 +137,38 @@ def prior_kl(Phi: Tensor, terms: PriorKL, smallest: int | None = None) -> Tensor
     `smallest` is the fewest real points of a task, counted from the mask for None. The K×K form would subtract nearly
     equal numbers for a task with fewer.
     """
+    with torch.no_grad():
+        value, gradient, _ = _kl(Phi, terms, smallest)
+    total: Tensor = _WithGradient.apply(Phi, value, gradient.to(Phi.dtype))  # type: ignore[no-untyped-call]
+    return total
+
+
+def recentred_kl(Phi: Tensor, terms: PriorKL, means: Tensor, centres: Tensor, smallest: int | None = None) -> Tensor:
+    """Σ_c KL(q(u_c) ‖ N(Φ_Z v_c, K̃)) for each task, [T]: the prior of a task is centred on its kept head v.
+
+    `terms` are those without the mean; means [T, M, C] are μ_u, zero where padded; centres [T, C, K] are v. With the
+    residuals R = μ_u − Φ_Z v as further columns of F this is `prior_kl`, and their own part of the derivative is
+    d/dΦ = −K̃⁻¹ R vᵀ. Where the features have not moved since the task ended R is zero, and so is that part.
+    """
+    with torch.no_grad():
+        v = centres.double()
+        R = (means.double() - Phi.double() @ v.mT) * terms.mask[..., None]
+        value, gradient, solved = _kl(Phi, terms._replace(F=torch.cat([terms.F, R], 2)), smallest)
+        gradient = gradient - (solved[..., terms.F.shape[2] :] * terms.mask[..., None]) @ v
+    total: Tensor = _WithGradient.apply(Phi, value, gradient.to(Phi.dtype))  # type: ignore[no-untyped-call]
+    return total
+
+
+def _kl(Phi: Tensor, terms: PriorKL, smallest: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Value [T], derivative by Φ for a constant F, and K̃⁻¹F, by the form that subtracts no nearly equal numbers."""
     fewest = int(terms.mask.sum(1).min()) if smallest is None else smallest
     scale = terms.prior_std[:, None, None]
     fixed = scale * Phi.detach().double()
     if fewest < Phi.shape[1]:
         fixed = torch.where(terms.mask[..., None] > 0, fixed, 0.0)
-    with torch.no_grad():
-        compute = _kl_through_points if fewest <= Phi.shape[2] else _kl_through_features
-        value, gradient = compute(fixed, terms)
-        gradient = (scale * gradient).to(Phi.dtype)
-    total: Tensor = _WithGradient.apply(Phi, value, gradient)  # type: ignore[no-untyped-call]
-    return total
+    compute = _kl_through_points if fewest <= Phi.shape[2] else _kl_through_features
+    value, gradient, solved = compute(fixed, terms)
+    return value, scale * gradient, solved
 
 
 @signed
@@ -170,8 +191,8 @@ class _WithGradient(torch.autograd.Function):
         return upstream.to(gradient.dtype)[:, None, None] * gradient, None, None
 
 
-def _kl_through_points(Phi: Tensor, terms: PriorKL) -> tuple[Tensor, Tensor]:
-    """Value and d/dΦ' with M×M algebra, K̃ = Φ'Φ'ᵀ + σ²I, for Φ' as `Phi`:
+def _kl_through_points(Phi: Tensor, terms: PriorKL) -> tuple[Tensor, Tensor, Tensor]:
+    """Value, d/dΦ' and K̃⁻¹F with M×M algebra, K̃ = Φ'Φ'ᵀ + σ²I, for Φ' as `Phi`:
 
         d/dK̃ = ½ [ C K̃⁻¹ − K̃⁻¹ A K̃⁻¹ ],   d/dΦ = 2 (d/dK̃) Φ.
 
@@ -192,17 +213,19 @@ def _kl_through_points(Phi: Tensor, terms: PriorKL) -> tuple[Tensor, Tensor]:
         return C * inverse_Phi - X @ (X.mT @ Phi) - extra[:, None, None] * (inverse @ inverse_Phi)
 
     d, v = both(gradient, value, Phi.device) if Phi.is_cuda else (gradient(), value())
-    return v, d
+    return v, d, X
 
 
-def _kl_through_features(Phi: Tensor, terms: PriorKL) -> tuple[Tensor, Tensor]:
+def _kl_through_features(Phi: Tensor, terms: PriorKL) -> tuple[Tensor, Tensor, Tensor]:
     """The same with K×K algebra, B = ΦᵀΦ + σ²I, in a form without cancellation.
 
     FᵀK̃⁻¹F is the least value of ‖F − ΦX‖²/σ² + ‖X‖², reached at X = B⁻¹ΦᵀF, so
 
         tr(FᵀK̃⁻¹F) = ‖F − ΦX‖²/σ² + ‖X‖²,      its d/dΦ = −2 (F − ΦX) Xᵀ/σ²,
         log|K̃| = log|B| + (M − K) log σ²,        its d/dΦ = 2 Φ B⁻¹,
-        tr K̃⁻¹ = (M − K)/σ² + tr B⁻¹,            its d/dΦ = −2 Φ B⁻².
+        tr K̃⁻¹ = (M − K)/σ² + tr B⁻¹,            its d/dΦ = −2 Φ B⁻²,
+
+    and K̃⁻¹F = (F − ΦX)/σ².
     """
     u_noise, C, extra = terms.u_noise, terms.C[:, None, None], terms.C * terms.posterior_noise
     chol_B = cholesky(add_diagonal(Phi.mT @ Phi, u_noise[:, None]))
@@ -223,7 +246,7 @@ def _kl_through_features(Phi: Tensor, terms: PriorKL) -> tuple[Tensor, Tensor]:
         return Phi @ weight - rest @ (X / u_noise[:, None, None]).mT
 
     d, v = both(gradient, value, Phi.device) if Phi.is_cuda else (gradient(), value())
-    return v, d
+    return v, d, rest / u_noise[:, None, None]
 
 
 class Head(NamedTuple):

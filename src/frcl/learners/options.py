@@ -9,7 +9,7 @@ from frcl.errors import OptionError
 from frcl.likelihoods import check_name
 from frcl.options import NOT_NEGATIVE, POSITIVE, SHARE, MethodOptions, option
 from frcl.prior import Prior
-from frcl.regularisers import CurrentInputs, Curvature, FunctionalKL, MemoryTargets, Regulariser
+from frcl.regularisers import CurrentInputs, Curvature, FunctionalKL, MemoryTargets, RecentredKL, Regulariser
 from frcl.selection import Recipe, Search, Start
 
 Inference = Literal["weight", "function"]
@@ -53,6 +53,10 @@ class FRCLOptions(MethodOptions):
     past_tasks_per_step: int | None = option(None, "at most this many past tasks are regularised per step; None: all")
 
     functional: float = option(1.0, "weight of the paper's KL at the inducing points; 0: off", NOT_NEGATIVE)
+    recentred: float = option(
+        0.0, "weight of the paper's KL with priors centred on the kept heads, M points counting as N examples",
+        NOT_NEGATIVE,
+    )  # fmt: skip
     current_inputs: float = option(
         0.0, "weight of old functions, as they were when the task began, at the current inputs", NOT_NEGATIVE
     )
@@ -115,11 +119,12 @@ class FRCLOptions(MethodOptions):
         heads = self.train_heads
         every: list[Regulariser] = [
             FunctionalKL(self.functional),
+            RecentredKL(self.recentred),
             CurrentInputs(self.current_inputs, train_heads=heads),
             MemoryTargets(self.memory_targets, train_heads=heads),
             Curvature(self.curvature, self.curvature_decay, self.fisher_examples),
         ]
-        weights = (self.functional, self.current_inputs, self.memory_targets, self.curvature)
+        weights = (self.functional, self.recentred, self.current_inputs, self.memory_targets, self.curvature)
         return [one for one, weight in zip(every, weights, strict=True) if weight > 0]
 
 
@@ -154,6 +159,7 @@ class FRCLKeywords(TypedDict, total=False):
     lr_decay: float
     past_tasks_per_step: int | None
     functional: float
+    recentred: float
     current_inputs: float
     memory_targets: float
     curvature: float

@@ -12,6 +12,7 @@ from frcl.regularisers.memory_targets import MemoryTargets
 from frcl.regularisers.path import PathIntegral
 from frcl.regularisers.protocol import REGULARISERS, Regulariser
 from frcl.regularisers.quadratic import EWC, Curvature
+from frcl.regularisers.recentred import RecentredKL
 from frcl.regularisers.replay import Replay
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "FunctionalKL",
     "MemoryTargets",
     "PathIntegral",
+    "RecentredKL",
     "Regulariser",
     "Replay",
 ]

@@ -1,0 +1,74 @@
+"""The paper's KL with the prior of a past task centred on its kept head, its points counting as the whole task.
+
+    penalty = weight/N · Σ_i s_i Σ_c KL( q(u_ic) ‖ N(Φ_Z v_ic, σ_w² Φ_Z Φ_Zᵀ + σ² I) )        nats per example
+
+v_i is the mean of q(w_i) when task i ended. In the paper the prior is centred on zero, so its KL pulls the function
+values towards zero even when nothing has moved. Here μ_u = Φ_Z v_i at that moment: the mean part and its gradient are
+zero, and drift of the features costs. The weight of a task is s_i = N_i/M_i, as in the paper's BASELINE: M_i points
+stand for N_i examples. Or s_i = 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from frcl.regularisers.functional import Summarised, of_tasks
+from frcl.regularisers.heads import make_block
+from frcl.regularisers.protocol import Regulariser, Step, Task, check_weight, register
+from frcl.summary import PriorKL, pad_to, prior_kl_terms, recentred_kl, stack_terms
+from frcl.trees import Tree
+
+
+class Constants(NamedTuple):
+    """Of T tasks: the terms of the KL without the mean, μ_u [T, M, C], v [T, C, K], s [T]."""
+
+    terms: PriorKL
+    means: Tensor
+    centres: Tensor
+    counts: Tensor
+    smallest: int
+
+
+@register
+@dataclass
+class RecentredKL(Regulariser):
+    """The KL to a prior around the kept head. `u_noise`, σ² of that prior, is that of the summaries by default."""
+
+    weight: float = 1.0
+    count_examples: bool = True
+    u_noise: float | None = None
+    name: ClassVar[str] = "recentred-kl"
+    uses_heads: ClassVar[bool] = True
+    uses_points: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_weight("weight of recentred-kl", self.weight)
+        if self.u_noise is not None:
+            check_weight("u_noise of recentred-kl", self.u_noise, positive=True)
+
+    def constants(self, task: Task) -> Tree:
+        past: Sequence[Summarised] = task.past  # type: ignore[assignment]
+        if not past:
+            return ()
+        terms = stack_terms([prior_kl_terms(one.belief, with_mean=False) for one in past])
+        if self.u_noise is not None:
+            terms = terms._replace(u_noise=torch.full_like(terms.u_noise, self.u_noise))
+        M, heads = terms.mask.shape[1], make_block(past).heads
+        counts = [one.size / len(one.Z) if self.count_examples else 1.0 for one in past]
+        means = torch.cat([pad_to(one.belief.mean.mT[None], (M, heads.shape[1])) for one in past])
+        return Constants(terms, means, heads, terms.C.new_tensor(counts), min(len(one.Z) for one in past))
+
+    def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
+        if not constants or step.Phi_z is None:
+            return None
+        part: Constants = of_tasks(constants, step.tasks)
+        each = recentred_kl(step.Phi_z, part.terms, part.means, part.centres, part.smallest)
+        return self.weight * ((part.counts * each).sum() * step.scale) / step.N
+
+    def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
+        """The learner's summaries are all that it needs."""

@@ -14,7 +14,16 @@ from frcl import FRCL, MLP, OptionError
 from frcl.engine.adam import gradient
 from frcl.learners.objective import Parameters
 from frcl.learners.task import program_of
-from frcl.posterior import Posterior, function_moments, kl_weight, learned_prior_variance, triangular, weight_space
+from frcl.posterior import (
+    Posterior,
+    function_moments,
+    initial_posterior,
+    kl_weight,
+    learned_prior_variance,
+    random_mean,
+    triangular,
+    weight_space,
+)
 from frcl.prior import Prior, kernel_features
 from frcl.regularisers.functional import functional_kl, make_terms
 from frcl.summary import (
@@ -342,3 +351,37 @@ def test_an_interrupted_task_with_a_learned_prior_goes_on_exactly():
     part.fit(X, Y)
     assert same_tensors(part.state_dict()["tensors"], whole.state_dict()["tensors"])
     assert part.state_dict()["meta"] == whole.state_dict()["meta"]
+
+
+# -- the initial mean of q(w) ----------------------------------------------------------------------------------
+
+
+def test_a_random_initial_mean_has_the_variance_of_one_over_k(generator):
+    zero = initial_posterior(400, 26, 0.1, D, torch.device("cpu"))
+    drawn = random_mean(zero, generator)
+    assert torch.equal(drawn.factor, zero.factor)
+    assert not drawn.mean[:, -1].any(), "the bias starts at zero"
+    weights = drawn.mean[:, :-1]
+    assert abs(float(weights.mean())) < 4 * (1 / 26 / weights.numel()) ** 0.5
+    assert float(weights.var()) == pytest.approx(1 / 26, rel=0.06)
+
+
+def test_the_initial_mean_comes_from_the_learners_own_stream(global_random_state_untouched):
+    """The same for the same seed, another for another; features get a gradient in the very first step."""
+
+    def opened(seed: int, **options):
+        learner = frcl.FRCL(frcl.MLP(4, (16, 8), seed=1), points=5, seed=seed, lr=1e-9, **options)
+        learner.start_task(labels=(0, 1, 2))
+        learner.observe(*blobs((0, 1, 2), 60, 1))
+        return learner._state.current
+
+    one, same, other = (opened(seed, initial_mean="random") for seed in (3, 3, 4))
+    assert torch.equal(one.params.posterior.mean, same.params.posterior.mean)
+    assert not torch.allclose(one.params.posterior.mean, other.params.posterior.mean, atol=1e-3)
+    moved = [float(current.optimiser.exp_avg["theta/layers.1.weight"].abs().sum()) for current in (one, opened(3))]
+    assert moved[0] > 100 * moved[1]
+
+
+def test_a_random_mean_is_for_weight_space():
+    with pytest.raises(frcl.OptionError, match="initial_mean"):
+        frcl.FRCL(frcl.MLP(4, (8,)), inference="function", initial_mean="random")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -41,6 +42,17 @@ def initial_posterior(C: int, n: int, scale: float, dtype: torch.dtype, device: 
     """μ = 0 and L = scale · I for each of the C functions (Algorithm 1 has scale = 1)."""
     eye = torch.eye(n, dtype=dtype, device=device)
     return Posterior(torch.zeros(C, n, dtype=dtype, device=device), scale * eye.repeat(C, 1, 1))
+
+
+def random_mean(q: Posterior, generator: torch.Generator) -> Posterior:
+    """q with a mean drawn from N(0, 1/K) for each weight, zero for the bias: Algorithm 1 starts "around zero".
+
+    With a mean of exactly zero the first steps give the features no gradient.
+    """
+    K = q.mean.shape[1]
+    mean = torch.randn(q.mean.shape, generator=generator, dtype=q.mean.dtype, device=q.mean.device) / math.sqrt(K)
+    mean[:, -1] = 0.0
+    return q._replace(mean=mean)
 
 
 def triangular(q: Posterior) -> Posterior:

@@ -39,6 +39,9 @@ class FRCLOptions(MethodOptions):
 
     inference: Inference = option("weight", "weight space (Section 2.3), or function space (Sections 2.1 and 2.2)")
     learn_inputs: bool = option(False, "function space: learn Z as pseudo-inputs instead of keeping data points")
+    initial_mean: Literal["zero", "random"] = option(
+        "zero", "weight space: the mean of q(w) starts at zero, or is drawn from N(0, 1/K)"
+    )
     initial_scale: float = option(
         0.1, "L starts at this times I; Algorithm 1 has 1, with which early learning is slow", POSITIVE
     )
@@ -101,6 +104,8 @@ class FRCLOptions(MethodOptions):
             )
         if self.inference == "function" and self.prior_std == "learned":
             raise OptionError('prior_std="learned" needs inference="weight"; give a number')
+        if self.inference == "function" and self.initial_mean != "zero":
+            raise OptionError('initial_mean="random" needs inference="weight"')
         if self.learn_inputs and self.inference != "function":
             raise OptionError('learn_inputs=True needs inference="function"')
 
@@ -151,6 +156,7 @@ class FRCLKeywords(TypedDict, total=False):
     target_noise: float
     inference: Inference
     learn_inputs: bool
+    initial_mean: Literal["zero", "random"]
     initial_scale: float
     prior_weight: float
     steps: int

@@ -19,7 +19,7 @@ from frcl.learners.options import FRCLOptions
 from frcl.learners.state import CurrentTask, LearnerState
 from frcl.learners.types import Summary
 from frcl.likelihoods import Likelihood
-from frcl.posterior import Posterior, initial_posterior, triangular, weight_moments
+from frcl.posterior import Posterior, initial_posterior, random_mean, triangular, weight_moments
 from frcl.prior import Prior, kernel_features
 from frcl.regularisers.functional import stacked_points
 from frcl.regularisers.heads import trained_heads, with_trained_heads
@@ -185,6 +185,8 @@ def open_task(
         if options.learn_inputs:
             trained_Z, Z = leaf(Z), None
     q = initial_posterior(likelihood.functions, n, options.initial_scale, model.dtype, model.device)
+    if options.initial_mean == "random":
+        q = random_mean(q, state.streams["posterior"])
     trains_heads = any(one.trains_heads for one in state.regularisers)
     heads = trained_heads(state.regularisers, state.past) if trains_heads else None
     params = Parameters(model.theta(), tree_map(leaf, q), learned, heads, trained_Z)

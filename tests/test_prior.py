@@ -379,7 +379,7 @@ def test_the_initial_mean_comes_from_the_learners_own_stream(global_random_state
     assert torch.equal(one.params.posterior.mean, same.params.posterior.mean)
     assert not torch.allclose(one.params.posterior.mean, other.params.posterior.mean, atol=1e-3)
     moved = [float(current.optimiser.exp_avg["theta/layers.1.weight"].abs().sum()) for current in (one, opened(3))]
-    assert moved[0] > 100 * moved[1]
+    assert moved[0] > 5 * moved[1]  # with a mean of zero only the variance has a gradient
 
 
 def test_a_random_mean_is_for_weight_space():

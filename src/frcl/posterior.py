@@ -47,7 +47,7 @@ def initial_posterior(C: int, n: int, scale: float, dtype: torch.dtype, device: 
 def random_mean(q: Posterior, generator: torch.Generator) -> Posterior:
     """q with a mean drawn from N(0, 1/K) for each weight, zero for the bias: Algorithm 1 starts "around zero".
 
-    With a mean of exactly zero the first steps give the features no gradient.
+    With a mean of exactly zero the features get a gradient through the variance alone at first.
     """
     K = q.mean.shape[1]
     mean = torch.randn(q.mean.shape, generator=generator, dtype=q.mean.dtype, device=q.mean.device) / math.sqrt(K)

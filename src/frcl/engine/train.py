@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -19,7 +19,7 @@ from frcl.trees import named_tensors
 EAGER = 10  # minibatches of a stream before its step is recorded: a short task is not worth it
 
 
-def train(programs: Sequence[Program]) -> Iterator[list[list[Values]]]:
+def train(programs: Sequence[Program]) -> Generator[list[list[Values]], None, None]:
     """Take every step that the programs have left, all of them in lockstep.
 
     Yields after each step on the CPU, after each chunk of steps on CUDA: for each step taken since, the terms of each
@@ -103,13 +103,14 @@ def _chunk(programs: Sequence[Program], units: Sequence[Unit], loop: _Loop) -> I
         del chunks
     for taken in loop.steps(first.step - start, end - start):
         done = first.step - start
+        for program in programs:
+            program.optimiser.steps += len(taken)
+            if program.step == end:
+                program.streams.release()
         for unit in units:
             for i, program in enumerate(unit.programs):
                 for at in range(done, done + len(taken)) if program.look is not None else ():
                     program.look(*unit.minibatch(i, at), start + at + 1)  # type: ignore[misc]
-                program.optimiser.steps += len(taken)
-                if program.step == end:
-                    program.streams.release()
         yield taken
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from frcl.engine.program import Values
-from frcl.errors import CheckpointError, FrclError, OptionError
+from frcl.errors import CheckpointError, OptionError
 from frcl.files import apart, save_state, side_by_side
 from frcl.learners.accounting import Parts, added
 from frcl.learners.frcl import FRCL
@@ -84,7 +84,7 @@ class Ensemble:
     ) -> list[Summary]:
         """Learn one task with every member; `on_step` is given the mean of their logs.
 
-        After an error they stand where they stood before, unless all of them have taken steps of the task.
+        After an error they stand where they stood before, unless all of them stand at the same step of the task.
         """
         number, before = len(self.members[0].tasks), self.state_dict()
 
@@ -98,7 +98,7 @@ class Ensemble:
             return finish([member.learn(x, y, likelihood=likelihood, size=size) for member in self.members], tell)
         except BaseException as error:
             states = {(len(member.tasks), member.step) for member in self.members}
-            if len(states) > 1 or (isinstance(error, FrclError) and states == {(number, 0)}):
+            if len(states) > 1 or (isinstance(error, Exception) and states == {(number, 0)}):
                 self.load_state_dict(before)  # members that do not agree could not go on
             raise
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from frcl.boundary import BoundaryDetector, Decision
 from frcl.engine.train import StreamSteps
-from frcl.errors import FrclError, OptionError, TaskError
+from frcl.errors import OptionError, TaskError
 from frcl.features import check_network, network_failures
 from frcl.files import save_state
 from frcl.graphs import Captured
@@ -42,6 +42,7 @@ from frcl.learners.window import Window
 from frcl.likelihoods import Label, Likelihood, check_name, likelihood_for, plain_labels
 from frcl.options import changed
 from frcl.regularisers import Regulariser
+from frcl.regularisers.protocol import copied_regularisers
 from frcl.seeding import Streams
 from frcl.summary import prior_kl, prior_kl_terms
 from frcl.trees import Params
@@ -61,7 +62,8 @@ class FRCL:
     points : int
         Inducing points kept per task; 40 by default.
     regularisers : sequence of Regulariser, optional
-        What keeps past tasks in place; by default those that the weights below ask for. Copied.
+        What keeps past tasks in place, copied. Then the weights of regularisers among the options are not used, which
+        choose them by default.
     detector : BoundaryDetector, optional
         For streams whose task boundaries are not known. Copied.
     labels : sequence of int or str, optional
@@ -85,6 +87,9 @@ class FRCL:
         **keywords: Unpack[FRCLKeywords],
     ) -> None:
         given: dict[str, Any] = dict(keywords) if points is None else {"points": points, **keywords}
+        for name, value, kind in (("options", options, FRCLOptions), ("detector", detector, BoundaryDetector)):
+            if not isinstance(value, kind | None):
+                raise OptionError(f"{name} must be of type {kind.__name__}, not {value!r}")
         self.options = changed(FRCLOptions() if options is None else options, given)
         check_network(net)
         first = next((p for p in net.parameters() if p.is_floating_point()), torch.empty(0))
@@ -94,7 +99,7 @@ class FRCL:
         self.detector = copy.deepcopy(detector)
         self.labels = plain_labels(labels)
         self.custom_regularisers = regularisers is not None
-        chosen = self.options.regularisers() if regularisers is None else [copy.deepcopy(one) for one in regularisers]
+        chosen = self.options.regularisers() if regularisers is None else copied_regularisers(regularisers)
         self._model = Model(self.net, self.options, self.dtype, self.device)
         self._state = LearnerState(Streams(self.options.seed, self.device), chosen)
         self._predictor = Predictor(self._model)
@@ -128,7 +133,7 @@ class FRCL:
         work = self.learn(x, y, likelihood=likelihood, size=size)
         try:
             return run_alone(work, len(self._state.past), lambda: self.step, on_step)
-        except FrclError:
+        except Exception:
             if begins and self.step == 0:
                 self._put_back(before)
             raise
@@ -186,7 +191,7 @@ class FRCL:
                 decision, encoded, current = self._watch(current, inputs, y)
             window = current.open_window(len(self._state.past))
             values = self._steps(current, inputs, encoded).step(inputs, encoded)
-        except Exception:
+        except BaseException:
             self._put_back(before)
             raise
         window.add(inputs, encoded, self._state.streams["window"])
@@ -373,7 +378,7 @@ class FRCL:
 
         All of it or nothing: where something fails or is interrupted the task stays open.
         """
-        streams, after = self._state.streams.state(), self._state.snapshot()
+        streams, drawn, after = self._state.streams, self._state.streams.state(), self._state.snapshot()
         try:
             summary = yield from close_task(self._model, current, after, x, y)
             if held is not None:
@@ -381,7 +386,7 @@ class FRCL:
                 summary = replace(summary, temperature=temperature)
                 after.past[-1] = summary
         except BaseException:
-            self._state.streams.restore(streams)
+            streams.restore(drawn)
             raise
         self._state = after
         return summary

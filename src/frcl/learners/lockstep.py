@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -23,50 +24,58 @@ OnStep = Callable[[StepLog], None] | None
 
 
 def together(works: Sequence[Work[Any]]) -> Generator[list[list[Values]], None, list[Any]]:
-    """Do the work of several learners in lockstep; yields as `frcl.engine.train` does, returns what each returned."""
+    """Do the work of several learners in lockstep; yields as `frcl.engine.train` does, returns what each returned.
+
+    However it ends, all works are closed then: what they undo must not be undone later, in another state.
+    """
     results: list[Any] = [None] * len(works)
     answers: dict[int, Any] = dict.fromkeys(range(len(works)))
-    while answers:
-        wanted: dict[int, Program | TraceSearch] = {}
-        for i, answer in answers.items():
-            try:
-                wanted[i] = works[i].send(answer)
-            except StopIteration as end:
-                results[i] = end.value
-        answers = dict.fromkeys(wanted)
-        yield from train([item for item in wanted.values() if isinstance(item, Program)])
-        searches = {i: item for i, item in wanted.items() if isinstance(item, TraceSearch)}
-        answers |= zip(searches, run_searches(list(searches.values())), strict=True)
+    with contextlib.ExitStack() as ends:
+        for work in works:
+            ends.callback(work.close)
+        while answers:
+            wanted: dict[int, Program | TraceSearch] = {}
+            for i, answer in answers.items():
+                try:
+                    wanted[i] = works[i].send(answer)
+                except StopIteration as end:
+                    results[i] = end.value
+            answers = dict.fromkeys(wanted)
+            yield from train([item for item in wanted.values() if isinstance(item, Program)])
+            searches = {i: item for i, item in wanted.items() if isinstance(item, TraceSearch)}
+            answers |= zip(searches, run_searches(list(searches.values())), strict=True)
     return results
 
 
 def finish(works: Sequence[Work[Any]], on_steps: OnSteps | None = None) -> list[Any]:
     """Do the work of several learners to the end; `on_steps` is told what `together` yields."""
-    steps = together(works)
-    while True:
-        try:
-            taken = next(steps)
-        except StopIteration as end:
-            results: list[Any] = end.value
-            return results
-        if on_steps is not None:
-            on_steps(taken)
+    with contextlib.closing(together(works)) as steps:
+        while True:
+            try:
+                taken = next(steps)
+            except StopIteration as end:
+                results: list[Any] = end.value
+                return results
+            if on_steps is not None:
+                on_steps(taken)
 
 
 def run_alone(work: Work[Result], task: int, step: Callable[[], int], on_step: OnStep) -> Result:
     """Do the work of one learner on a task; `step` says how many steps of it the learner has taken."""
     answer: Any = None
-    while True:
-        try:
-            item = work.send(answer)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
-        answer = run_searches([item])[0] if isinstance(item, TraceSearch) else None
-        for taken in train([item]) if isinstance(item, Program) else ():
-            if on_step is not None:
-                for number, (values,) in steps_of(taken, step()):
-                    on_step(StepLog(task, number, *values))
+    with contextlib.closing(work):
+        while True:
+            try:
+                item = work.send(answer)
+            except StopIteration as end:
+                result: Result = end.value
+                return result
+            answer = run_searches([item])[0] if isinstance(item, TraceSearch) else None
+            with contextlib.closing(train([item] if isinstance(item, Program) else [])) as steps:
+                for taken in steps:
+                    if on_step is not None:
+                        for number, (values,) in steps_of(taken, step()):
+                            on_step(StepLog(task, number, *values))
 
 
 def steps_of(taken: list[list[Values]], last: int) -> Iterator[tuple[int, list[Values]]]:

@@ -5,6 +5,7 @@ FRCL, FRCL+ and the methods beside them are a network, a last layer per task and
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -273,3 +274,10 @@ def look_of(regularisers: Sequence[Regulariser], seed: int, task: int) -> Callab
                 regulariser.look(x, y, fork(seed, f"look/{i}/{task}/{step}"))
 
     return look
+
+
+def copied_regularisers(given: Sequence[Regulariser]) -> list[Regulariser]:
+    """Copies of regularisers that a user gave; anything else is refused."""
+    if not isinstance(given, Sequence) or not all(isinstance(one, Regulariser) for one in given):
+        raise OptionError(f"regularisers is a list of regularisers, as in [frcl.FunctionalKL()]; got {given!r}")
+    return [copy.deepcopy(one) for one in given]

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from frcl import OptionError
-from frcl.experiment.config import build, parse_setting, read_toml, resolve, to_dict, to_toml
+from frcl.experiment.config import parse_setting, read_toml, resolve, to_dict, to_toml
 from frcl.experiment.networks import NetworkOptions, build_network
+from frcl.options import from_plain
 
 
 def test_layers_go_over_each_other():
@@ -116,5 +117,5 @@ def test_networks_by_options():
 
 
 def test_whole_numbers_become_floats_and_lists_tuples():
-    options = build(NetworkOptions, {"widths": [3]}, "network")
+    options = from_plain(NetworkOptions(), {"widths": [3]})
     assert options.widths == (3,)

@@ -20,10 +20,9 @@ from frcl.data.registry import BENCHMARKS, known_name
 from frcl.errors import FrclError, OptionError
 from frcl.experiment import runner
 from frcl.experiment.config import Config, parse_setting, parts_of, read_toml, resolve, to_toml
-from frcl.experiment.display import Live, Plain, Several, Silent, accuracy_table, in_words
+from frcl.experiment.display import Live, Plain, Several, Silent, TensorBoard, accuracy_table, in_words
 from frcl.experiment.keeper import Interrupted, Observer
 from frcl.experiment.results import Result
-from frcl.experiment.tensorboard import TensorBoard
 from frcl.learners.options import FRCLOptions
 from frcl.methods import METHODS, default_options
 from frcl.options import described

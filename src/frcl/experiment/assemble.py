@@ -4,47 +4,54 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from frcl.experiment import metrics
+from frcl.data.tasks import Benchmark
+from frcl.experiment import environment, metrics, results
 from frcl.experiment.config import Config, DetectorOptions, to_dict
+from frcl.experiment.keeper import LOG, Progress
 from frcl.experiment.metrics import BINS, BoundaryScore, Calibration, declared_switches, over_seeds, score_boundaries
-from frcl.experiment.results import Boundaries, CalibrationCurve, Detection, Memory, Result, SeedRecord, StepCurves
+from frcl.experiment.results import Boundaries, CalibrationCurve, Result, SeedRecord, StepCurves
 from frcl.files import write_atomically
 
 CURVE = 400  # rows of the step log that result.json keeps
+RATES = ("precision", "recall", "f1")
 
 
-def assemble(config: Config, title: str, names: Sequence[str], records: Sequence[SeedRecord], log: Path) -> Result:
-    """The result of a run but for time, memory and machine; one record per seed, and the step log."""
+def assemble(config: Config, first: Benchmark, progress: Progress, folder: Path) -> Result:
+    """The result of the finished run in a folder; `first` is the benchmark of the first seed."""
+    records = progress.records
     R = np.stack([metrics.accuracy_matrix(record.rows) for record in records])
     alone = np.array([record.alone or [np.nan] for record in records])
-    bytes_kept = records[0].bytes
+    scores: dict[str, Any] = {metric.__name__: over_seeds(metric(R)) for metric in metrics.OF_MATRIX}
+    for name in ("nll", "brier", "ece", "auroc"):
+        scores[name] = over_seeds([getattr(record.final, name) for record in records])
+    kept = records[0].bytes
     return Result(
-        benchmark=title,
+        benchmark=first.name,
         method=config.method,
         seeds=config.seeds,
-        tasks=tuple(names),
+        tasks=tuple(first.task_names),
         accuracy=R,
         score=records[0].score,
         config=to_dict(config),
-        average_accuracy=over_seeds(metrics.average_accuracy(R)),
-        accuracy_after_learning=over_seeds(metrics.accuracy_after_learning(R)),
-        backward_transfer=over_seeds(metrics.backward_transfer(R)),
-        forgetting=over_seeds(metrics.forgetting(R)),
+        **scores,
         forward_transfer=over_seeds(metrics.forward_transfer(R, alone)),
-        nll=over_seeds([record.final.nll for record in records]),
-        brier=over_seeds([record.final.brier for record in records]),
-        ece=over_seeds([record.final.ece for record in records]),
-        auroc=over_seeds([record.final.auroc for record in records]),
         calibration=_curve([record.final.calibration for record in records]),
-        memory_bytes=Memory(bytes_kept[-1], tuple(np.diff(bytes_kept, prepend=0).tolist()), records[0].parts),
+        memory_bytes=results.Memory(kept[-1], tuple(np.diff(kept, prepend=0).tolist()), records[0].parts),
         boundaries=_boundaries(config.detector, records) if config.hidden_boundaries else None,
-        steps=step_curves(log, config.seeds[0]),
+        steps=_step_curves(folder / LOG, config.seeds[0]),
+        seconds=results.Seconds(**{part: round(value, 3) for part, value in asdict(progress.seconds).items()}),
+        peak_memory_bytes=environment.peak_memory(torch.device(config.device)),
+        environment=environment.describe(config.device),
+        command=f"frcl run --config {folder / 'config.toml'}",
+        started=progress.started,
     )
 
 
@@ -61,34 +68,36 @@ def _curve(bins: Sequence[Calibration | None]) -> CalibrationCurve | None:
 
 def _boundaries(options: DetectorOptions, records: Sequence[SeedRecord]) -> Boundaries:
     """`acted_on` scores the switches of the learner; with `beside`, `found` and `statistic` are of that second test."""
-    own = [score_boundaries(one.true, one.found, options.threshold, options.tolerance) for one in records]
-    first = records[0]
+    first, true = records[0], [record.true for record in records]
     tested = [(step, value) for step, value in enumerate(first.statistic) if value is not None]
-    beside = declared_switches(first.statistic, options.threshold, options.pause)
+
+    def replayed(threshold: float) -> list[list[int]]:
+        """The switches that a threshold would have declared, by seed."""
+        return [declared_switches(record.statistic, threshold, options.pause) for record in records]
+
+    def scores(threshold: float, found: list[list[int]]) -> list[BoundaryScore]:
+        return [score_boundaries(*one, threshold, options.tolerance) for one in zip(true, found, strict=True)]
+
+    acted_on = scores(options.threshold, [record.found for record in records])
     return Boundaries(
         true=tuple(first.true),
-        found=tuple(beside if options.beside else first.found),
+        found=tuple(replayed(options.threshold)[0] if options.beside else first.found),
         threshold=options.threshold,
         statistic=np.array([value for _, value in tested]),
         statistic_step=tuple(step for step, _ in tested),
-        scores=tuple(_mean_score(threshold, options, records) for threshold in options.thresholds),
-        acted_on=Detection(*(over_seeds([getattr(s, name) for s in own]) for name in ("precision", "recall", "f1"))),
+        scores=tuple(_mean_score(scores(threshold, replayed(threshold))) for threshold in options.thresholds),
+        acted_on=results.Detection(*(over_seeds([getattr(one, name) for one in acted_on]) for name in RATES)),
     )
 
 
-def _mean_score(threshold: float, options: DetectorOptions, records: Sequence[SeedRecord]) -> BoundaryScore:
-    """The scores that a threshold would have had, replayed on the recorded statistic; means over seeds."""
-    found = [declared_switches(one.statistic, threshold, options.pause) for one in records]
-    each = [
-        score_boundaries(one.true, steps, threshold, options.tolerance)
-        for one, steps in zip(records, found, strict=True)
-    ]
+def _mean_score(each: list[BoundaryScore]) -> BoundaryScore:
+    """Means over seeds; that of the delay over those that found a switch."""
+    precision, recall, f1 = (sum(getattr(one, name) for one in each) / len(each) for name in RATES)
     delays = [one.delay for one in each if one.delay is not None]
-    precision, recall, f1 = (sum(getattr(s, name) for s in each) / len(each) for name in ("precision", "recall", "f1"))
-    return BoundaryScore(threshold, precision, recall, f1, sum(delays) / len(delays) if delays else None)
+    return BoundaryScore(each[0].threshold, precision, recall, f1, sum(delays) / len(delays) if delays else None)
 
 
-def step_curves(log: Path, seed: int) -> StepCurves | None:
+def _step_curves(log: Path, seed: int) -> StepCurves | None:
     """The terms of the objective over the steps of one seed, thinned to about CURVE rows."""
     with log.open(encoding="utf-8") as file:
         next(file)

@@ -16,6 +16,20 @@ from frcl.learners.protocol import Learner
 from frcl.learners.types import Prediction
 
 
+@dataclass(frozen=True)
+class Judged:
+    """Scores of the predictions for one task; those of class probabilities are None for regression."""
+
+    accuracy: float
+    nll: float
+    brier: float | None = None
+    bins: Calibration | None = None
+
+    @property
+    def ece(self) -> float | None:
+        return None if self.bins is None else self.bins.error()
+
+
 def score(learner: Learner, split: Split, task: int) -> float:
     """Share of right labels, or for numeric targets the share of variance explained (R²)."""
     return _right(learner.predict(split.x, task=task), split.y)
@@ -28,28 +42,14 @@ def _right(prediction: Prediction, y: Tensor) -> float:
     return float((prediction.labels == y.to(prediction.labels.device)).double().mean())
 
 
-@dataclass(frozen=True)
-class Judged:
-    """Scores of the predictions for one task; those of class probabilities are None for regression."""
-
-    accuracy: float
-    nll: float
-    brier: float | None
-    bins: Calibration | None
-
-    @property
-    def ece(self) -> float | None:
-        return None if self.bins is None else self.bins.error()
-
-
 def judge(prediction: Prediction, y: Tensor) -> Judged:
     """Accuracy, likelihood and calibration of predictions against the targets y."""
     accuracy = _right(prediction, y)
     if prediction.probs is None:
-        return Judged(accuracy, -float(prediction.log_predictive(y).double().mean()), None, None)
-    probs, classes = prediction.probs.cpu(), _classes(prediction, y)
-    bins = calibration(probs, classes)
-    return Judged(accuracy, negative_log_likelihood(probs, classes), brier(probs, classes), bins)
+        return Judged(accuracy, -float(prediction.log_predictive(y).double().mean()))
+    probs, classes = prediction.probs.cpu(), torch.searchsorted(torch.tensor(prediction.classes), y.cpu())
+    nll, bins = negative_log_likelihood(probs, classes), calibration(probs, classes)
+    return Judged(accuracy, nll, brier(probs, classes), bins)
 
 
 def final_scores(learner: Learner, benchmark: Benchmark, tasks: list[int]) -> FinalScores:
@@ -57,35 +57,23 @@ def final_scores(learner: Learner, benchmark: Benchmark, tasks: list[int]) -> Fi
 
     `tasks` has the number of the learner's task that predicts for each task of the benchmark.
     """
-    predictions = [learner.predict(benchmark.test_split(i).x, task=t) for i, t in enumerate(tasks)]
-    targets = [benchmark.test_split(i).y for i in range(len(tasks))]
-    separation = _separation(learner, benchmark, tasks, predictions)
-    found = [judge(prediction, y) for prediction, y in zip(predictions, targets, strict=True)]
-    nll, bins = mean([one.nll for one in found]), [one.bins for one in found if one.bins is not None]
-    pooled = sum(bins[1:], bins[0]) if len(bins) == len(found) else None
-    return FinalScores(nll, mean([one.brier for one in found]), mean([one.ece for one in found]), separation, pooled)
-
-
-def _separation(
-    learner: Learner, benchmark: Benchmark, tasks: list[int], predictions: list[Prediction]
-) -> float | None:
-    """Mean over tasks of the AUROC of the predictive variance: own test inputs against the next task's."""
-    if len(tasks) < 2:
-        return None
-    areas = []
+    found: list[Judged] = []
+    areas: list[float] = []  # under the ROC curve of the predictive variance: own test inputs against the next task's
     for i, task in enumerate(tasks):
-        other = learner.predict(benchmark.test_split((i + 1) % len(tasks)).x, task=task)
-        own, strange = predictions[i].variance.mean(1), other.variance.mean(1)
-        if not bool((own > 0).any()):
-            return None
-        areas.append(auroc(own, strange))
-    return mean(areas)
-
-
-def _classes(prediction: Prediction, y: Tensor) -> Tensor:
-    """Label values as column numbers of the probabilities."""
-    values = torch.tensor(prediction.classes)
-    return torch.searchsorted(values, y.cpu())
+        split = benchmark.test_split(i)
+        own = learner.predict(split.x, task=task)
+        found.append(judge(own, split.y))
+        if len(tasks) > 1 and bool((own.variance.mean(1) > 0).any()):
+            other = learner.predict(benchmark.test_split((i + 1) % len(tasks)).x, task=task)
+            areas.append(auroc(own.variance.mean(1), other.variance.mean(1)))
+    bins = [one.bins for one in found if one.bins is not None]
+    return FinalScores(
+        nll=mean([one.nll for one in found]),
+        brier=mean([one.brier for one in found]),
+        ece=mean([one.ece for one in found]),
+        auroc=mean(areas) if len(areas) == len(tasks) else None,
+        calibration=sum(bins[1:], bins[0]) if len(bins) == len(found) else None,
+    )
 
 
 def _r_squared(mean: Tensor, y: Tensor) -> float:

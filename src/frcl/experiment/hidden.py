@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from frcl.data.tasks import Benchmark, Seen, Split, Task
+from frcl.data.tasks import Benchmark, Seen, Split
 from frcl.errors import DataError
 from frcl.experiment.evaluate import score
 from frcl.experiment.keeper import Keeper
@@ -17,7 +18,7 @@ from frcl.experiment.results import SeedRecord
 from frcl.learners.protocol import StreamLearner
 from frcl.seeding import fork
 
-LARGEST = 1e6
+LARGEST = 1e6  # statistic that is recorded
 
 
 def anonymous(inner: Benchmark) -> Seen:
@@ -31,21 +32,16 @@ def anonymous(inner: Benchmark) -> Seen:
                 raise DataError("hidden boundaries are for classification; these tasks have real targets")
         return Split(split.x, torch.searchsorted(labels[number], split.y))
 
-    def changed(number: int, task: Task) -> Task:
-        train, validation, test = (numbered(number, part) for part in (task.train, task.validation, task.test))
-        return Task(task.name, train, validation, test, task.size)
-
-    return Seen(inner, changed, lambda number: numbered(number, inner.test_split(number)))
+    return Seen(
+        inner,
+        lambda number, task: task.changed(partial(numbered, number), task.name),
+        lambda number: numbered(number, inner.test_split(number)),
+    )
 
 
 def stream_labels(benchmark: Benchmark) -> list[int]:
     """0..C−1 with C the largest number of classes of a task: the labels that every task of the stream may have."""
     return list(range(max(int(benchmark.test_split(i).y.max()) + 1 for i in range(len(benchmark)))))
-
-
-def _storable(statistic: float) -> float | None:
-    """For JSON: None where no test was made; an infinite statistic (scores without spread) becomes very large."""
-    return None if math.isnan(statistic) else round(max(-LARGEST, min(statistic, LARGEST)), 6)
 
 
 def learn_stream(keeper: Keeper, learner: StreamLearner, benchmark: Benchmark, seed: int, record: SeedRecord) -> None:
@@ -65,9 +61,11 @@ def learn_stream(keeper: Keeper, learner: StreamLearner, benchmark: Benchmark, s
             rows = torch.randint(len(train.x), (batch,), generator=fork(seed, f"stream/{t}"))
             with keeper.timed("train"):
                 log = learner.observe(train.x[rows.to(train.x.device)], labels[rows])
-            record.statistic.append(_storable(log.beside if keeper.config.detector.beside else log.statistic))
-            if log.boundary:
-                record.found.append(t)
+            tested = (
+                log.beside if keeper.config.detector.beside else log.statistic
+            )  # infinite for scores without spread
+            record.statistic.append(None if math.isnan(tested) else round(max(-LARGEST, min(tested, LARGEST)), 6))
+            record.found += [t] * log.boundary
             terms = (log.loss, log.log_likelihood, log.kl_now, log.kl_past)
             keeper.stepped({seed: learner}, number, log.step, [[terms]])
         record.learned_as.append(len(learner.tasks))  # the one still open
@@ -77,19 +75,9 @@ def learn_stream(keeper: Keeper, learner: StreamLearner, benchmark: Benchmark, s
         keeper.progress.task += 1
         keeper.observer.evaluated(seed, number, row)
         keeper.checkpoint([learner])
-    with keeper.timed("select"):
-        _end(learner)
+    with keeper.timed("select"), contextlib.suppress(DataError):
+        learner.end_task()  # one with fewer examples than inducing points stays open
     record.parts = learner.memory_parts()
-    record.bytes = _totals([summary.bytes() for summary in learner.tasks], sum(record.parts.values()))
-
-
-def _totals(summaries: list[int], total: int) -> list[int]:
-    """Bytes kept after each task; everything besides the summaries is counted with the first."""
-    besides = total - sum(summaries)
-    return [besides + so_far for so_far in itertools.accumulate(summaries)] or [0]
-
-
-def _end(learner: StreamLearner) -> None:
-    """End the open task with the stream; one with fewer examples than inducing points stays open."""
-    with contextlib.suppress(DataError):
-        learner.end_task()
+    kept = [summary.bytes() for summary in learner.tasks]
+    besides = sum(record.parts.values()) - sum(kept)  # counted with the first task
+    record.bytes = [besides + so_far for so_far in itertools.accumulate(kept)] or [0]

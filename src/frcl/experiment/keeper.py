@@ -1,14 +1,13 @@
-"""What a run writes while it is in progress: logs, times and checkpoints; and the protocol of its observers."""
+"""What a run writes while it is in progress: logs, times and checkpoints; and the base of its observers."""
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from frcl.codec import from_json, to_json
 from frcl.engine.program import Values
@@ -33,8 +32,8 @@ class Interrupted(FrclError):
     """The run was asked to stop; it can be resumed."""
 
 
-class Observer(Protocol):
-    """Receives the events of a run: a progress display, an event writer, a test."""
+class Observer:
+    """Receives the events of a run, and ignores them: the base of progress displays and event writers."""
 
     def begin(self, config: Config, names: list[str]) -> None: ...
     def step(self, seed: int, task: int, log: StepLog) -> None: ...
@@ -68,30 +67,23 @@ class CsvLog:
     """
 
     def __init__(self, path: Path, columns: Mapping[str, str], length: int | None = None) -> None:
-        self.path = path
-        self._buffer = io.StringIO()
-        self._form = ",".join(columns.values()) + "\n"
-        if length is None:
-            self._buffer.write(",".join(columns) + "\n")
-            path.write_bytes(b"")
-        else:
-            try:
-                with path.open("r+b") as file:
-                    file.truncate(length)
-            except FileNotFoundError as error:
-                raise CheckpointError(f"{path} is missing: without it the run cannot be resumed") from error
+        self.path, self._rows = path, [] if length is not None else [",".join(columns)]
+        self._form = ",".join(columns.values())
+        try:
+            with path.open("wb" if length is None else "r+b") as file:
+                file.truncate(length or 0)
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{path} is missing: without it the run cannot be resumed") from error
 
     def add(self, row: Sequence[object]) -> None:
-        self._buffer.write(self._form % tuple(row))
+        self._rows.append(self._form % tuple(row))
 
     def flush(self) -> int:
         """Append the collected rows; returns the length of the file."""
         with self.path.open("ab") as file:
-            file.write(self._buffer.getvalue().encode())
-            length = file.tell()
-        self._buffer.seek(0)
-        self._buffer.truncate()
-        return length
+            file.write("".join(f"{row}\n" for row in self._rows).encode())
+            self._rows.clear()
+            return file.tell()
 
 
 class Keeper:
@@ -100,16 +92,11 @@ class Keeper:
     def __init__(
         self, config: Config, folder: Path, progress: Progress, observer: Observer, stop: Callable[[], bool]
     ) -> None:
-        self.config = config
-        self.folder = folder
-        self.progress = progress
-        self.observer = observer
-        self._stop = stop
+        self.config, self.folder, self.progress, self.observer, self._stop = config, folder, progress, observer, stop
         self._saved_at = time.monotonic()
         self._cost = 0.0  # seconds that the last checkpoint took
-        self._logs = {LOG: CsvLog(folder / LOG, COLUMNS[LOG], progress.lengths.get(LOG))}
-        if config.run.log_past_every:
-            self._logs[PAST_LOG] = CsvLog(folder / PAST_LOG, COLUMNS[PAST_LOG], progress.lengths.get(PAST_LOG))
+        names = (LOG, PAST_LOG) if config.run.log_past_every else (LOG,)
+        self._logs = {name: CsvLog(folder / name, COLUMNS[name], progress.lengths.get(name)) for name in names}
 
     def stepped(self, learners: Mapping[int, Learner], task: int, last: int, taken: Sequence[Sequence[Values]]) -> None:
         """Log the terms of the steps up to number `last`, log the KL of past tasks and save a checkpoint where due.
@@ -138,8 +125,7 @@ class Keeper:
     def checkpoint(self, learners: Sequence[Learner]) -> None:
         """Write everything to disk; if the run was asked to stop, stop."""
         begin = time.monotonic()
-        for name, log in self._logs.items():
-            self.progress.lengths[name] = log.flush()
+        self.progress.lengths |= {name: log.flush() for name, log in self._logs.items()}
         states = [learner.state_dict() for learner in learners]
         meta = {"progress": to_json(self.progress), "learners": [state["meta"] for state in states]}
         save_state(self.folder / CHECKPOINT, meta, side_by_side(states))

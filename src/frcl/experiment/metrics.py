@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,49 +19,14 @@ BINS = 10
 # learning task `after`; NaN where `on` > `after`. Leading axes, usually one of seeds, are kept.
 
 
-@dataclass
-class AccuracyMatrix:
-    """R of one seed, built row by row."""
-
-    tasks: int
-    rows: list[list[float]] = field(default_factory=list)
-
-    def append(self, row: Sequence[float]) -> None:
-        """The next row: the accuracies on tasks 0 to `after`, just after learning task `after`."""
-        if len(row) != len(self.rows) + 1 or len(self.rows) == self.tasks:
-            raise ValueError(f"row {len(self.rows)} of {self.tasks} needs {len(self.rows) + 1} entries, not {len(row)}")
-        self.rows.append(list(row))
-
-    def array(self) -> Floats:
-        """R [T, T]."""
-        return np.array([[*row, *[np.nan] * (self.tasks - len(row))] for row in self.rows])
-
-    def average(self) -> float:
-        return float(average_accuracy(self.array()))
-
-    def after_learning(self) -> float:
-        return float(accuracy_after_learning(self.array()))
-
-    def backward_transfer(self) -> float | None:
-        return _number(backward_transfer(self.array()))
-
-    def forgetting(self) -> float | None:
-        return _number(forgetting(self.array()))
-
-    def forward_transfer(self, alone: Sequence[float]) -> float | None:
-        return _number(forward_transfer(self.array(), np.array(alone)))
-
-
-def _number(value: Floats) -> float | None:
-    return None if np.isnan(value) else float(value)
-
-
 def accuracy_matrix(rows: Sequence[Sequence[float]]) -> Floats:
     """R [T, T] from its lower triangle: row i has the accuracies on tasks 0 to i."""
-    matrix = AccuracyMatrix(len(rows))
-    for row in rows:
-        matrix.append(row)
-    return matrix.array()
+    R = np.full((len(rows), len(rows)), np.nan)
+    for i, row in enumerate(rows):
+        if len(row) != i + 1:
+            raise ValueError(f"row {i} of {len(rows)} needs {i + 1} entries, not {len(row)}")
+        R[i, : i + 1] = row
+    return R
 
 
 def average_so_far(R: Floats) -> Floats:
@@ -97,6 +62,9 @@ def forgetting(R: Floats) -> Floats:
 def forward_transfer(R: Floats, alone: Floats) -> Floats:
     """Mean over all tasks but the first of R[i, i] − alone[i], the accuracy of a new learner on task i alone."""
     return _mean_or_nan((_diagonal(R) - alone)[..., 1:])
+
+
+OF_MATRIX = (average_accuracy, accuracy_after_learning, backward_transfer, forgetting)
 
 
 def _diagonal(R: Floats) -> Floats:
@@ -146,18 +114,16 @@ def calibration(probs: Tensor, y: Tensor) -> Calibration:
     """Bins of the predictions `probs` [n, C] against the classes y [n]."""
     confidence, predicted = (part.cpu().numpy() for part in probs.double().max(1))
     which = np.clip(np.ceil(confidence * BINS).astype(np.int64), 1, BINS) - 1
-    right = predicted == y.cpu().numpy()
-    parts = (np.ones(len(which)), confidence, right)
+    parts = (np.ones(len(which)), confidence, predicted == y.cpu().numpy())
     return Calibration(*(np.asarray(np.bincount(which, part, BINS), np.float64) for part in parts))
 
 
 def auroc(low: Tensor, high: Tensor) -> float:
     """Probability that a score of `high` exceeds one of `low`, ties counted half: the area under the ROC curve."""
-    scores = torch.cat([low, high]).double().cpu()
-    _, inverse, counts = scores.unique(return_inverse=True, return_counts=True)
-    upper = counts.cumsum(0).double()
-    rank = (upper - (counts.double() - 1) / 2)[inverse]  # mean rank of equal scores, from 1
+    from scipy.stats import rankdata
+
     n, m = len(low), len(high)
+    rank = rankdata(torch.cat([low, high]).double().cpu().numpy())
     return float((rank[n:].sum() - m * (m + 1) / 2) / (n * m))
 
 
@@ -227,15 +193,13 @@ def declared_switches(statistic: Sequence[float | None], threshold: float, pause
 
 def score_boundaries(true: Sequence[int], found: Sequence[int], threshold: float, tolerance: int) -> BoundaryScore:
     """A switch counts as found once, at the first declaration at most `tolerance` steps after it."""
-    open_switches = list(true)
-    delays = []
+    delays: dict[int, int] = {}  # by switch
     for step in found:
-        match = next((switch for switch in open_switches if 0 <= step - switch <= tolerance), None)
+        match = next((switch for switch in true if switch not in delays and 0 <= step - switch <= tolerance), None)
         if match is not None:
-            open_switches.remove(match)
-            delays.append(step - match)
+            delays[match] = step - match
     hits = len(delays)
     precision = hits / len(found) if found else (1.0 if not true else 0.0)
     recall = hits / len(true) if true else 1.0
     f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
-    return BoundaryScore(threshold, precision, recall, f1, sum(delays) / hits if hits else None)
+    return BoundaryScore(threshold, precision, recall, f1, sum(delays.values()) / hits if hits else None)

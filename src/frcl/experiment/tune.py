@@ -13,9 +13,9 @@ from typing import Any
 from frcl.data.tasks import Benchmark, Seen
 from frcl.errors import NumericalError, OptionError
 from frcl.experiment.config import Config, parse_setting, resolve
-from frcl.experiment.environment import products, threads
-from frcl.experiment.evaluate import Judged, judge, mean
-from frcl.experiment.runner import benchmark_of, new_learner, seeds_at_once
+from frcl.experiment.environment import threads
+from frcl.experiment.evaluate import Judged, mean
+from frcl.experiment.runner import Seed, benchmark_of, new_learner, seeds_at_once
 from frcl.learners.lockstep import finish
 
 BY = ("accuracy", "nll", "ece")  # what may decide
@@ -55,9 +55,7 @@ class Trial:
     def merit(self, by: str) -> float:
         """What is best where it is highest."""
         value = getattr(self.reached, by)
-        if value is None:
-            return -math.inf
-        return float(value if by == "accuracy" else -value)
+        return -math.inf if value is None else float(value if by == "accuracy" else -value)
 
 
 def grid_of(method: str) -> dict[str, list[Any]]:
@@ -104,23 +102,17 @@ def try_out(config: Config) -> Reached:
     """Learn the tasks with every seed, then look at the validation data of all."""
     found: list[Judged] = []
     at_once = seeds_at_once(config)
-    with threads(config.run.threads), products(tf32=config.run.tf32):
+    with threads(config.run.threads, tf32=config.run.tf32):
         for first in range(0, len(config.seeds), at_once):
-            found += _together(config, config.seeds[first : first + at_once])
+            group = []
+            for seed in config.seeds[first : first + at_once]:
+                benchmark = validation_only(benchmark_of(config, seed))
+                group.append(Seed(seed, benchmark, new_learner(config, benchmark, seed)))
+            for number in range(len(group[0].benchmark)):
+                finish([one.learn(number) for one in group])
+            found += [one.judge(on) for one in group for on in range(len(one.benchmark))]
     accuracy = sum(one.accuracy for one in found) / len(found)
     return Reached(accuracy, mean([one.nll for one in found]), mean([one.ece for one in found]))
-
-
-def _together(config: Config, seeds: Sequence[int]) -> list[Judged]:
-    """Every task of some seeds, learned together."""
-    benchmarks = [validation_only(benchmark_of(config, seed)) for seed in seeds]
-    learners = [new_learner(config, benchmark, seed) for benchmark, seed in zip(benchmarks, seeds, strict=True)]
-    pairs = list(zip(learners, benchmarks, strict=True))
-    for number in range(len(benchmarks[0])):
-        tasks = [(learner, benchmark.task(number)) for learner, benchmark in pairs]
-        finish([learner.learn(task.train.x, task.train.y, size=task.size) for learner, task in tasks])
-    tested = [(learner, on, one.test_split(on)) for learner, one in pairs for on in range(len(one))]
-    return [judge(learner.predict(split.x, task=on), split.y) for learner, on, split in tested]
 
 
 def tune(
@@ -165,9 +157,10 @@ def _with_optuna(grid: Mapping[str, list[Any]], trials: int, attempt: Callable[[
         import optuna
     except ImportError as error:
         raise OptionError("--trials needs the package optuna: pip install 'frcl[tune]'") from error
+
+    def objective(trial: Any) -> float:
+        return attempt({name: trial.suggest_categorical(name, values) for name, values in grid.items()})
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
-    study.optimize(
-        lambda trial: attempt({name: trial.suggest_categorical(name, values) for name, values in grid.items()}),
-        n_trials=trials,
-    )
+    study.optimize(objective, n_trials=trials)

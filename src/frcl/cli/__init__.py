@@ -180,12 +180,12 @@ def tune(
     tell(f"tuning {', '.join(grid)} of {method} on {benchmark}")
     found = search(
         method, known_name(benchmark), layer, grid=grid, trials=trials, by=by,
-        on_trial=lambda trial: tell(f"{trial.reached.show()}  {trial.options}"),
+        on_trial=lambda trial: tell(f"{trial.show()}  {trial.options}"),
     )  # fmt: skip
     if as_json:
         return typer.echo(json.dumps([trial.to_json() for trial in found]))
     chosen = " ".join(f"--set {name}={value}" for name, value in found[0].options.items())
-    return say(f"chosen by {by}, with {found[0].reached.show().strip()} on validation data: {chosen}")
+    return say(f"chosen by {by}, with {found[0].show().strip()} on validation data: {chosen}")
 
 
 @app.command("list")

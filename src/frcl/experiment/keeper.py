@@ -60,34 +60,8 @@ class Progress:
         self.seconds = replace(now, **{part: getattr(now, part) + seconds}, total=now.total + seconds)
 
 
-class CsvLog:
-    """Rows of a CSV file, collected in memory and appended by `flush`. A resumed log continues after `length` bytes.
-
-    `columns` has the format of each column, as in "%d".
-    """
-
-    def __init__(self, path: Path, columns: Mapping[str, str], length: int | None = None) -> None:
-        self.path, self._rows = path, [] if length is not None else [",".join(columns)]
-        self._form = ",".join(columns.values())
-        try:
-            with path.open("wb" if length is None else "r+b") as file:
-                file.truncate(length or 0)
-        except FileNotFoundError as error:
-            raise CheckpointError(f"{path} is missing: without it the run cannot be resumed") from error
-
-    def add(self, row: Sequence[object]) -> None:
-        self._rows.append(self._form % tuple(row))
-
-    def flush(self) -> int:
-        """Append the collected rows; returns the length of the file."""
-        with self.path.open("ab") as file:
-            file.write("".join(f"{row}\n" for row in self._rows).encode())
-            self._rows.clear()
-            return file.tell()
-
-
 class Keeper:
-    """Writes the logs and checkpoints of the run in one folder."""
+    """Writes the logs and checkpoints of the run in one folder. The logs of a resumed run continue at `lengths`."""
 
     def __init__(
         self, config: Config, folder: Path, progress: Progress, observer: Observer, stop: Callable[[], bool]
@@ -95,8 +69,18 @@ class Keeper:
         self.config, self.folder, self.progress, self.observer, self._stop = config, folder, progress, observer, stop
         self._saved_at = time.monotonic()
         self._cost = 0.0  # seconds that the last checkpoint took
-        names = (LOG, PAST_LOG) if config.run.log_past_every else (LOG,)
-        self._logs = {name: CsvLog(folder / name, COLUMNS[name], progress.lengths.get(name)) for name in names}
+        self._rows: dict[str, list[str]] = {}  # of each log, not written yet
+        for name in (LOG, PAST_LOG) if config.run.log_past_every else (LOG,):
+            length = progress.lengths.get(name)
+            self._rows[name] = [",".join(COLUMNS[name])] if length is None else []
+            try:
+                with (folder / name).open("wb" if length is None else "r+b") as file:
+                    file.truncate(length or 0)
+            except FileNotFoundError as error:
+                raise CheckpointError(f"{folder / name} is missing: without it the run cannot be resumed") from error
+
+    def _log(self, name: str, *row: object) -> None:
+        self._rows[name].append(",".join(COLUMNS[name].values()) % row)
 
     def stepped(self, learners: Mapping[int, Learner], task: int, last: int, taken: Sequence[Sequence[Values]]) -> None:
         """Log the terms of the steps up to number `last`, log the KL of past tasks and save a checkpoint where due.
@@ -106,14 +90,14 @@ class Keeper:
         first = last - len(taken) + 1
         for step, each in enumerate(taken, first):
             for seed, values in zip(learners, each, strict=True):
-                self._logs[LOG].add((seed, task, step, *values))
+                self._log(LOG, seed, task, step, *values)
         for seed, values in zip(learners, taken[-1], strict=True):
             self.observer.step(seed, task, StepLog(task, last, *values))
         every = self.config.run.log_past_every
         if every and last // every > (first - 1) // every:
             for seed, learner in learners.items():
                 for past, value in enumerate(learner.past_divergences()):
-                    self._logs[PAST_LOG].add((seed, task, last, past, value))
+                    self._log(PAST_LOG, seed, task, last, past, value)
         self.checkpoint_if_due(list(learners.values()))
 
     def checkpoint_if_due(self, learners: Sequence[Learner]) -> None:
@@ -125,7 +109,11 @@ class Keeper:
     def checkpoint(self, learners: Sequence[Learner]) -> None:
         """Write everything to disk; if the run was asked to stop, stop."""
         begin = time.monotonic()
-        self.progress.lengths |= {name: log.flush() for name, log in self._logs.items()}
+        for name, rows in self._rows.items():
+            with (self.folder / name).open("ab") as file:
+                file.write("".join(f"{row}\n" for row in rows).encode())
+                self.progress.lengths[name] = file.tell()
+            rows.clear()
         states = [learner.state_dict() for learner in learners]
         meta = {"progress": to_json(self.progress), "learners": [state["meta"] for state in states]}
         save_state(self.folder / CHECKPOINT, meta, side_by_side(states))
@@ -151,8 +139,6 @@ def read_checkpoint(folder: Path) -> tuple[Progress, list[dict[str, Any]] | None
         return Progress(), None
     meta, tensors = load_state(path)
     try:
-        progress = from_json(Progress, meta["progress"], "progress")
-        states = apart(meta["learners"], tensors)
+        return from_json(Progress, meta["progress"], "progress"), apart(meta["learners"], tensors) or None
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise CheckpointError(f"{path} is not the checkpoint of a run: {error!r}") from error
-    return progress, states or None

@@ -27,9 +27,10 @@ Part = Literal["train", "select", "evaluate"]
 
 
 @dataclass(frozen=True)
-class FinalScores:
-    """Scores of one seed after the last task; None where a score is not available."""
+class Scores:
+    """Scores on test data, of one task or as means over tasks; None where a score is not available."""
 
+    accuracy: float | None = None
     nll: float | None = None
     brier: float | None = None
     ece: float | None = None
@@ -55,7 +56,7 @@ class SeedRecord:
     alone: list[float] = field(default_factory=list)
     learned_as: list[int] = field(default_factory=list)
     score: Score = "accuracy"
-    final: FinalScores = field(default_factory=FinalScores)
+    final: Scores = field(default_factory=Scores)
     true: list[int] = field(default_factory=list)
     found: list[int] = field(default_factory=list)
     statistic: list[float | None] = field(default_factory=list)

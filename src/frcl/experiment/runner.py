@@ -16,11 +16,11 @@ from frcl.errors import CheckpointError, OptionError
 from frcl.experiment import environment
 from frcl.experiment.assemble import assemble, write_points
 from frcl.experiment.config import Config, read_toml, saved, to_toml
-from frcl.experiment.evaluate import Judged, final_scores, judge, score
+from frcl.experiment.evaluate import final_scores, judge, score
 from frcl.experiment.hidden import anonymous, learn_stream, stream_labels
 from frcl.experiment.keeper import CHECKPOINT, PAST_LOG, Keeper, Observer, Progress, read_checkpoint
 from frcl.experiment.networks import build_network
-from frcl.experiment.results import RESULT, Result, SeedRecord, write_result
+from frcl.experiment.results import RESULT, Result, Scores, SeedRecord, write_result
 from frcl.files import alone_in, write_atomically
 from frcl.learners.lockstep import Work, finish, together
 from frcl.learners.protocol import Learner, StreamLearner
@@ -115,7 +115,7 @@ class Seed:
         """The score of the learner's `task` on the test data of task `on` of the benchmark."""
         return score(self.learner, self.benchmark.test_split(on), task)
 
-    def judge(self, on: int) -> Judged:
+    def judge(self, on: int) -> Scores:
         """All scores on the test data of one task."""
         split = self.benchmark.test_split(on)
         return judge(self.learner.predict(split.x, task=on), split.y)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from importlib import resources
+from dataclasses import dataclass, replace
 from typing import Any
 
 from frcl.data.tasks import Benchmark, Seen
 from frcl.errors import NumericalError, OptionError
-from frcl.experiment.config import Config, parse_setting, resolve
+from frcl.experiment.config import Config, bundled, parse_setting, resolve
 from frcl.experiment.environment import threads
-from frcl.experiment.evaluate import Judged, mean
+from frcl.experiment.evaluate import means
+from frcl.experiment.results import Scores
 from frcl.experiment.runner import Seed, benchmark_of, new_learner, seeds_at_once
 from frcl.learners.lockstep import finish
 
@@ -30,27 +29,18 @@ def validation_only(inner: Benchmark) -> Seen:
 
 
 @dataclass(frozen=True)
-class Reached:
-    """On the validation data of all tasks after the last, means over tasks and seeds; None where not available."""
-
-    accuracy: float
-    nll: float | None
-    ece: float | None
-
-    def show(self) -> str:
-        rest = [f"{name} {value:.4f}" for name, value in (("NLL", self.nll), ("ECE", self.ece)) if value is not None]
-        return ", ".join((f"{100 * self.accuracy:6.2f} %", *rest))
-
-
-@dataclass(frozen=True)
 class Trial:
-    """One combination of options and what it reached."""
+    """One combination of options, and the means over tasks and seeds that it reached on the validation data."""
 
     options: dict[str, Any]
-    reached: Reached
+    reached: Scores
 
     def to_json(self) -> dict[str, Any]:
-        return {"options": self.options, **asdict(self.reached)}
+        return {"options": self.options, **{name: getattr(self.reached, name) for name in BY}}
+
+    def show(self) -> str:
+        shown = (("{:7.2%}", self.reached.accuracy), ("NLL {:.4f}", self.reached.nll), ("ECE {:.4f}", self.reached.ece))
+        return ", ".join(form.format(value).replace("%", " %") for form, value in shown if value is not None)
 
     def merit(self, by: str) -> float:
         """What is best where it is highest."""
@@ -60,8 +50,7 @@ class Trial:
 
 def grid_of(method: str) -> dict[str, list[Any]]:
     """The values to try for each option of a method."""
-    text = resources.files("frcl.experiment").joinpath("grids.toml").read_text(encoding="utf-8")
-    grid: dict[str, list[Any]] = tomllib.loads(text).get(method, {})
+    grid: dict[str, list[Any]] = bundled("grids.toml").get(method, {})
     if not grid:
         raise OptionError(f"there is nothing to tune for method {method!r}")
     return grid
@@ -85,8 +74,7 @@ def own_grid(texts: Sequence[str], method: str) -> dict[str, list[Any]]:
 
 def combinations(grid: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
     """Every combination, the first option slowest."""
-    for values in itertools.product(*grid.values()):
-        yield dict(zip(grid, values, strict=True))
+    return (dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
 
 
 def tuning_config(method: str, benchmark: str, layer: Mapping[str, Any], options: Mapping[str, Any]) -> Config:
@@ -98,9 +86,9 @@ def tuning_config(method: str, benchmark: str, layer: Mapping[str, Any], options
     return config
 
 
-def try_out(config: Config) -> Reached:
+def try_out(config: Config) -> Scores:
     """Learn the tasks with every seed, then look at the validation data of all."""
-    found: list[Judged] = []
+    found: list[Scores] = []
     at_once = seeds_at_once(config)
     with threads(config.run.threads, tf32=config.run.tf32):
         for first in range(0, len(config.seeds), at_once):
@@ -111,8 +99,7 @@ def try_out(config: Config) -> Reached:
             for number in range(len(group[0].benchmark)):
                 finish([one.learn(number) for one in group])
             found += [one.judge(on) for one in group for on in range(len(one.benchmark))]
-    accuracy = sum(one.accuracy for one in found) / len(found)
-    return Reached(accuracy, mean([one.nll for one in found]), mean([one.ece for one in found]))
+    return means(found)
 
 
 def tune(

@@ -14,11 +14,25 @@ from frcl.boundary import BoundaryDetector
 from frcl.data import BENCHMARKS
 from frcl.data.options import BenchmarkOptions
 from frcl.errors import OptionError
-from frcl.experiment.networks import NetworkOptions
 from frcl.learners.options import FRCLOptions
 from frcl.methods import default_options
 from frcl.options import NOT_NEGATIVE, MethodOptions, Options, from_plain, option
 from frcl.registry import suggestion
+
+
+@dataclass(frozen=True)
+class NetworkOptions(Options):
+    """Which feature network is used where none is brought."""
+
+    kind: Literal["mlp", "conv"] = option("mlp", "fully connected, or convolutional")
+    widths: tuple[int, ...] = option((100, 100), "mlp: hidden layers; conv: filters of each block")
+    last: Literal["linear", "relu"] = option("linear", "mlp: whether the last layer is followed by ReLU")
+    pooling: Literal["same", "valid"] = option("same", "conv: padding of the max pooling")
+
+    @property
+    def batched_on_cpu(self) -> bool:
+        """Whether several networks trained as one program are faster on the CPU; convolutions are not."""
+        return self.kind != "conv"
 
 
 @dataclass(frozen=True)

@@ -93,14 +93,11 @@ def brier(probs: Tensor, y: Tensor) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Predictions by confidence (probability of the predicted class) in equal bins (low, high]; sums, so that it adds.
+    """Predictions by confidence (probability of the predicted class) in equal bins (low, high]; can be added."""
 
-    count [B], confidence [B] and correct [B]: number, summed confidence and number right of the predictions of a bin
-    """
-
-    count: Floats
-    confidence: Floats
-    correct: Floats
+    count: Floats  # [B]
+    confidence: Floats  # [B], summed
+    correct: Floats  # [B], number of right predictions
 
     def __add__(self, other: Calibration) -> Calibration:
         return Calibration(self.count + other.count, self.confidence + other.confidence, self.correct + other.correct)

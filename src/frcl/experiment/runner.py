@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -10,17 +11,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
+from torch import nn
+
 from frcl.data.registry import benchmark_source
 from frcl.data.tasks import Benchmark
 from frcl.errors import CheckpointError, OptionError
 from frcl.experiment import environment
 from frcl.experiment.assemble import assemble, write_points
-from frcl.experiment.config import Config, read_toml, saved, to_toml
+from frcl.experiment.config import Config, NetworkOptions, read_toml, saved, to_toml
 from frcl.experiment.evaluate import final_scores, judge, score
-from frcl.experiment.hidden import anonymous, learn_stream, stream_labels
+from frcl.experiment.hidden import anonymous, end_stream, learn_stream, stream_labels
 from frcl.experiment.keeper import CHECKPOINT, PAST_LOG, Keeper, Observer, Progress, read_checkpoint
-from frcl.experiment.networks import build_network
 from frcl.experiment.results import RESULT, Result, Scores, SeedRecord, write_result
+from frcl.features import MLP, ConvNet
 from frcl.files import alone_in, write_atomically
 from frcl.learners.lockstep import Work, finish, together
 from frcl.learners.protocol import Learner, StreamLearner
@@ -82,6 +85,16 @@ def source_of(config: Config) -> Source:
 def benchmark_of(config: Config, seed: int) -> Benchmark:
     """The benchmark of a run for one of its seeds."""
     return source_of(config)(seed)
+
+
+def build_network(options: NetworkOptions, input_shape: tuple[int, ...], seed: int) -> nn.Module:
+    """The network for inputs of that shape, its weights from the seed."""
+    if options.kind == "mlp":
+        return MLP(math.prod(input_shape), options.widths, last=options.last, seed=seed)
+    if len(input_shape) not in (2, 3) or input_shape[-1] != input_shape[-2]:
+        raise OptionError(f'network kind "conv" needs square images; the inputs have shape {list(input_shape)}')
+    channels = input_shape[0] if len(input_shape) == 3 else 1
+    return ConvNet(input_shape[-1], channels=channels, filters=options.widths, pooling=options.pooling, seed=seed)
 
 
 def new_learner(config: Config, benchmark: Benchmark, seed: int) -> Learner:
@@ -169,52 +182,56 @@ def _next_seeds(keeper: Keeper, source: Source, first: Benchmark, states: list[d
 
 
 def _learn_group(keeper: Keeper, group: list[Seed]) -> None:
-    progress = keeper.progress
-    if keeper.config.hidden_boundaries:
-        for one in group:  # `make_learner` gives a detector to no other learner
-            learn_stream(keeper, cast(StreamLearner, one.learner), one.benchmark, one.seed, one.record)
-    else:
-        for number in range(progress.task, len(group[0].benchmark)):
-            _learn_task(keeper, group, number)
+    progress, learners = keeper.progress, [one.learner for one in group]
+    streams = [(one, cast(StreamLearner, one.learner)) for one in group if keeper.config.hidden_boundaries]
+    while progress.task < len(group[0].benchmark):
+        for one, learner in streams:
+            learn_stream(keeper, learner, one.benchmark, one.seed, one.record)
+        if not streams:
+            _learn_task(keeper, group)
+        with keeper.timed("evaluate"):
+            for one in group:
+                _evaluate(one, len(cast(StreamLearner, one.learner).tasks) if streams else progress.task)
+        progress.task, progress.step = progress.task + 1, 0
+        for one in group:
+            keeper.observer.evaluated(one.seed, progress.task - 1, one.record.rows[-1])
+        keeper.checkpoint_if_due(learners)
+    with keeper.timed("select"):
+        for one, learner in streams:
+            end_stream(learner, one.record)
     with keeper.timed("evaluate"):
         for one in group:
             one.record.final = final_scores(one.learner, one.benchmark, one.record.learned_as)
     if progress.position == 0:
         write_points(keeper.folder / "points.npz", group[0].learner.kept_inputs())
-    progress.position, progress.task, progress.step = progress.position + len(group), 0, 0
-    keeper.checkpoint([one.learner for one in group] if progress.position == len(keeper.config.seeds) else [])
+    progress.position, progress.task = progress.position + len(group), 0
+    keeper.checkpoint(learners if progress.position == len(keeper.config.seeds) else [])
 
 
-def _learn_task(keeper: Keeper, group: list[Seed], number: int) -> None:
-    """Learn and evaluate one task with all seeds of the group; the time after the last step counts as selection."""
+def _learn_task(keeper: Keeper, group: list[Seed]) -> None:
+    """Learn the current task with all seeds of the group; the time after the last step counts as selection."""
     progress, last = keeper.progress, time.monotonic()
-    for taken in together([one.learn(number) for one in group]):
+    for taken in together([one.learn(progress.task) for one in group]):
         now = time.monotonic()
         progress.spent("train", now - last)
         last = now
         progress.step += len(taken)
-        keeper.stepped({one.seed: one.learner for one in group}, number, progress.step, taken)
+        keeper.stepped({one.seed: one.learner for one in group}, progress.task, progress.step, taken)
     progress.spent("select", time.monotonic() - last)
-    with keeper.timed("evaluate"):
-        if keeper.config.run.forward_transfer:
-            _learn_alone(keeper.config, group, number)
-        for one in group:
-            _evaluate(one, number)
-    progress.task, progress.step = number + 1, 0
-    for one in group:
-        keeper.observer.evaluated(one.seed, number, one.record.rows[-1])
-    keeper.checkpoint_if_due([one.learner for one in group])
+    if keeper.config.run.forward_transfer:
+        with keeper.timed("evaluate"):
+            _learn_alone(keeper.config, group, progress.task)
 
 
-def _evaluate(one: Seed, number: int) -> None:
-    """Add the next row of the accuracy matrix to the record of one seed."""
+def _evaluate(one: Seed, task: int) -> None:
+    """Add the next row of the accuracy matrix to the record of one seed; `task` is the learner's current task."""
     record = one.record
-    record.rows.append([one.score(on, on) for on in range(number + 1)])
-    if one.learner.predict(one.benchmark.test_split(number).x[:1], number).probs is None:
+    record.learned_as.append(task)
+    record.rows.append([one.score(on, learned) for on, learned in enumerate(record.learned_as)])
+    if one.learner.predict(one.benchmark.test_split(len(record.rows) - 1).x[:1], task).probs is None:
         record.score = "r2"
     record.parts = one.learner.memory_parts()
     record.bytes.append(sum(record.parts.values()))
-    record.learned_as.append(number)
 
 
 def _learn_alone(config: Config, group: list[Seed], number: int) -> None:

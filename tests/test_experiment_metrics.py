@@ -6,7 +6,7 @@ import scipy.stats
 import torch
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
-from frcl.experiment.assemble import _curve
+from frcl.experiment.keeper import _curve
 from frcl.experiment.metrics import (
     accuracy_after_learning,
     accuracy_matrix,

@@ -9,7 +9,7 @@ import torch
 from frcl import NumericalError, OptionError
 from frcl.data.tasks import Split, Task, TaskList
 from frcl.experiment import tune as module
-from frcl.experiment.results import Scores
+from frcl.experiment.metrics import Scores
 from frcl.experiment.runner import benchmark_of, new_learner
 from frcl.experiment.tune import BY, Trial, combinations, grid_of, own_grid, try_out, tune, tuning_config
 from frcl.methods import METHODS

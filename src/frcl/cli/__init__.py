@@ -17,12 +17,12 @@ import typer
 from typer import Argument, Option
 
 from frcl.cli.bench import bench
-from frcl.cli.console import err, out, say, show_table
+from frcl.cli.console import err, out, say, say_result, show_table
 from frcl.data.registry import BENCHMARKS, known_name
 from frcl.errors import FrclError, OptionError
 from frcl.experiment import runner
 from frcl.experiment.config import Config, parse_setting, parts_of, read_toml, resolve, to_toml
-from frcl.experiment.display import Live, Plain, Several, Silent, TensorBoard, accuracy_table, in_words
+from frcl.experiment.display import Live, Plain, Several, Silent, TensorBoard, in_words
 from frcl.experiment.keeper import Interrupted, Observer
 from frcl.experiment.results import Result
 from frcl.learners.options import FRCLOptions
@@ -294,15 +294,4 @@ def _learn(learn: Callable[..., Result], folder: Path, tensorboard: bool, quiet:
     if as_json:
         typer.echo(json.dumps(result.to_json()))
     elif not quiet:
-        _say_result(result, page)
-
-
-def _say_result(result: Result, page: Path) -> None:
-    out.print(accuracy_table(result))
-    scale, unit, name = 100.0, " %", "average accuracy"
-    if result.score == "r2":
-        scale, unit, name = 1.0, "", "average share of variance explained (R²)"
-    say(f"{name} {in_words(result.average_accuracy, scale, unit)}")
-    say(f"forgetting {in_words(result.forgetting, scale, unit)}")
-    say(f"NLL {in_words(result.nll, digits=3)}, ECE {in_words(result.ece, digits=3)}")
-    say(f"report: {page}")
+        say_result(result, page)

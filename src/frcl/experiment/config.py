@@ -134,7 +134,7 @@ def resolve(benchmark: str, *layers: Mapping[str, Any]) -> Config:
         _check_names(layer, parts, method)
         if "points" in layer.get("learner", {}) and "points_per_class" not in layer["learner"]:
             merged["learner"].pop("points_per_class", None)  # a number for the whole task replaces one per class
-        merged |= {name: merged[name] | value if name in PARTS else value for name, value in layer.items()}
+        merged |= {name: {**merged[name], **value} if name in PARTS else value for name, value in layer.items()}
     merged |= {"benchmark": benchmark, "method": method}
     built = {part: from_plain(parts[part], merged.pop(part)) for part in PARTS}
     merged |= {"seeds": tuple(merged["seeds"])} if isinstance(merged.get("seeds"), list) else {}
@@ -148,11 +148,7 @@ def saved(layer: Mapping[str, Any]) -> Config:
 
 
 def _benchmark_defaults(benchmark: str, method: str, options: Any) -> dict[str, Any]:
-    """The benchmark's network, its training where the method has such options, and the method's own options.
-
-    They come from the section of the benchmark in defaults.toml or, without one, from its `BenchmarkSpec`. A method
-    that stands in AFTER has those of another one under its own.
-    """
+    """Network, training and options of the method, from the benchmark's section of defaults.toml or its spec."""
     carried = BENCHMARKS[benchmark].defaults if benchmark in BENCHMARKS else {}
     found: Mapping[str, Any] = bundled("defaults.toml").get(benchmark, carried)
     names = [f.name for f in fields(options)]

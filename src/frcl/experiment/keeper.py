@@ -1,24 +1,34 @@
-"""What a run writes while it is in progress: logs, times and checkpoints; and the base of its observers."""
+"""What a run writes: logs, times, checkpoints and its result; and the base of its observers."""
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from frcl.codec import from_json, to_json
+from frcl.data.tasks import Benchmark
 from frcl.engine.program import Values
 from frcl.errors import CheckpointError, FrclError
-from frcl.experiment.config import Config
-from frcl.experiment.results import Part, Result, Seconds, SeedRecord
-from frcl.files import apart, load_state, save_state, side_by_side
+from frcl.experiment import environment, metrics, results
+from frcl.experiment.config import Config, DetectorOptions, to_dict
+from frcl.experiment.metrics import BINS, BoundaryScore, Calibration, declared_switches, over_seeds, score_boundaries
+from frcl.experiment.results import RESULT, Boundaries, CalibrationCurve, Part, Result, Seconds, SeedRecord, StepCurves
+from frcl.files import apart, load_state, save_state, side_by_side, write_atomically
 from frcl.learners.protocol import Learner
 from frcl.learners.types import StepLog
 
-CHECKPOINT = "checkpoint.frcl"
+CHECKPOINT, POINTS = "checkpoint.frcl", "points.npz"
+CURVE = 400  # rows of the step log that result.json keeps
+RATES = ("precision", "recall", "f1")
 PATIENCE = 20.0  # a checkpoint waits at least this many times as long as writing the last one took
 LOG, PAST_LOG = "log.csv", "kl_past.csv"
 PLACE = {"seed": "%d", "task": "%d", "step": "%d"}
@@ -131,6 +141,45 @@ class Keeper:
         finally:
             self.progress.spent(part, time.monotonic() - begin)
 
+    def result(self, first: Benchmark) -> Result:
+        """Write the result of the finished run; `first` is the benchmark of the first seed."""
+        config, records = self.config, self.progress.records
+        R = np.stack([metrics.accuracy_matrix(record.rows) for record in records])
+        alone = np.array([record.alone or [np.nan] for record in records])
+        scores: dict[str, Any] = {metric.__name__: over_seeds(metric(R)) for metric in metrics.OF_MATRIX}
+        for name in ("nll", "brier", "ece", "auroc"):
+            scores[name] = over_seeds([getattr(record.final, name) for record in records])
+        kept = records[0].bytes
+        result = Result(
+            benchmark=first.name,
+            method=config.method,
+            seeds=config.seeds,
+            tasks=tuple(first.task_names),
+            accuracy=R,
+            score=records[0].score,
+            config=to_dict(config),
+            **scores,
+            forward_transfer=over_seeds(metrics.forward_transfer(R, alone)),
+            calibration=_curve([record.final.calibration for record in records]),
+            memory_bytes=results.Memory(kept[-1], tuple(np.diff(kept, prepend=0).tolist()), records[0].parts),
+            boundaries=_boundaries(config.detector, records) if config.hidden_boundaries else None,
+            steps=_step_curves(self.folder / LOG, config.seeds[0]),
+            seconds=Seconds(**{part: round(value, 3) for part, value in asdict(self.progress.seconds).items()}),
+            peak_memory_bytes=environment.peak_memory(torch.device(config.device)),
+            environment=environment.describe(config.device),
+            command=f"frcl run --config {self.folder / 'config.toml'}",
+            started=self.progress.started,
+        )
+        results.write_result(self.folder / RESULT, result)
+        return result
+
+    def write_points(self, inputs: Sequence[Tensor]) -> None:
+        """The inducing inputs of each task, as arrays task_0, task_1, …"""
+        buffer = io.BytesIO()
+        arrays: dict[str, Any] = {f"task_{i}": Z.cpu().numpy() for i, Z in enumerate(inputs)}
+        np.savez_compressed(buffer, **arrays)
+        write_atomically(self.folder / POINTS, buffer.getvalue())
+
 
 def read_checkpoint(folder: Path) -> tuple[Progress, list[dict[str, Any]] | None]:
     """The progress of the run in a folder and the states of its learners; a new progress if there is no checkpoint."""
@@ -142,3 +191,55 @@ def read_checkpoint(folder: Path) -> tuple[Progress, list[dict[str, Any]] | None
         return from_json(Progress, meta["progress"], "progress"), apart(meta["learners"], tensors) or None
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise CheckpointError(f"{path} is not the checkpoint of a run: {error!r}") from error
+
+
+def _curve(bins: Sequence[Calibration | None]) -> CalibrationCurve | None:
+    known = [one for one in bins if one is not None]
+    if len(known) < len(bins):
+        return None
+    pooled = sum(known[1:], known[0])
+    with np.errstate(invalid="ignore"):
+        confidence, accuracy = pooled.confidence / pooled.count, pooled.correct / pooled.count
+    edges = tuple(i / BINS for i in range(BINS + 1))
+    return CalibrationCurve(edges, tuple(map(int, pooled.count)), confidence, accuracy)
+
+
+def _boundaries(options: DetectorOptions, records: Sequence[SeedRecord]) -> Boundaries:
+    """`acted_on` scores the switches of the learner; with `beside`, `found` and `statistic` are of that second test."""
+    first = records[0]
+    tested = [(step, value) for step, value in enumerate(first.statistic) if value is not None]
+
+    def scored(threshold: float, found: Sequence[Sequence[int]]) -> list[BoundaryScore]:
+        pairs = zip(records, found, strict=True)
+        return [score_boundaries(record.true, own, threshold, options.tolerance) for record, own in pairs]
+
+    acted_on = scored(options.threshold, [record.found for record in records])
+    scores = []  # means over seeds; that of the delay over those that found a switch
+    for threshold in options.thresholds:
+        each = scored(threshold, [declared_switches(one.statistic, threshold, options.pause) for one in records])
+        precision, recall, f1 = (sum(getattr(one, name) for one in each) / len(each) for name in RATES)
+        delays = [one.delay for one in each if one.delay is not None]
+        delay = sum(delays) / len(delays) if delays else None
+        scores.append(BoundaryScore(threshold, precision, recall, f1, delay))
+    beside = declared_switches(first.statistic, options.threshold, options.pause)
+    return Boundaries(
+        true=tuple(first.true),
+        found=tuple(beside if options.beside else first.found),
+        threshold=options.threshold,
+        statistic=np.array([value for _, value in tested]),
+        statistic_step=tuple(step for step, _ in tested),
+        scores=tuple(scores),
+        acted_on=results.Detection(*(over_seeds([getattr(one, name) for one in acted_on]) for name in RATES)),
+    )
+
+
+def _step_curves(log: Path, seed: int) -> StepCurves | None:
+    """The terms of the objective over the steps of one seed, thinned to about CURVE rows."""
+    with log.open(encoding="utf-8") as file:
+        next(file)
+        own = [line for line in file if line.startswith(f"{seed},")]
+    if not own:
+        return None
+    every = max(1, len(own) // CURVE)
+    _, task, step, *terms = zip(*(map(float, line.split(",")) for line in own[::every]), strict=True)
+    return StepCurves(every, tuple(map(int, task)), tuple(map(int, step)), *map(np.array, terms))

@@ -11,7 +11,7 @@ import numpy as np
 
 from frcl.codec import Damaged, from_json, short, to_json
 from frcl.errors import DataError
-from frcl.experiment.metrics import BoundaryScore, Calibration, Floats, Interval
+from frcl.experiment.metrics import BoundaryScore, Floats, Interval, Scores
 from frcl.files import write_atomically
 
 RESULT = "result.json"
@@ -24,18 +24,6 @@ MetricName = Literal[
 ]  # fmt: skip
 METRICS: tuple[MetricName, ...] = MetricName.__args__  # type: ignore[attr-defined]
 Part = Literal["train", "select", "evaluate"]
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Scores on test data, of one task or as means over tasks; None where a score is not available."""
-
-    accuracy: float | None = None
-    nll: float | None = None
-    brier: float | None = None
-    ece: float | None = None
-    auroc: float | None = None
-    calibration: Calibration | None = None
 
 
 @dataclass

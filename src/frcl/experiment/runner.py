@@ -17,12 +17,11 @@ from frcl.data.registry import benchmark_source
 from frcl.data.tasks import Benchmark
 from frcl.errors import CheckpointError, OptionError
 from frcl.experiment import environment
-from frcl.experiment.assemble import assemble, write_points
 from frcl.experiment.config import Config, NetworkOptions, read_toml, saved, to_toml
-from frcl.experiment.evaluate import final_scores, judge, score
 from frcl.experiment.hidden import anonymous, end_stream, learn_stream, stream_labels
-from frcl.experiment.keeper import CHECKPOINT, PAST_LOG, Keeper, Observer, Progress, read_checkpoint
-from frcl.experiment.results import RESULT, Result, Scores, SeedRecord, write_result
+from frcl.experiment.keeper import CHECKPOINT, PAST_LOG, POINTS, Keeper, Observer, Progress, read_checkpoint
+from frcl.experiment.metrics import Scores, final_scores, judge, score
+from frcl.experiment.results import RESULT, Result, SeedRecord
 from frcl.features import MLP, ConvNet
 from frcl.files import alone_in, write_atomically
 from frcl.learners.lockstep import Work, finish, together
@@ -31,6 +30,7 @@ from frcl.methods import make_learner
 
 Source = Callable[[int], Benchmark]
 Stop = Callable[[], bool]
+States = list[dict[str, Any]] | None
 
 
 def run(
@@ -47,7 +47,7 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder):
         _check_free(folder, overwrite=overwrite)  # reading the data took time
-        for name in (RESULT, CHECKPOINT, "report.html", "points.npz", PAST_LOG):
+        for name in (RESULT, CHECKPOINT, "report.html", POINTS, PAST_LOG):
             (folder / name).unlink(missing_ok=True)
         for name in ("figures", "tables"):
             shutil.rmtree(folder / name, ignore_errors=True)
@@ -126,7 +126,8 @@ class Seed:
 
     def score(self, on: int, task: int) -> float:
         """The score of the learner's `task` on the test data of task `on` of the benchmark."""
-        return score(self.learner, self.benchmark.test_split(on), task)
+        split = self.benchmark.test_split(on)
+        return score(self.learner.predict(split.x, task=task), split.y)
 
     def judge(self, on: int) -> Scores:
         """All scores on the test data of one task."""
@@ -143,7 +144,7 @@ def seeds_at_once(config: Config) -> int:
     return config.run.seeds_together if pays_off and not config.hidden_boundaries else 1
 
 
-def _carry_out(keeper: Keeper, source: Source, first: Benchmark, states: list[dict[str, Any]] | None) -> Result:
+def _carry_out(keeper: Keeper, source: Source, first: Benchmark, states: States) -> Result:
     """Learn the seeds that are left; `first` is the benchmark of the first seed of all."""
     config, progress = keeper.config, keeper.progress
     progress.started = progress.started or datetime.now(UTC).isoformat(timespec="seconds")
@@ -154,8 +155,7 @@ def _carry_out(keeper: Keeper, source: Source, first: Benchmark, states: list[di
         while group:
             _learn_group(keeper, group)
             group = _next_seeds(keeper, source, first, None)
-        result = assemble(config, first, progress, keeper.folder)
-    write_result(keeper.folder / RESULT, result)
+        result = keeper.result(first)
     keeper.observer.end(result)
     return result
 
@@ -203,7 +203,7 @@ def _learn_group(keeper: Keeper, group: list[Seed]) -> None:
         for one in group:
             one.record.final = final_scores(one.learner, one.benchmark, one.record.learned_as)
     if progress.position == 0:
-        write_points(keeper.folder / "points.npz", group[0].learner.kept_inputs())
+        keeper.write_points(group[0].learner.kept_inputs())
     progress.position, progress.task = progress.position + len(group), 0
     keeper.checkpoint(learners if progress.position == len(keeper.config.seeds) else [])
 

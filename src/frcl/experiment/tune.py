@@ -12,8 +12,7 @@ from frcl.data.tasks import Benchmark, Seen
 from frcl.errors import NumericalError, OptionError
 from frcl.experiment.config import Config, bundled, parse_setting, resolve
 from frcl.experiment.environment import threads
-from frcl.experiment.evaluate import means
-from frcl.experiment.results import Scores
+from frcl.experiment.metrics import Scores, means
 from frcl.experiment.runner import Seed, benchmark_of, new_learner, seeds_at_once
 from frcl.learners.lockstep import finish
 

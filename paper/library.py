@@ -18,13 +18,13 @@ from frcl.data.datasets import data_status
 from frcl.data.streams import PermutedTasks
 from frcl.data.tasks import Benchmark, Split
 from frcl.errors import BusyError
-from frcl.experiment import environment, runner
+from frcl.experiment import environment, metrics, runner
 from frcl.experiment.config import PARTS, Config, parts_of, read_toml, resolve, saved, to_dict
 from frcl.experiment.display import Live, Plain, Silent
 from frcl.experiment.environment import check_device, describe, threads
 from frcl.experiment.hidden import stream_labels
 from frcl.experiment.keeper import Interrupted, Observer, read_checkpoint
-from frcl.experiment.metrics import AccuracyMatrix, Floats, declared_switches, score_boundaries
+from frcl.experiment.metrics import Floats, declared_switches, score_boundaries
 from frcl.experiment.metrics import over_seeds as interval_over_seeds
 from frcl.experiment.runner import benchmark_of, seeds_at_once, source_of
 from frcl.features import features, in_chunks
@@ -91,7 +91,7 @@ def default_options(method: str) -> dict[str, dict[str, Any]]:
 @contextmanager
 def run_environment(config: Config) -> Iterator[None]:
     """Threads and precision of torch as in a run with this configuration."""
-    with environment.threads(config.run.threads), environment.products(tf32=config.run.tf32):
+    with environment.threads(config.run.threads, tf32=config.run.tf32):
         yield
 
 

@@ -10,16 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from frcl import DataError
-from paper.library import (
-    AccuracyMatrix,
-    Config,
-    Finished,
-    declared_switches,
-    default_options,
-    score_boundaries,
-    to_dict,
-    write_atomically,
-)
+from paper.library import Config, Finished, default_options, metrics, to_dict, write_atomically
 
 FORMAT, VERSION = "frcl-cell", 1
 WHOLE = 10  # the largest number of tasks for which the whole accuracy matrix is kept
@@ -92,15 +83,10 @@ def document(table: str, name: str, config: Config, run: Finished, command: str,
 def seed_entry(seed: int, record: dict[str, Any], config: Config) -> dict[str, Any]:
     """Metrics of one seed."""
     rows, final = record["rows"], record["final"]
-    matrix = AccuracyMatrix(len(rows))
-    for row in rows:
-        matrix.append(row)
+    R = metrics.accuracy_matrix(rows)
     entry: dict[str, Any] = {
         "seed": seed,
-        "average_accuracy": matrix.average(),
-        "accuracy_after_learning": matrix.after_learning(),
-        "backward_transfer": matrix.backward_transfer(),
-        "forgetting": matrix.forgetting(),
+        **{metric.__name__: _finite(float(metric(R))) for metric in metrics.OF_MATRIX},
         **{name: _finite(final[name]) for name in ("nll", "brier", "ece", "auroc")},
         "last_row": rows[-1],
         "diagonal": [row[-1] for row in rows],
@@ -121,8 +107,8 @@ def _boundary_rows(record: dict[str, Any], config: Config) -> list[dict[str, Any
     options, true = config.detector, record["true"]
     rows = []
     for threshold in options.thresholds:
-        found = declared_switches(record["statistic"], threshold, options.pause)
-        score = asdict(score_boundaries(true, found, threshold, options.tolerance))
+        found = metrics.declared_switches(record["statistic"], threshold, options.pause)
+        score = asdict(metrics.score_boundaries(true, found, threshold, options.tolerance))
         counts = {"switches": len(true), "declared": len(found), "hits": round(score["recall"] * len(true))}
         rows.append({"threshold": threshold, **counts, **score})
     return rows

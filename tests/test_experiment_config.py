@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from frcl import OptionError
-from frcl.experiment.config import parse_setting, read_toml, resolve, to_dict, to_toml
-from frcl.experiment.networks import NetworkOptions, build_network
+from frcl.experiment.config import NetworkOptions, parse_setting, read_toml, resolve, to_dict, to_toml
+from frcl.experiment.runner import build_network
 from frcl.options import from_plain
 
 

@@ -6,9 +6,8 @@ import scipy.stats
 import torch
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
-from frcl.experiment.assemble import _curve
+from frcl.experiment.keeper import _curve
 from frcl.experiment.metrics import (
-    AccuracyMatrix,
     accuracy_after_learning,
     accuracy_matrix,
     auroc,
@@ -20,6 +19,7 @@ from frcl.experiment.metrics import (
     declared_switches,
     forgetting,
     forgetting_by_task,
+    forward_transfer,
     negative_log_likelihood,
     over_seeds,
     score_boundaries,
@@ -27,49 +27,44 @@ from frcl.experiment.metrics import (
 
 
 @pytest.fixture
-def matrix() -> AccuracyMatrix:
+def matrix() -> np.ndarray:
     """Rows: after learning task 0, 1, 2. Columns: on task 0, 1, 2."""
-    matrix = AccuracyMatrix(3)
-    for row in ([0.9], [0.7, 0.8], [0.5, 0.85, 0.95]):
-        matrix.append(row)
-    return matrix
+    return accuracy_matrix([[0.9], [0.7, 0.8], [0.5, 0.85, 0.95]])
 
 
 def test_matrix_metrics(matrix):
-    assert matrix.array()[1, 0] == 0.7
-    assert matrix.average() == pytest.approx((0.5 + 0.85 + 0.95) / 3)
-    assert matrix.after_learning() == pytest.approx((0.9 + 0.8 + 0.95) / 3)
-    assert matrix.backward_transfer() == pytest.approx(((0.5 - 0.9) + (0.85 - 0.8)) / 2)
-    assert matrix.forgetting() == pytest.approx(((0.9 - 0.5) + (0.8 - 0.85)) / 2)
-    assert matrix.forward_transfer([0.1, 0.75, 0.9]) == pytest.approx(((0.8 - 0.75) + (0.95 - 0.9)) / 2)
-    np.testing.assert_array_equal(matrix.array(), [[0.9, np.nan, np.nan], [0.7, 0.8, np.nan], [0.5, 0.85, 0.95]])
+    assert matrix[1, 0] == 0.7
+    assert average_accuracy(matrix) == pytest.approx((0.5 + 0.85 + 0.95) / 3)
+    assert accuracy_after_learning(matrix) == pytest.approx((0.9 + 0.8 + 0.95) / 3)
+    assert backward_transfer(matrix) == pytest.approx(((0.5 - 0.9) + (0.85 - 0.8)) / 2)
+    assert forgetting(matrix) == pytest.approx(((0.9 - 0.5) + (0.8 - 0.85)) / 2)
+    alone = np.array([0.1, 0.75, 0.9])
+    assert forward_transfer(matrix, alone) == pytest.approx(((0.8 - 0.75) + (0.95 - 0.9)) / 2)
+    np.testing.assert_array_equal(matrix, [[0.9, np.nan, np.nan], [0.7, 0.8, np.nan], [0.5, 0.85, 0.95]])
 
 
 def test_metrics_of_several_seeds_are_those_of_each(matrix):
     other = accuracy_matrix([[0.6], [0.9, 0.5], [0.7, 0.5, 0.5]])
-    both = np.stack([matrix.array(), other])
+    both = np.stack([matrix, other])
     np.testing.assert_allclose(forgetting_by_task(both), [[0.9 - 0.5, 0.8 - 0.85], [0.9 - 0.7, 0.0]])
     for function in (average_accuracy, accuracy_after_learning, backward_transfer, forgetting, average_so_far):
-        np.testing.assert_array_equal(function(both), [function(matrix.array()), function(other)])
+        np.testing.assert_array_equal(function(both), [function(matrix), function(other)])
 
 
 def test_forgetting_looks_at_the_best_there_was():
-    matrix = AccuracyMatrix(3)
-    for row in ([0.6], [0.9, 0.5], [0.7, 0.5, 0.5]):
-        matrix.append(row)
-    assert matrix.forgetting() == pytest.approx(((0.9 - 0.7) + 0.0) / 2)
-    assert matrix.backward_transfer() == pytest.approx(((0.7 - 0.6) + 0.0) / 2)
+    matrix = accuracy_matrix([[0.6], [0.9, 0.5], [0.7, 0.5, 0.5]])
+    assert forgetting(matrix) == pytest.approx(((0.9 - 0.7) + 0.0) / 2)
+    assert backward_transfer(matrix) == pytest.approx(((0.7 - 0.6) + 0.0) / 2)
 
 
 def test_one_task_has_no_transfer_and_wrong_rows_are_refused():
-    matrix = AccuracyMatrix(1)
-    matrix.append([0.4])
-    assert (matrix.average(), matrix.forgetting(), matrix.backward_transfer()) == (0.4, None, None)
-    assert matrix.forward_transfer([0.3]) is None
-    with pytest.raises(ValueError, match="row 1 of 1"):
-        matrix.append([0.4, 0.4])
+    matrix = accuracy_matrix([[0.4]])
+    assert average_accuracy(matrix) == 0.4
+    assert np.isnan([forgetting(matrix), backward_transfer(matrix), forward_transfer(matrix, np.array([0.3]))]).all()
+    with pytest.raises(ValueError, match="row 1 of 2 needs 2 entries, not 3"):
+        accuracy_matrix([[0.4], [0.4, 0.4, 0.4]])
     with pytest.raises(ValueError, match="needs 1 entries, not 2"):
-        AccuracyMatrix(3).append([0.1, 0.2])
+        accuracy_matrix([[0.1, 0.2]])
 
 
 def test_nll_and_brier_equal_scikit_learn(generator):

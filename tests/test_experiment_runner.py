@@ -321,7 +321,7 @@ def test_overwriting_leaves_nothing_of_the_old_run(tmp_path):
 
 
 def test_targets_without_any_spread_have_a_finite_score():
-    from frcl.experiment.evaluate import _r_squared
+    from frcl.experiment.metrics import _r_squared
 
     y = torch.full((5,), 2.0)
     assert _r_squared(y[:, None], y) == 1.0

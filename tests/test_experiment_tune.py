@@ -9,8 +9,9 @@ import torch
 from frcl import NumericalError, OptionError
 from frcl.data.tasks import Split, Task, TaskList
 from frcl.experiment import tune as module
+from frcl.experiment.metrics import Scores
 from frcl.experiment.runner import benchmark_of, new_learner
-from frcl.experiment.tune import BY, Reached, Trial, combinations, grid_of, own_grid, try_out, tune, tuning_config
+from frcl.experiment.tune import BY, Trial, combinations, grid_of, own_grid, try_out, tune, tuning_config
 from frcl.methods import METHODS
 
 TINY = {"learner": {"steps": 20}, "network": {"widths": [8]}}
@@ -85,30 +86,30 @@ def test_a_trial_has_the_scores_of_a_run_on_validation_data():
 
 @pytest.mark.parametrize(("by", "best"), [("accuracy", "a"), ("nll", "b"), ("ece", "c")])
 def test_what_decides_may_be_chosen(monkeypatch, by, best):
-    made = {"a": Reached(0.9, 0.5, 0.2), "b": Reached(0.8, 0.1, 0.3), "c": Reached(0.7, 0.6, 0.1)}
+    made = {"a": Scores(0.9, 0.5, ece=0.2), "b": Scores(0.8, 0.1, ece=0.3), "c": Scores(0.7, 0.6, ece=0.1)}
     names = iter(made)
     monkeypatch.setattr(module, "try_out", lambda config: made[next(names)])
     found = tune("finetune", "split-digits", TINY, grid={"steps": [1, 2, 3]}, by=by)
     assert found[0].reached == made[best]
-    assert "NLL 0." in found[0].reached.show()
+    assert "NLL 0." in found[0].show()
     assert set(found[0].to_json()) == {"options", *BY}
 
 
 def test_numbers_have_no_ece_to_decide_by(monkeypatch):
     tried = []
-    monkeypatch.setattr(module, "try_out", lambda config: tried.append(config) or Reached(0.5, 1.0, None))
+    monkeypatch.setattr(module, "try_out", lambda config: tried.append(config) or Scores(0.5, 1.0, ece=None))
     with pytest.raises(OptionError, match="--by ece: what split-digits predicts are numbers"):
         tune("finetune", "split-digits", TINY, by="ece")
     assert len(tried) == 1, "it is noticed at once"
     assert tune("finetune", "split-digits", TINY, by="nll")
-    monkeypatch.setattr(module, "try_out", lambda config: Reached(0.5, None, 0.1))
+    monkeypatch.setattr(module, "try_out", lambda config: Scores(0.5, None, ece=0.1))
     with pytest.raises(NumericalError, match="no trial has a finite NLL"):
         tune("finetune", "split-digits", TINY, by="nll")
 
 
 def test_a_score_that_there_is_not_never_decides():
-    assert Trial({}, Reached(0.9, 1.0, None)).merit("ece") < Trial({}, Reached(0.1, 1.0, 0.9)).merit("ece")
-    assert "ECE" not in Reached(0.9, 1.0, None).show()
+    assert Trial({}, Scores(0.9, 1.0, ece=None)).merit("ece") < Trial({}, Scores(0.1, 1.0, ece=0.9)).merit("ece")
+    assert "ECE" not in Trial({}, Scores(0.9, 1.0, ece=None)).show()
     with pytest.raises(OptionError, match="--by speed is unknown; choose one of accuracy, nll, ece"):
         tune("finetune", "split-digits", TINY, by="speed")
 

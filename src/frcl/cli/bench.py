@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
-from rich.console import Console
+from typer import Option
 
+from frcl.cli.console import err, out, say
 from frcl.errors import OptionError
 from frcl.registry import suggestion
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from frcl.bench.measure import Measurement
 
 T = TypeVar("T")
-Option = typer.Option
-out, err = Console(), Console(stderr=True)
 
 DEVICE = "cpu: ratios of two functions timed in turn. cuda: whole runs of the paper, in seconds."
 ONLY = """Only this; may be repeated. cpu: past-kl, frcl-step, plus-step, flat, plus-flat, trace-swap, prediction,
@@ -52,7 +51,6 @@ def bench(
     """
     from frcl.bench.measure import change_table, environment_line, read_results, results_table, to_json, write_results
 
-    say = partial(out.print, highlight=False, markup=False, soft_wrap=True)
     before = None if against is None else read_results(against)
     if not out_file.resolve().parent.is_dir():
         raise OptionError(f"cannot write {out_file}: there is no folder {out_file.resolve().parent}")

@@ -14,11 +14,25 @@ from frcl.boundary import BoundaryDetector
 from frcl.data import BENCHMARKS
 from frcl.data.options import BenchmarkOptions
 from frcl.errors import OptionError
-from frcl.experiment.networks import NetworkOptions
 from frcl.learners.options import FRCLOptions
 from frcl.methods import default_options
 from frcl.options import NOT_NEGATIVE, MethodOptions, Options, from_plain, option
 from frcl.registry import suggestion
+
+
+@dataclass(frozen=True)
+class NetworkOptions(Options):
+    """Which feature network is used where none is brought."""
+
+    kind: Literal["mlp", "conv"] = option("mlp", "fully connected, or convolutional")
+    widths: tuple[int, ...] = option((100, 100), "mlp: hidden layers; conv: filters of each block")
+    last: Literal["linear", "relu"] = option("linear", "mlp: whether the last layer is followed by ReLU")
+    pooling: Literal["same", "valid"] = option("same", "conv: padding of the max pooling")
+
+    @property
+    def batched_on_cpu(self) -> bool:
+        """Whether several networks trained as one program are faster on the CPU; convolutions are not."""
+        return self.kind != "conv"
 
 
 @dataclass(frozen=True)
@@ -98,13 +112,12 @@ PLAIN = ("benchmark", "method", "seeds", "device", "data", "hidden_boundaries")
 
 def parts_of(method: str) -> dict[str, Any]:
     """The options of each part as they are without any change; the learner's are those of the method."""
-    return {
-        "stream": BenchmarkOptions(),
-        "network": NetworkOptions(),
-        "learner": default_options(method),
-        "detector": DetectorOptions(),
-        "run": RunOptions(),
-    }
+    return {part: getattr(Config(), part) for part in PARTS} | {"learner": default_options(method)}
+
+
+def bundled(name: str) -> dict[str, Any]:
+    """The content of a TOML file that comes with the package."""
+    return tomllib.loads(resources.files("frcl.experiment").joinpath(name).read_text(encoding="utf-8"))
 
 
 def resolve(benchmark: str, *layers: Mapping[str, Any]) -> Config:
@@ -119,13 +132,9 @@ def resolve(benchmark: str, *layers: Mapping[str, Any]) -> Config:
     merged: dict[str, Any] = {part: {} for part in PARTS}
     for layer in (_benchmark_defaults(benchmark, method, parts["learner"]), *layers):
         _check_names(layer, parts, method)
-        for name, value in layer.items():
-            if name in PARTS:
-                if name == "learner" and "points" in value and "points_per_class" not in value:
-                    merged[name].pop("points_per_class", None)  # a number for the whole task replaces one per class
-                merged[name] |= value
-            else:
-                merged[name] = value
+        if "points" in layer.get("learner", {}) and "points_per_class" not in layer["learner"]:
+            merged["learner"].pop("points_per_class", None)  # a number for the whole task replaces one per class
+        merged |= {name: {**merged[name], **value} if name in PARTS else value for name, value in layer.items()}
     merged |= {"benchmark": benchmark, "method": method}
     built = {part: from_plain(parts[part], merged.pop(part)) for part in PARTS}
     merged |= {"seeds": tuple(merged["seeds"])} if isinstance(merged.get("seeds"), list) else {}
@@ -139,14 +148,9 @@ def saved(layer: Mapping[str, Any]) -> Config:
 
 
 def _benchmark_defaults(benchmark: str, method: str, options: Any) -> dict[str, Any]:
-    """The benchmark's network, its training where the method has such options, and the method's own options.
-
-    They come from the section of the benchmark in defaults.toml or, without one, from its `BenchmarkSpec`. A method
-    that stands in AFTER has those of another one under its own.
-    """
-    text = resources.files("frcl.experiment").joinpath("defaults.toml").read_text(encoding="utf-8")
+    """Network, training and options of the method, from the benchmark's section of defaults.toml or its spec."""
     carried = BENCHMARKS[benchmark].defaults if benchmark in BENCHMARKS else {}
-    found: Mapping[str, Any] = tomllib.loads(text).get(benchmark, carried)
+    found: Mapping[str, Any] = bundled("defaults.toml").get(benchmark, carried)
     names = [f.name for f in fields(options)]
     training = {name: value for name, value in found.get("training", {}).items() if name in names}
     base = found.get(AFTER.get(method, ""), {})
@@ -209,15 +213,15 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 def to_toml(config: Config) -> str:
     """The resolved configuration as a TOML file; TOML has no null, so "none" stands for it."""
+
+    def lines(values: Mapping[str, Any]) -> list[str]:
+        return [f"{name} = {json.dumps('none' if value is None else value)}" for name, value in values.items()]
+
     values = to_dict(config)
-    lines = [_line(name, values[name]) for name in PLAIN]
+    text = lines({name: values[name] for name in PLAIN})
     for part in PARTS:
-        lines += ["", f"[{part}]", *(_line(key, value) for key, value in values[part].items())]
-    return "\n".join(lines) + "\n"
-
-
-def _line(name: str, value: Any) -> str:
-    return f"{name} = {json.dumps('none' if value is None else value)}"
+        text += ["", f"[{part}]", *lines(values[part])]
+    return "\n".join(text) + "\n"
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -1,17 +1,18 @@
-"""The display of a run: a live progress bar in a terminal, plain lines elsewhere, or nothing."""
+"""Observers of a run: a live progress bar in a terminal, plain lines elsewhere, or nothing; TensorBoard events."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from frcl.errors import OptionError
 from frcl.experiment.config import Config
 from frcl.experiment.keeper import Observer
 from frcl.experiment.metrics import Interval
@@ -24,17 +25,11 @@ FIELDS = (("{task.description}", len("seed 10 task 10/10")), ("{task.fields[term
 PLAIN_SECONDS = 10.0  # between two lines while a task is learned
 
 
-class Silent:
-    """An observer that ignores everything; a base for those that do not need every event."""
-
-    def begin(self, config: Config, names: list[str]) -> None: ...
-    def step(self, seed: int, task: int, log: StepLog) -> None: ...
-    def evaluated(self, seed: int, task: int, row: list[float]) -> None: ...
-    def end(self, result: Result) -> None: ...
-    def close(self) -> None: ...
+class Silent(Observer):
+    """Shows nothing."""
 
 
-class Plain(Silent):
+class Plain(Observer):
     """One line per task, and one every few seconds: for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
@@ -47,9 +42,8 @@ class Plain(Silent):
     def step(self, seed: int, task: int, log: StepLog) -> None:
         if time.monotonic() - self._said > PLAIN_SECONDS:
             parts = f"fit {-log.log_likelihood:.3f}, KL now {log.kl_now:.3f}, KL past {log.kl_past:.3f}"
-            self._say(
-                f"seed {seed}, task {task + 1}/{len(self._names)}, step {log.step}: loss {log.loss:.3f} ({parts})"
-            )
+            place = f"seed {seed}, task {task + 1}/{len(self._names)}, step {log.step}"
+            self._say(f"{place}: loss {log.loss:.3f} ({parts})")
 
     def evaluated(self, seed: int, task: int, row: list[float]) -> None:
         average = f"average {sum(row) / len(row):.2%}, this task {row[-1]:.2%}"
@@ -60,7 +54,7 @@ class Plain(Silent):
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-class Live(Silent):
+class Live(Observer):
     """A progress bar over all steps of all seeds, with the terms of the loss and the accuracy so far."""
 
     def __init__(self, console: Console) -> None:
@@ -97,17 +91,49 @@ class Live(Silent):
         self._progress.stop()
 
 
-class Several(Silent):
+class TensorBoard(Observer):
+    """Writes the terms of every step and the accuracies as TensorBoard events, in one sub-folder per seed."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise OptionError("--tensorboard needs the package tensorboard: pip install 'frcl[tensorboard]'") from error
+        self._make, self._folder, self._writers = SummaryWriter, folder, dict[int, Any]()
+
+    def begin(self, config: Config, names: list[str]) -> None:
+        self._steps, self._names = config.learner.steps, names
+
+    def step(self, seed: int, task: int, log: StepLog) -> None:
+        at = task * self._steps + (log.step - 1) % self._steps
+        for name in ("loss", "log_likelihood", "kl_now", "kl_past"):
+            self._add(seed, f"step/{name}", getattr(log, name), at)
+
+    def evaluated(self, seed: int, task: int, row: list[float]) -> None:
+        for on, value in enumerate(row):
+            self._add(seed, f"accuracy/{self._names[on]}", value, task)
+        self._add(seed, "accuracy/average", sum(row) / len(row), task)
+
+    def close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+
+    def _add(self, seed: int, *scalar: Any) -> None:
+        if seed not in self._writers:
+            self._writers[seed] = self._make(str(self._folder / f"seed-{seed}"))
+        self._writers[seed].add_scalar(*scalar)
+
+
+class Several(Observer):
     """Passes every event on to more than one observer."""
 
     def __init__(self, *observers: Observer) -> None:
+        def pass_on(event: str, *values: Any) -> None:
+            for observer in observers:
+                getattr(observer, event)(*values)
+
         for event in ("begin", "step", "evaluated", "end", "close"):
-            setattr(self, event, partial(_pass_on, [getattr(observer, event) for observer in observers]))
-
-
-def _pass_on(receivers: Sequence[Callable[..., None]], *event: Any) -> None:
-    for receive in receivers:
-        receive(*event)
+            setattr(self, event, partial(pass_on, event))
 
 
 def accuracy_table(result: Result) -> Table:

@@ -37,34 +37,26 @@ def describe(device: str) -> dict[str, str]:
 
 
 @contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Inside, torch uses `count` CPU threads."""
-    before = torch.get_num_threads()
+def threads(count: int, *, tf32: bool | None = None) -> Iterator[None]:
+    """Inside, torch uses `count` CPU threads and, if `tf32` is given, TF32 or full precision for matrices on CUDA."""
+    before, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     torch.set_num_threads(count)
+    if tf32 is not None:
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
     try:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def products(*, tf32: bool) -> Iterator[None]:
-    """Inside, torch multiplies float32 matrices on CUDA in TF32 or in full precision."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(precision)
 
 
 def check_device(device: str) -> torch.device:
     """The device of that name; an error if this machine does not have it."""
     try:
         found = torch.device(device)
-    except RuntimeError as error:
-        raise OptionError(f"unknown device {device!r}; use cpu, cuda or cuda:0") from error
-    if found.type not in ("cpu", "cuda"):
+    except RuntimeError:
+        found = None
+    if found is None or found.type not in ("cpu", "cuda"):
         raise OptionError(f"unknown device {device!r}; use cpu, cuda or cuda:0")
     if found.type == "cuda" and not torch.cuda.is_available():
         raise OptionError("device cuda was asked for, but torch finds no CUDA device here; use --device cpu")
@@ -89,11 +81,8 @@ def _commit() -> str:
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return ""
+    command = ["git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
     try:
-        commit, changed = (
-            subprocess.run(["git", *command], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
-            for command in (("rev-parse", "--short=12", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
-        )
+        return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return commit + "+" * bool(changed)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from frcl.data.tasks import Benchmark, Seen, Split, Task
+from frcl.data.tasks import Benchmark, Seen, Split
 from frcl.errors import DataError
-from frcl.experiment.evaluate import score
 from frcl.experiment.keeper import Keeper
 from frcl.experiment.results import SeedRecord
 from frcl.learners.protocol import StreamLearner
 from frcl.seeding import fork
 
-LARGEST = 1e6
+LARGEST = 1e6  # statistic that is recorded
 
 
 def anonymous(inner: Benchmark) -> Seen:
@@ -31,11 +31,11 @@ def anonymous(inner: Benchmark) -> Seen:
                 raise DataError("hidden boundaries are for classification; these tasks have real targets")
         return Split(split.x, torch.searchsorted(labels[number], split.y))
 
-    def changed(number: int, task: Task) -> Task:
-        train, validation, test = (numbered(number, part) for part in (task.train, task.validation, task.test))
-        return Task(task.name, train, validation, test, task.size)
-
-    return Seen(inner, changed, lambda number: numbered(number, inner.test_split(number)))
+    return Seen(
+        inner,
+        lambda number, task: task.changed(partial(numbered, number), task.name),
+        lambda number: numbered(number, inner.test_split(number)),
+    )
 
 
 def stream_labels(benchmark: Benchmark) -> list[int]:
@@ -43,53 +43,31 @@ def stream_labels(benchmark: Benchmark) -> list[int]:
     return list(range(max(int(benchmark.test_split(i).y.max()) + 1 for i in range(len(benchmark)))))
 
 
-def _storable(statistic: float) -> float | None:
-    """For JSON: None where no test was made; an infinite statistic (scores without spread) becomes very large."""
-    return None if math.isnan(statistic) else round(max(-LARGEST, min(statistic, LARGEST)), 6)
-
-
 def learn_stream(keeper: Keeper, learner: StreamLearner, benchmark: Benchmark, seed: int, record: SeedRecord) -> None:
-    """Learn `steps` minibatches of each task, one task after another.
+    """Learn `steps` minibatches of the current task of the benchmark.
 
-    Minibatch number t depends on the seed and t alone, so a resumed stream continues exactly. `learned_as` records
-    the learner's task that was open when a task of the benchmark ended: it predicts for that task later.
+    Minibatch number t depends on the seed and t alone, so a resumed stream continues exactly.
     """
-    steps, batch = keeper.config.learner.steps, keeper.config.learner.batch_size
+    number, steps, batch = keeper.progress.task, keeper.config.learner.steps, keeper.config.learner.batch_size
     record.true = [steps * i for i in range(1, len(benchmark))]
-    while keeper.progress.task < len(benchmark):
-        number = keeper.progress.task
-        train = benchmark.task(number).train
-        labels = train.y.cpu()  # the learner reads label values on the CPU
-        while len(record.statistic) < steps * (number + 1):
-            t = len(record.statistic)
-            rows = torch.randint(len(train.x), (batch,), generator=fork(seed, f"stream/{t}"))
-            with keeper.timed("train"):
-                log = learner.observe(train.x[rows.to(train.x.device)], labels[rows])
-            record.statistic.append(_storable(log.beside if keeper.config.detector.beside else log.statistic))
-            if log.boundary:
-                record.found.append(t)
-            terms = (log.loss, log.log_likelihood, log.kl_now, log.kl_past)
-            keeper.stepped({seed: learner}, number, log.step, [[terms]])
-        record.learned_as.append(len(learner.tasks))  # the one still open
-        with keeper.timed("evaluate"):
-            row = [score(learner, benchmark.test_split(on), task) for on, task in enumerate(record.learned_as)]
-        record.rows.append(row)
-        keeper.progress.task += 1
-        keeper.observer.evaluated(seed, number, row)
-        keeper.checkpoint([learner])
-    with keeper.timed("select"):
-        _end(learner)
-    record.parts = learner.memory_parts()
-    record.bytes = _totals([summary.bytes() for summary in learner.tasks], sum(record.parts.values()))
+    train = benchmark.task(number).train
+    labels = train.y.cpu()  # the learner reads label values on the CPU
+    while len(record.statistic) < steps * (number + 1):
+        t = len(record.statistic)
+        rows = torch.randint(len(train.x), (batch,), generator=fork(seed, f"stream/{t}"))
+        with keeper.timed("train"):
+            log = learner.observe(train.x[rows.to(train.x.device)], labels[rows])
+        tested = log.beside if keeper.config.detector.beside else log.statistic  # infinite for scores without spread
+        record.statistic.append(None if math.isnan(tested) else round(max(-LARGEST, min(tested, LARGEST)), 6))
+        record.found += [t] * log.boundary
+        keeper.stepped({seed: learner}, number, log.step, [[(log.loss, log.log_likelihood, log.kl_now, log.kl_past)]])
 
 
-def _totals(summaries: list[int], total: int) -> list[int]:
-    """Bytes kept after each task; everything besides the summaries is counted with the first."""
-    besides = total - sum(summaries)
-    return [besides + so_far for so_far in itertools.accumulate(summaries)] or [0]
-
-
-def _end(learner: StreamLearner) -> None:
-    """End the open task with the stream; one with fewer examples than inducing points stays open."""
+def end_stream(learner: StreamLearner, record: SeedRecord) -> None:
+    """End the open task, if it has enough examples for its inducing points, and count the bytes of all."""
     with contextlib.suppress(DataError):
         learner.end_task()
+    record.parts = learner.memory_parts()
+    kept = [summary.bytes() for summary in learner.tasks]
+    besides = sum(record.parts.values()) - sum(kept)  # counted with the first task
+    record.bytes = [besides + so_far for so_far in itertools.accumulate(kept)] or [0]

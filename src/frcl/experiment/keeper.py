@@ -1,4 +1,4 @@
-"""What a run writes while it is in progress: logs, times and checkpoints; and the protocol of its observers."""
+"""What a run writes: logs, times, checkpoints and its result; and the base of its observers."""
 
 from __future__ import annotations
 
@@ -6,20 +6,29 @@ import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from frcl.codec import from_json, to_json
+from frcl.data.tasks import Benchmark
 from frcl.engine.program import Values
 from frcl.errors import CheckpointError, FrclError
-from frcl.experiment.config import Config
-from frcl.experiment.results import Part, Result, Seconds, SeedRecord
-from frcl.files import apart, load_state, save_state, side_by_side
+from frcl.experiment import environment, metrics, results
+from frcl.experiment.config import Config, DetectorOptions, to_dict
+from frcl.experiment.metrics import BINS, BoundaryScore, Calibration, declared_switches, over_seeds, score_boundaries
+from frcl.experiment.results import RESULT, Boundaries, CalibrationCurve, Part, Result, Seconds, SeedRecord, StepCurves
+from frcl.files import apart, load_state, save_state, side_by_side, write_atomically
 from frcl.learners.protocol import Learner
 from frcl.learners.types import StepLog
 
-CHECKPOINT = "checkpoint.frcl"
+CHECKPOINT, POINTS = "checkpoint.frcl", "points.npz"
+CURVE = 400  # rows of the step log that result.json keeps
+RATES = ("precision", "recall", "f1")
 PATIENCE = 20.0  # a checkpoint waits at least this many times as long as writing the last one took
 LOG, PAST_LOG = "log.csv", "kl_past.csv"
 PLACE = {"seed": "%d", "task": "%d", "step": "%d"}
@@ -33,8 +42,8 @@ class Interrupted(FrclError):
     """The run was asked to stop; it can be resumed."""
 
 
-class Observer(Protocol):
-    """Receives the events of a run: a progress display, an event writer, a test."""
+class Observer:
+    """Receives the events of a run, and ignores them: the base of progress displays and event writers."""
 
     def begin(self, config: Config, names: list[str]) -> None: ...
     def step(self, seed: int, task: int, log: StepLog) -> None: ...
@@ -61,55 +70,27 @@ class Progress:
         self.seconds = replace(now, **{part: getattr(now, part) + seconds}, total=now.total + seconds)
 
 
-class CsvLog:
-    """Rows of a CSV file, collected in memory and appended by `flush`. A resumed log continues after `length` bytes.
-
-    `columns` has the format of each column, as in "%d".
-    """
-
-    def __init__(self, path: Path, columns: Mapping[str, str], length: int | None = None) -> None:
-        self.path = path
-        self._buffer = io.StringIO()
-        self._form = ",".join(columns.values()) + "\n"
-        if length is None:
-            self._buffer.write(",".join(columns) + "\n")
-            path.write_bytes(b"")
-        else:
-            try:
-                with path.open("r+b") as file:
-                    file.truncate(length)
-            except FileNotFoundError as error:
-                raise CheckpointError(f"{path} is missing: without it the run cannot be resumed") from error
-
-    def add(self, row: Sequence[object]) -> None:
-        self._buffer.write(self._form % tuple(row))
-
-    def flush(self) -> int:
-        """Append the collected rows; returns the length of the file."""
-        with self.path.open("ab") as file:
-            file.write(self._buffer.getvalue().encode())
-            length = file.tell()
-        self._buffer.seek(0)
-        self._buffer.truncate()
-        return length
-
-
 class Keeper:
-    """Writes the logs and checkpoints of the run in one folder."""
+    """Writes the logs and checkpoints of the run in one folder. The logs of a resumed run continue at `lengths`."""
 
     def __init__(
         self, config: Config, folder: Path, progress: Progress, observer: Observer, stop: Callable[[], bool]
     ) -> None:
-        self.config = config
-        self.folder = folder
-        self.progress = progress
-        self.observer = observer
-        self._stop = stop
+        self.config, self.folder, self.progress, self.observer, self._stop = config, folder, progress, observer, stop
         self._saved_at = time.monotonic()
         self._cost = 0.0  # seconds that the last checkpoint took
-        self._logs = {LOG: CsvLog(folder / LOG, COLUMNS[LOG], progress.lengths.get(LOG))}
-        if config.run.log_past_every:
-            self._logs[PAST_LOG] = CsvLog(folder / PAST_LOG, COLUMNS[PAST_LOG], progress.lengths.get(PAST_LOG))
+        self._rows: dict[str, list[str]] = {}  # of each log, not written yet
+        for name in (LOG, PAST_LOG) if config.run.log_past_every else (LOG,):
+            length = progress.lengths.get(name)
+            self._rows[name] = [",".join(COLUMNS[name])] if length is None else []
+            try:
+                with (folder / name).open("wb" if length is None else "r+b") as file:
+                    file.truncate(length or 0)
+            except FileNotFoundError as error:
+                raise CheckpointError(f"{folder / name} is missing: without it the run cannot be resumed") from error
+
+    def _log(self, name: str, *row: object) -> None:
+        self._rows[name].append(",".join(COLUMNS[name].values()) % row)
 
     def stepped(self, learners: Mapping[int, Learner], task: int, last: int, taken: Sequence[Sequence[Values]]) -> None:
         """Log the terms of the steps up to number `last`, log the KL of past tasks and save a checkpoint where due.
@@ -119,14 +100,14 @@ class Keeper:
         first = last - len(taken) + 1
         for step, each in enumerate(taken, first):
             for seed, values in zip(learners, each, strict=True):
-                self._logs[LOG].add((seed, task, step, *values))
+                self._log(LOG, seed, task, step, *values)
         for seed, values in zip(learners, taken[-1], strict=True):
             self.observer.step(seed, task, StepLog(task, last, *values))
         every = self.config.run.log_past_every
         if every and last // every > (first - 1) // every:
             for seed, learner in learners.items():
                 for past, value in enumerate(learner.past_divergences()):
-                    self._logs[PAST_LOG].add((seed, task, last, past, value))
+                    self._log(PAST_LOG, seed, task, last, past, value)
         self.checkpoint_if_due(list(learners.values()))
 
     def checkpoint_if_due(self, learners: Sequence[Learner]) -> None:
@@ -138,8 +119,11 @@ class Keeper:
     def checkpoint(self, learners: Sequence[Learner]) -> None:
         """Write everything to disk; if the run was asked to stop, stop."""
         begin = time.monotonic()
-        for name, log in self._logs.items():
-            self.progress.lengths[name] = log.flush()
+        for name, rows in self._rows.items():
+            with (self.folder / name).open("ab") as file:
+                file.write("".join(f"{row}\n" for row in rows).encode())
+                self.progress.lengths[name] = file.tell()
+            rows.clear()
         states = [learner.state_dict() for learner in learners]
         meta = {"progress": to_json(self.progress), "learners": [state["meta"] for state in states]}
         save_state(self.folder / CHECKPOINT, meta, side_by_side(states))
@@ -157,6 +141,45 @@ class Keeper:
         finally:
             self.progress.spent(part, time.monotonic() - begin)
 
+    def result(self, first: Benchmark) -> Result:
+        """Write the result of the finished run; `first` is the benchmark of the first seed."""
+        config, records = self.config, self.progress.records
+        R = np.stack([metrics.accuracy_matrix(record.rows) for record in records])
+        alone = np.array([record.alone or [np.nan] for record in records])
+        scores: dict[str, Any] = {metric.__name__: over_seeds(metric(R)) for metric in metrics.OF_MATRIX}
+        for name in ("nll", "brier", "ece", "auroc"):
+            scores[name] = over_seeds([getattr(record.final, name) for record in records])
+        kept = records[0].bytes
+        result = Result(
+            benchmark=first.name,
+            method=config.method,
+            seeds=config.seeds,
+            tasks=tuple(first.task_names),
+            accuracy=R,
+            score=records[0].score,
+            config=to_dict(config),
+            **scores,
+            forward_transfer=over_seeds(metrics.forward_transfer(R, alone)),
+            calibration=_curve([record.final.calibration for record in records]),
+            memory_bytes=results.Memory(kept[-1], tuple(np.diff(kept, prepend=0).tolist()), records[0].parts),
+            boundaries=_boundaries(config.detector, records) if config.hidden_boundaries else None,
+            steps=_step_curves(self.folder / LOG, config.seeds[0]),
+            seconds=Seconds(**{part: round(value, 3) for part, value in asdict(self.progress.seconds).items()}),
+            peak_memory_bytes=environment.peak_memory(torch.device(config.device)),
+            environment=environment.describe(config.device),
+            command=f"frcl run --config {self.folder / 'config.toml'}",
+            started=self.progress.started,
+        )
+        results.write_result(self.folder / RESULT, result)
+        return result
+
+    def write_points(self, inputs: Sequence[Tensor]) -> None:
+        """The inducing inputs of each task, as arrays task_0, task_1, …"""
+        buffer = io.BytesIO()
+        arrays: dict[str, Any] = {f"task_{i}": Z.cpu().numpy() for i, Z in enumerate(inputs)}
+        np.savez_compressed(buffer, **arrays)
+        write_atomically(self.folder / POINTS, buffer.getvalue())
+
 
 def read_checkpoint(folder: Path) -> tuple[Progress, list[dict[str, Any]] | None]:
     """The progress of the run in a folder and the states of its learners; a new progress if there is no checkpoint."""
@@ -165,8 +188,58 @@ def read_checkpoint(folder: Path) -> tuple[Progress, list[dict[str, Any]] | None
         return Progress(), None
     meta, tensors = load_state(path)
     try:
-        progress = from_json(Progress, meta["progress"], "progress")
-        states = apart(meta["learners"], tensors)
+        return from_json(Progress, meta["progress"], "progress"), apart(meta["learners"], tensors) or None
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise CheckpointError(f"{path} is not the checkpoint of a run: {error!r}") from error
-    return progress, states or None
+
+
+def _curve(bins: Sequence[Calibration | None]) -> CalibrationCurve | None:
+    known = [one for one in bins if one is not None]
+    if len(known) < len(bins):
+        return None
+    pooled = sum(known[1:], known[0])
+    with np.errstate(invalid="ignore"):
+        confidence, accuracy = pooled.confidence / pooled.count, pooled.correct / pooled.count
+    edges = tuple(i / BINS for i in range(BINS + 1))
+    return CalibrationCurve(edges, tuple(map(int, pooled.count)), confidence, accuracy)
+
+
+def _boundaries(options: DetectorOptions, records: Sequence[SeedRecord]) -> Boundaries:
+    """`acted_on` scores the switches of the learner; with `beside`, `found` and `statistic` are of that second test."""
+    first = records[0]
+    tested = [(step, value) for step, value in enumerate(first.statistic) if value is not None]
+
+    def scored(threshold: float, found: Sequence[Sequence[int]]) -> list[BoundaryScore]:
+        pairs = zip(records, found, strict=True)
+        return [score_boundaries(record.true, own, threshold, options.tolerance) for record, own in pairs]
+
+    acted_on = scored(options.threshold, [record.found for record in records])
+    scores = []  # means over seeds; that of the delay over those that found a switch
+    for threshold in options.thresholds:
+        each = scored(threshold, [declared_switches(one.statistic, threshold, options.pause) for one in records])
+        precision, recall, f1 = (sum(getattr(one, name) for one in each) / len(each) for name in RATES)
+        delays = [one.delay for one in each if one.delay is not None]
+        delay = sum(delays) / len(delays) if delays else None
+        scores.append(BoundaryScore(threshold, precision, recall, f1, delay))
+    beside = declared_switches(first.statistic, options.threshold, options.pause)
+    return Boundaries(
+        true=tuple(first.true),
+        found=tuple(beside if options.beside else first.found),
+        threshold=options.threshold,
+        statistic=np.array([value for _, value in tested]),
+        statistic_step=tuple(step for step, _ in tested),
+        scores=tuple(scores),
+        acted_on=results.Detection(*(over_seeds([getattr(one, name) for one in acted_on]) for name in RATES)),
+    )
+
+
+def _step_curves(log: Path, seed: int) -> StepCurves | None:
+    """The terms of the objective over the steps of one seed, thinned to about CURVE rows."""
+    with log.open(encoding="utf-8") as file:
+        next(file)
+        own = [line for line in file if line.startswith(f"{seed},")]
+    if not own:
+        return None
+    every = max(1, len(own) // CURVE)
+    _, task, step, *terms = zip(*(map(float, line.split(",")) for line in own[::every]), strict=True)
+    return StepCurves(every, tuple(map(int, task)), tuple(map(int, step)), *map(np.array, terms))

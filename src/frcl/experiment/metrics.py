@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from frcl.data.tasks import Benchmark
+from frcl.learners.protocol import Learner
+from frcl.learners.types import Prediction
 
 Floats = NDArray[np.float64]
 BINS = 10
@@ -19,49 +23,14 @@ BINS = 10
 # learning task `after`; NaN where `on` > `after`. Leading axes, usually one of seeds, are kept.
 
 
-@dataclass
-class AccuracyMatrix:
-    """R of one seed, built row by row."""
-
-    tasks: int
-    rows: list[list[float]] = field(default_factory=list)
-
-    def append(self, row: Sequence[float]) -> None:
-        """The next row: the accuracies on tasks 0 to `after`, just after learning task `after`."""
-        if len(row) != len(self.rows) + 1 or len(self.rows) == self.tasks:
-            raise ValueError(f"row {len(self.rows)} of {self.tasks} needs {len(self.rows) + 1} entries, not {len(row)}")
-        self.rows.append(list(row))
-
-    def array(self) -> Floats:
-        """R [T, T]."""
-        return np.array([[*row, *[np.nan] * (self.tasks - len(row))] for row in self.rows])
-
-    def average(self) -> float:
-        return float(average_accuracy(self.array()))
-
-    def after_learning(self) -> float:
-        return float(accuracy_after_learning(self.array()))
-
-    def backward_transfer(self) -> float | None:
-        return _number(backward_transfer(self.array()))
-
-    def forgetting(self) -> float | None:
-        return _number(forgetting(self.array()))
-
-    def forward_transfer(self, alone: Sequence[float]) -> float | None:
-        return _number(forward_transfer(self.array(), np.array(alone)))
-
-
-def _number(value: Floats) -> float | None:
-    return None if np.isnan(value) else float(value)
-
-
 def accuracy_matrix(rows: Sequence[Sequence[float]]) -> Floats:
     """R [T, T] from its lower triangle: row i has the accuracies on tasks 0 to i."""
-    matrix = AccuracyMatrix(len(rows))
-    for row in rows:
-        matrix.append(row)
-    return matrix.array()
+    R = np.full((len(rows), len(rows)), np.nan)
+    for i, row in enumerate(rows):
+        if len(row) != i + 1:
+            raise ValueError(f"row {i} of {len(rows)} needs {i + 1} entries, not {len(row)}")
+        R[i, : i + 1] = row
+    return R
 
 
 def average_so_far(R: Floats) -> Floats:
@@ -99,6 +68,9 @@ def forward_transfer(R: Floats, alone: Floats) -> Floats:
     return _mean_or_nan((_diagonal(R) - alone)[..., 1:])
 
 
+OF_MATRIX = (average_accuracy, accuracy_after_learning, backward_transfer, forgetting)
+
+
 def _diagonal(R: Floats) -> Floats:
     return np.diagonal(R, axis1=-2, axis2=-1)
 
@@ -125,14 +97,11 @@ def brier(probs: Tensor, y: Tensor) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Predictions by confidence (probability of the predicted class) in equal bins (low, high]; sums, so that it adds.
+    """Predictions by confidence (probability of the predicted class) in equal bins (low, high]; can be added."""
 
-    count [B], confidence [B] and correct [B]: number, summed confidence and number right of the predictions of a bin
-    """
-
-    count: Floats
-    confidence: Floats
-    correct: Floats
+    count: Floats  # [B]
+    confidence: Floats  # [B], summed
+    correct: Floats  # [B], number of right predictions
 
     def __add__(self, other: Calibration) -> Calibration:
         return Calibration(self.count + other.count, self.confidence + other.confidence, self.correct + other.correct)
@@ -146,19 +115,85 @@ def calibration(probs: Tensor, y: Tensor) -> Calibration:
     """Bins of the predictions `probs` [n, C] against the classes y [n]."""
     confidence, predicted = (part.cpu().numpy() for part in probs.double().max(1))
     which = np.clip(np.ceil(confidence * BINS).astype(np.int64), 1, BINS) - 1
-    right = predicted == y.cpu().numpy()
-    parts = (np.ones(len(which)), confidence, right)
+    parts = (np.ones(len(which)), confidence, predicted == y.cpu().numpy())
     return Calibration(*(np.asarray(np.bincount(which, part, BINS), np.float64) for part in parts))
 
 
 def auroc(low: Tensor, high: Tensor) -> float:
     """Probability that a score of `high` exceeds one of `low`, ties counted half: the area under the ROC curve."""
-    scores = torch.cat([low, high]).double().cpu()
-    _, inverse, counts = scores.unique(return_inverse=True, return_counts=True)
-    upper = counts.cumsum(0).double()
-    rank = (upper - (counts.double() - 1) / 2)[inverse]  # mean rank of equal scores, from 1
+    from scipy.stats import rankdata
+
     n, m = len(low), len(high)
+    rank = rankdata(torch.cat([low, high]).double().cpu().numpy())
     return float((rank[n:].sum() - m * (m + 1) / 2) / (n * m))
+
+
+# -- predictions of a learner
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores on test data, of one task or as means over tasks; None where a score is not available."""
+
+    accuracy: float | None = None
+    nll: float | None = None
+    brier: float | None = None
+    ece: float | None = None
+    auroc: float | None = None
+    calibration: Calibration | None = None
+
+
+def score(prediction: Prediction, y: Tensor) -> float:
+    """Share of right labels, or for numeric targets the share of variance explained (R²)."""
+    if prediction.probs is None:
+        assert prediction.target_mean is not None
+        return _r_squared(prediction.target_mean, y)
+    return float((prediction.labels == y.to(prediction.labels.device)).double().mean())
+
+
+def _r_squared(mean: Tensor, y: Tensor) -> float:
+    target = y.reshape(mean.shape).double()
+    left = float((target - mean.double().to(target.device)).square().sum())
+    spread = float((target - target.mean(0)).square().sum())
+    if spread == 0.0:
+        return 1.0 if left == 0.0 else 0.0  # nothing to explain
+    return 1.0 - left / spread
+
+
+def judge(prediction: Prediction, y: Tensor) -> Scores:
+    """Accuracy, likelihood and calibration of predictions against the targets y; no AUROC."""
+    accuracy = score(prediction, y)
+    if prediction.probs is None:
+        return Scores(accuracy, -float(prediction.log_predictive(y).double().mean()))
+    probs, classes = prediction.probs.cpu(), torch.searchsorted(torch.tensor(prediction.classes), y.cpu())
+    nll, bins = negative_log_likelihood(probs, classes), calibration(probs, classes)
+    return Scores(accuracy, nll, brier(probs, classes), bins.error(), calibration=bins)
+
+
+def means(scores: Sequence[Scores]) -> Scores:
+    """The mean of each score, and all calibration bins together; None where one is not available or not finite."""
+    found = {}
+    for name in ("accuracy", "nll", "brier", "ece", "auroc"):
+        known = [value for one in scores if (value := getattr(one, name)) is not None and math.isfinite(value)]
+        found[name] = sum(known) / len(known) if len(known) == len(scores) else None
+    bins = [one.calibration for one in scores if one.calibration is not None]
+    return Scores(**found, calibration=sum(bins[1:], bins[0]) if len(bins) == len(scores) else None)
+
+
+def final_scores(learner: Learner, benchmark: Benchmark, tasks: list[int]) -> Scores:
+    """Means over tasks; AUROC of the predictive variance is for telling each task's test inputs from the next task's.
+
+    `tasks` has the number of the learner's task that predicts for each task of the benchmark.
+    """
+    found = []
+    for i, task in enumerate(tasks):
+        split, area = benchmark.test_split(i), None
+        own = learner.predict(split.x, task=task)
+        if len(tasks) > 1 and bool((own.variance.mean(1) > 0).any()):
+            other = learner.predict(benchmark.test_split((i + 1) % len(tasks)).x, task=task)
+            area = auroc(own.variance.mean(1), other.variance.mean(1))
+        found.append(replace(judge(own, split.y), auroc=area))
+    return means(found)
 
 
 # -- over seeds
@@ -227,15 +262,13 @@ def declared_switches(statistic: Sequence[float | None], threshold: float, pause
 
 def score_boundaries(true: Sequence[int], found: Sequence[int], threshold: float, tolerance: int) -> BoundaryScore:
     """A switch counts as found once, at the first declaration at most `tolerance` steps after it."""
-    open_switches = list(true)
-    delays = []
+    delays: dict[int, int] = {}  # by switch
     for step in found:
-        match = next((switch for switch in open_switches if 0 <= step - switch <= tolerance), None)
+        match = next((switch for switch in true if switch not in delays and 0 <= step - switch <= tolerance), None)
         if match is not None:
-            open_switches.remove(match)
-            delays.append(step - match)
+            delays[match] = step - match
     hits = len(delays)
     precision = hits / len(found) if found else (1.0 if not true else 0.0)
     recall = hits / len(true) if true else 1.0
     f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
-    return BoundaryScore(threshold, precision, recall, f1, sum(delays) / hits if hits else None)
+    return BoundaryScore(threshold, precision, recall, f1, sum(delays.values()) / hits if hits else None)

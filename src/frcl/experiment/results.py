@@ -11,7 +11,7 @@ import numpy as np
 
 from frcl.codec import Damaged, from_json, short, to_json
 from frcl.errors import DataError
-from frcl.experiment.metrics import BoundaryScore, Calibration, Floats, Interval
+from frcl.experiment.metrics import BoundaryScore, Floats, Interval, Scores
 from frcl.files import write_atomically
 
 RESULT = "result.json"
@@ -26,39 +26,20 @@ METRICS: tuple[MetricName, ...] = MetricName.__args__  # type: ignore[attr-defin
 Part = Literal["train", "select", "evaluate"]
 
 
-@dataclass(frozen=True)
-class FinalScores:
-    """Scores of one seed after the last task; None where a score is not available."""
-
-    nll: float | None = None
-    brier: float | None = None
-    ece: float | None = None
-    auroc: float | None = None
-    calibration: Calibration | None = None
-
-
 @dataclass
 class SeedRecord:
-    """The results of one seed; filled while the seed is learned, and kept in the checkpoint.
+    """The results of one seed; filled while the seed is learned, and kept in the checkpoint."""
 
-    rows         of the accuracy matrix: row i has the accuracies on tasks 0 to i
-    bytes        kept after each task; `parts` has those after the last task by kind
-    alone        accuracy of a new learner on each task alone, where forward transfer is measured
-    learned_as   for each task of the benchmark, the number of the learner's task that predicts for it
-    score        the quantity in `rows`
-    true, found, statistic   hidden boundaries: the true and the declared switches, the test statistic per minibatch
-    """
-
-    rows: list[list[float]] = field(default_factory=list)
-    bytes: list[int] = field(default_factory=list)
-    parts: dict[str, int] = field(default_factory=dict)
-    alone: list[float] = field(default_factory=list)
-    learned_as: list[int] = field(default_factory=list)
-    score: Score = "accuracy"
-    final: FinalScores = field(default_factory=FinalScores)
-    true: list[int] = field(default_factory=list)
-    found: list[int] = field(default_factory=list)
-    statistic: list[float | None] = field(default_factory=list)
+    rows: list[list[float]] = field(default_factory=list)  # row i of the accuracy matrix: on tasks 0 to i
+    bytes: list[int] = field(default_factory=list)  # kept after each task
+    parts: dict[str, int] = field(default_factory=dict)  # bytes kept after the last task, by kind
+    alone: list[float] = field(default_factory=list)  # accuracy of a new learner on each task, for forward transfer
+    learned_as: list[int] = field(default_factory=list)  # number of the learner's task that predicts for each task
+    score: Score = "accuracy"  # the quantity in `rows`
+    final: Scores = field(default_factory=Scores)
+    true: list[int] = field(default_factory=list)  # hidden boundaries: minibatches of the switches,
+    found: list[int] = field(default_factory=list)  # of the declared switches,
+    statistic: list[float | None] = field(default_factory=list)  # and the test statistic of every minibatch
 
 
 @dataclass(frozen=True)
@@ -135,19 +116,14 @@ class Detection:
 
 @dataclass(frozen=True, eq=False)
 class Boundaries:
-    """Task switches of the first seed, and scores over seeds.
+    """Task switches of the first seed, and scores over seeds."""
 
-    true, found, statistic   minibatches of the true and the declared switches; the test statistic, NaN where no test
-                             was made, at the minibatches `statistic_step`
-    scores                   means over seeds at each of several thresholds
-    """
-
-    true: tuple[int, ...]
+    true: tuple[int, ...]  # minibatches
     found: tuple[int, ...]
     threshold: float
-    statistic: Floats
+    statistic: Floats  # of the tests, made at the minibatches `statistic_step`
     statistic_step: tuple[int, ...]
-    scores: tuple[BoundaryScore, ...]
+    scores: tuple[BoundaryScore, ...]  # means over seeds at each of several thresholds
     acted_on: Detection
 
     def __post_init__(self) -> None:
@@ -157,20 +133,15 @@ class Boundaries:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What a run found: the content of result.json. A metric is None where it is not available.
-
-    score      the quantity in `accuracy`: the share of right labels, or for regression R² (share of variance explained)
-    accuracy   R [S, T, T], axes (seed, after learning task, on task), NaN above the diagonal
-    config     the options of the run, as in config.toml
-    """
+    """What a run found: the content of result.json. A metric is None where it is not available."""
 
     benchmark: str
     method: str
     seeds: tuple[int, ...]
     tasks: tuple[str, ...]
-    accuracy: Floats
-    score: Score = "accuracy"
-    config: dict[str, Any] = field(default_factory=dict)
+    accuracy: Floats  # R [S, T, T], axes (seed, after learning task, on task), NaN above the diagonal
+    score: Score = "accuracy"  # the quantity in `accuracy`: share of right labels, or of variance explained (R²)
+    config: dict[str, Any] = field(default_factory=dict)  # the options of the run, as in config.toml
     average_accuracy: Interval | None = None
     accuracy_after_learning: Interval | None = None
     backward_transfer: Interval | None = None
@@ -226,7 +197,16 @@ def write_result(path: Path, result: Result) -> None:
 
 def read_result(path: Path) -> Result:
     """The result that a run wrote; a foreign or damaged file is refused in one line."""
-    found = _read_json(path)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DataError(f"{path.parent} is not a run folder: it has no {path.name}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is damaged: it is not UTF-8 text") from error
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is damaged: it is not JSON ({' '.join(str(error).split())})") from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise DataError(f'{path} was not written by frcl: it has no "format": "{FORMAT}"; name another folder')
     if found.get("version") != VERSION:
@@ -238,16 +218,3 @@ def read_result(path: Path) -> Result:
         return from_json(Result, found)
     except (Damaged, RecursionError) as error:
         raise DataError(f"{path} is damaged: {error}; run the benchmark again to replace it") from error
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise DataError(f"{path.parent} is not a run folder: it has no {path.name}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is damaged: it is not UTF-8 text") from error
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is damaged: it is not JSON ({' '.join(str(error).split())})") from error

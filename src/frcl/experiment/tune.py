@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from importlib import resources
+from dataclasses import dataclass, replace
 from typing import Any
 
 from frcl.data.tasks import Benchmark, Seen
 from frcl.errors import NumericalError, OptionError
-from frcl.experiment.config import Config, parse_setting, resolve
-from frcl.experiment.environment import products, threads
-from frcl.experiment.evaluate import Judged, judge, mean
-from frcl.experiment.runner import benchmark_of, new_learner, seeds_at_once
+from frcl.experiment.config import Config, bundled, parse_setting, resolve
+from frcl.experiment.environment import threads
+from frcl.experiment.metrics import Scores, means
+from frcl.experiment.runner import Seed, benchmark_of, new_learner, seeds_at_once
 from frcl.learners.lockstep import finish
 
 BY = ("accuracy", "nll", "ece")  # what may decide
@@ -30,40 +28,28 @@ def validation_only(inner: Benchmark) -> Seen:
 
 
 @dataclass(frozen=True)
-class Reached:
-    """On the validation data of all tasks after the last, means over tasks and seeds; None where not available."""
-
-    accuracy: float
-    nll: float | None
-    ece: float | None
-
-    def show(self) -> str:
-        rest = [f"{name} {value:.4f}" for name, value in (("NLL", self.nll), ("ECE", self.ece)) if value is not None]
-        return ", ".join((f"{100 * self.accuracy:6.2f} %", *rest))
-
-
-@dataclass(frozen=True)
 class Trial:
-    """One combination of options and what it reached."""
+    """One combination of options, and the means over tasks and seeds that it reached on the validation data."""
 
     options: dict[str, Any]
-    reached: Reached
+    reached: Scores
 
     def to_json(self) -> dict[str, Any]:
-        return {"options": self.options, **asdict(self.reached)}
+        return {"options": self.options, **{name: getattr(self.reached, name) for name in BY}}
+
+    def show(self) -> str:
+        shown = (("{:7.2%}", self.reached.accuracy), ("NLL {:.4f}", self.reached.nll), ("ECE {:.4f}", self.reached.ece))
+        return ", ".join(form.format(value).replace("%", " %") for form, value in shown if value is not None)
 
     def merit(self, by: str) -> float:
         """What is best where it is highest."""
         value = getattr(self.reached, by)
-        if value is None:
-            return -math.inf
-        return float(value if by == "accuracy" else -value)
+        return -math.inf if value is None else float(value if by == "accuracy" else -value)
 
 
 def grid_of(method: str) -> dict[str, list[Any]]:
     """The values to try for each option of a method."""
-    text = resources.files("frcl.experiment").joinpath("grids.toml").read_text(encoding="utf-8")
-    grid: dict[str, list[Any]] = tomllib.loads(text).get(method, {})
+    grid: dict[str, list[Any]] = bundled("grids.toml").get(method, {})
     if not grid:
         raise OptionError(f"there is nothing to tune for method {method!r}")
     return grid
@@ -87,8 +73,7 @@ def own_grid(texts: Sequence[str], method: str) -> dict[str, list[Any]]:
 
 def combinations(grid: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
     """Every combination, the first option slowest."""
-    for values in itertools.product(*grid.values()):
-        yield dict(zip(grid, values, strict=True))
+    return (dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
 
 
 def tuning_config(method: str, benchmark: str, layer: Mapping[str, Any], options: Mapping[str, Any]) -> Config:
@@ -100,27 +85,20 @@ def tuning_config(method: str, benchmark: str, layer: Mapping[str, Any], options
     return config
 
 
-def try_out(config: Config) -> Reached:
+def try_out(config: Config) -> Scores:
     """Learn the tasks with every seed, then look at the validation data of all."""
-    found: list[Judged] = []
+    found: list[Scores] = []
     at_once = seeds_at_once(config)
-    with threads(config.run.threads), products(tf32=config.run.tf32):
+    with threads(config.run.threads, tf32=config.run.tf32):
         for first in range(0, len(config.seeds), at_once):
-            found += _together(config, config.seeds[first : first + at_once])
-    accuracy = sum(one.accuracy for one in found) / len(found)
-    return Reached(accuracy, mean([one.nll for one in found]), mean([one.ece for one in found]))
-
-
-def _together(config: Config, seeds: Sequence[int]) -> list[Judged]:
-    """Every task of some seeds, learned together."""
-    benchmarks = [validation_only(benchmark_of(config, seed)) for seed in seeds]
-    learners = [new_learner(config, benchmark, seed) for benchmark, seed in zip(benchmarks, seeds, strict=True)]
-    pairs = list(zip(learners, benchmarks, strict=True))
-    for number in range(len(benchmarks[0])):
-        tasks = [(learner, benchmark.task(number)) for learner, benchmark in pairs]
-        finish([learner.learn(task.train.x, task.train.y, size=task.size) for learner, task in tasks])
-    tested = [(learner, on, one.test_split(on)) for learner, one in pairs for on in range(len(one))]
-    return [judge(learner.predict(split.x, task=on), split.y) for learner, on, split in tested]
+            group = []
+            for seed in config.seeds[first : first + at_once]:
+                benchmark = validation_only(benchmark_of(config, seed))
+                group.append(Seed(seed, benchmark, new_learner(config, benchmark, seed)))
+            for number in range(len(group[0].benchmark)):
+                finish([one.learn(number) for one in group])
+            found += [one.judge(on) for one in group for on in range(len(one.benchmark))]
+    return means(found)
 
 
 def tune(
@@ -165,9 +143,10 @@ def _with_optuna(grid: Mapping[str, list[Any]], trials: int, attempt: Callable[[
         import optuna
     except ImportError as error:
         raise OptionError("--trials needs the package optuna: pip install 'frcl[tune]'") from error
+
+    def objective(trial: Any) -> float:
+        return attempt({name: trial.suggest_categorical(name, values) for name, values in grid.items()})
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
-    study.optimize(
-        lambda trial: attempt({name: trial.suggest_categorical(name, values) for name, values in grid.items()}),
-        n_trials=trials,
-    )
+    study.optimize(objective, n_trials=trials)

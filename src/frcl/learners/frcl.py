@@ -236,13 +236,11 @@ class FRCL:
 
     def predict(self, x: Any, task: int | None = None) -> Prediction:
         """What is believed about x in a task (the latest by default): past ones through their summary."""
-        number = self._task_number(task)
-        return self._predictor.predict(self._state, number, self._inputs(x))
+        return self._predictor.predict(self._state, self._task_number(task), self._inputs(x))
 
     def mean(self, x: Any, task: int | None = None) -> Tensor:
         """The mean of the functions alone, [n, C], without variance and probabilities: as fast as a linear head."""
-        number = self._task_number(task)
-        return self._predictor.mean(self._state, number, self._inputs(x))
+        return self._predictor.mean(self._state, self._task_number(task), self._inputs(x))
 
     # -- keeping ----------------------------------------------------------------------------------------
 
@@ -258,11 +256,8 @@ class FRCL:
 
     def likelihood(self, task: int | None = None) -> Likelihood:
         """The likelihood of a task, which knows its labels."""
-        number = self._task_number(task)
-        if number < len(self._state.past):
-            return self._state.past[number].likelihood
-        assert self._state.current is not None
-        return self._state.current.likelihood
+        every = [*self._state.past, *([] if self._state.current is None else [self._state.current])]
+        return every[self._task_number(task)].likelihood
 
     def memory_bytes(self) -> int:
         """Bytes that are kept of past tasks."""

@@ -29,7 +29,9 @@ def FRCLPlus(
     """An `FRCL` learner with the options of FRCL+.
 
     Beside the paper's KL at the inducing points it has old functions held at the current inputs, predictions stored at
-    the points, and the curvature of the shared weights; the learning rate decays. Parameters are those of `FRCL`, without `regularisers` and `options`.
+    the points, and the curvature of the shared weights; the learning rate decays.
+
+    Parameters are those of `FRCL`, without `regularisers` and `options`.
     """
     given: dict[str, Any] = dict(keywords) if points is None else {"points": points, **keywords}
     return FRCL(net, detector=detector, labels=labels, device=device, options=changed(PLUS, given))

@@ -1,0 +1,37 @@
+"""Output of the command line: one console for results, one for errors and progress."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from frcl.experiment.display import accuracy_table, in_words
+from frcl.experiment.results import Result
+
+out, err = Console(), Console(stderr=True)
+say = partial(out.print, highlight=False, markup=False, soft_wrap=True)
+
+
+def show_table(rows: Iterable[Iterable[object]], *headings: str, **style: Any) -> None:
+    """Print rows of cells under headings."""
+    table = Table(*headings, **style)
+    for row in rows:
+        table.add_row(*map(str, row))
+    out.print(table)
+
+
+def say_result(result: Result, page: Path) -> None:
+    """Print the accuracies and the other metrics of a run, and the path of its report."""
+    out.print(accuracy_table(result))
+    scale, unit, name = 100.0, " %", "average accuracy"
+    if result.score == "r2":
+        scale, unit, name = 1.0, "", "average share of variance explained (R²)"
+    say(f"{name} {in_words(result.average_accuracy, scale, unit)}")
+    say(f"forgetting {in_words(result.forgetting, scale, unit)}")
+    say(f"NLL {in_words(result.nll, digits=3)}, ECE {in_words(result.ece, digits=3)}")
+    say(f"report: {page}")

@@ -226,7 +226,7 @@ MUTANTS = (
            "divergence(times(1 / tau, old), times(1 / tau, new), block)",
            "divergence(times(1 / tau, new), times(1 / tau, old), block)", "tests/test_methods_penalties.py"),
     Mutant("tasks of other likelihoods counted", "regularisers/heads.py",
-           "part = torch.where(member[:, None] > 0, part, 0.0)", "pass", "tests/test_methods_penalties.py"),
+           "torch.where(member[:, None] > 0, part, 0.0)", "part", "tests/test_methods_penalties.py"),
     Mutant("classes that an old task does not have counted", "regularisers/heads.py",
            "own = block.own[:, None]", "own = torch.ones_like(block.own[:, None])", "tests/test_methods_penalties.py"),
     Mutant("padded rows of old heads trained", "regularisers/heads.py",

@@ -157,12 +157,6 @@ class L1(Regulariser):
     def end(self, task: LearnedTask, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         self.start = {}
 
-    def state(self) -> dict[str, Any]:
-        return {"start": self.start}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.start = state["start"]
-
 
 @dataclass(frozen=True)
 class L1Options(TrainingOptions):

@@ -100,19 +100,37 @@ class Step(NamedTuple):
         return 1.0 if self.tasks is None else self.past_tasks / len(self.tasks)
 
 
+def number(default: float, *, positive: bool = False) -> Any:
+    """A setting that must be a finite number, positive or at least not negative."""
+    return field(default=default, metadata={"positive": positive})
+
+
+def remembered(make: Callable[[], Any] = dict) -> Any:
+    """A field of state."""
+    return field(default_factory=make, init=False, repr=False)
+
+
 @dataclass
 class Regulariser(ABC):
     """Holds on to past tasks while a new one is learned. Final classes are dataclasses: settings first, then state.
 
-    `begin`, `end` and `load` replace state and never change a tensor in place, so that a shallow copy is a snapshot.
+    State are the fields that no argument sets (`remembered`). `begin`, `end` and `load` replace it and never change a
+    tensor in place, so that a shallow copy is a snapshot.
     """
 
     name: ClassVar[str]
     uses_heads: ClassVar[bool] = False  # reads heads of past tasks, which the learner then keeps
     uses_points: ClassVar[bool] = False  # reads features at the inducing points of past tasks
     looks: ClassVar[bool] = False  # wants to see every minibatch after its step
-    trains_heads: bool = field(default=False, init=False, repr=False)  # heads of past tasks are trained along
-    batchable: bool = field(default=True, init=False, repr=False)  # its constants may be stacked with other seeds'
+    trains_heads = False  # heads of past tasks are trained along
+    batchable = True  # its constants may be stacked with other seeds'
+
+    def __post_init__(self) -> None:
+        """Check the settings declared by `number`."""
+        for one in fields(self):
+            if "positive" in one.metadata:
+                value = getattr(self, one.name)
+                check_weight(f"{one.name} of {self.name}", value, positive=one.metadata["positive"])
 
     def check(self, likelihood: Likelihood, y: Tensor) -> None:  # noqa: B027
         """Refuse a new task, with encoded targets y, that this regulariser cannot keep."""
@@ -147,8 +165,7 @@ class Regulariser(ABC):
     def look(self, x: Tensor, y: Tensor, generator: torch.Generator) -> None:  # noqa: B027
         """A step was taken on this minibatch; called where `looks` is true."""
 
-    @abstractmethod
-    def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
+    def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:  # noqa: B027
         """The task has ended; x and y are its data, seen for the last time."""
 
     def kept(self, theta: Params) -> Kept:
@@ -165,17 +182,16 @@ class Regulariser(ABC):
 
     def state(self) -> Tree:
         """Everything that must be saved: a tree of tensors and plain values."""
-        return {}
+        return {one.name: getattr(self, one.name) for one in fields(self) if not one.init}
 
-    def load(self, state: Tree) -> None:  # noqa: B027
+    def load(self, state: Tree) -> None:
         """Restore what `state` returned."""
+        for one in fields(self):
+            if not one.init:
+                setattr(self, one.name, state[one.name])
 
     def check_resumed(self, task: Task) -> None:  # noqa: B027
         """Refuse loaded state that does not belong to the task that is being learned."""
-
-    def settings(self) -> dict[str, Any]:
-        """What it was made with, JSON-able."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
 
 
 REGULARISERS: Registry[type[Regulariser]] = Registry("regulariser")
@@ -188,7 +204,7 @@ def register(kind: type[Regulariser]) -> type[Regulariser]:
 
 def to_json(regulariser: Regulariser) -> dict[str, Any]:
     """Name and settings."""
-    return {"name": regulariser.name, **regulariser.settings()}
+    return {"name": regulariser.name} | {f.name: getattr(regulariser, f.name) for f in fields(regulariser) if f.init}
 
 
 def from_json(data: Mapping[str, Any]) -> Regulariser:
@@ -215,10 +231,7 @@ def penalties(
     regularisers: Sequence[Regulariser], step: Step, constants: Sequence[Tree], draws: Sequence[Tree]
 ) -> list[Tensor]:
     """The penalties that there are, in order."""
-    found = [
-        regulariser.penalty(step, own, drawn)
-        for regulariser, own, drawn in zip(regularisers, constants, draws, strict=True)
-    ]
+    found = [one.penalty(step, *own) for one, *own in zip(regularisers, constants, draws, strict=True)]
     return [value for value in found if value is not None]
 
 

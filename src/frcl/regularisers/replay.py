@@ -7,7 +7,7 @@ An unbiased estimate of the loss on all data of past tasks; all heads are traine
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from frcl.errors import DataError
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.functional import stacked_points
 from frcl.regularisers.heads import HeadBlock, log_prob, make_block
-from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, check_weight, register
+from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, number, register, remembered
 from frcl.selection import random_start
 from frcl.trees import Params, Tree
 
@@ -39,19 +39,19 @@ class Constants(NamedTuple):
 class Replay(Regulariser):
     """Keeps M examples of each task, balanced over classes; points=None keeps all, and a step draws `batch` of them."""
 
-    weight: float = 1.0
+    weight: float = number(1.0)
     points: int | None = 40
     points_per_class: int | None = None
     batch: int | None = None  # examples drawn from each buffer in a step; None: the whole buffer
-    x: list[Tensor] = field(default_factory=list, init=False, repr=False)
-    y: list[Tensor] = field(default_factory=list, init=False, repr=False)
-    sizes: list[float] = field(default_factory=list, init=False, repr=False)  # N_i
+    x: list[Tensor] = remembered(list)
+    y: list[Tensor] = remembered(list)
+    sizes: list[float] = remembered(list)  # N_i
     name: ClassVar[str] = "replay"
     uses_heads: ClassVar[bool] = True
+    trains_heads = True
 
     def __post_init__(self) -> None:
-        check_weight("weight of replay", self.weight)
-        self.trains_heads = True
+        super().__post_init__()
         self.batchable = self.points is not None or self.points_per_class is not None
 
     def check(self, likelihood: Likelihood, y: Tensor) -> None:
@@ -134,9 +134,3 @@ class Replay(Regulariser):
 
     def kept_inputs(self) -> list[Tensor]:
         return list(self.x)
-
-    def state(self) -> Tree:
-        return {"x": self.x, "y": self.y, "sizes": self.sizes}
-
-    def load(self, state: Tree) -> None:
-        self.x, self.y, self.sizes = list(state["x"]), list(state["y"]), [float(n) for n in state["sizes"]]

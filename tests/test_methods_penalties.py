@@ -14,9 +14,9 @@ from torch.func import functional_call
 
 from frcl import MLP, NumericalError, OptionError
 from frcl.baselines.classification import initial_head
+from frcl.baselines.common import Finished
 from frcl.baselines.options import FinetuneOptions, JointOptions, LwFOptions, OnlineEWCOptions, SingleOptions, SIOptions
 from frcl.baselines.penalised import Penalised
-from frcl.baselines.state import Finished
 from frcl.errors import DataError
 from frcl.learners.lockstep import together
 from frcl.likelihoods import Bernoulli, Gaussian, Softmax

@@ -29,8 +29,8 @@ def class_likelihood(y: Any) -> Softmax:
 
 def initial_head(classes: int, features: int, streams: Streams, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A linear head [C, K] with small random weights and no bias (the last column)."""
-    head = torch.randn(classes, features, generator=streams["posterior"], dtype=dtype, device=device)
-    head = head / math.sqrt(features)
+    draws = torch.randn(classes, features, generator=streams["posterior"], dtype=dtype, device=device)
+    head = draws / math.sqrt(features)
     head[:, -1] = 0.0
     return head
 
@@ -39,11 +39,6 @@ def plain_terms(nll: Tensor, penalty: Tensor | None = None) -> Terms:
     """The terms of a network with a penalty: what FRCL calls "KL past" is the penalty."""
     zero = nll.new_zeros(())
     return Terms(nll, -nll, zero, zero) if penalty is None else Terms(nll + penalty, -nll, zero, penalty)
-
-
-def point_prediction(f: Tensor, likelihood: Softmax) -> Prediction:
-    """A prediction from functions [n, C] without uncertainty: their variance is zero."""
-    return sampled_prediction(f[None], likelihood)
 
 
 def sampled_prediction(f: Tensor, likelihood: Softmax) -> Prediction:

@@ -7,27 +7,22 @@ in nats per example, the same scale as FRCL's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from frcl.baselines.classification import CHUNK, gaussian_prediction, initial_head, plain_terms, point_prediction
-from frcl.baselines.common import Baseline
+from frcl.baselines.classification import CHUNK, gaussian_prediction, initial_head, plain_terms, sampled_prediction
+from frcl.baselines.common import Baseline, NewTask
 from frcl.baselines.options import TrainingOptions
-from frcl.baselines.state import NewTask
 from frcl.engine.program import Drawn, Program, Terms, exact_number
-from frcl.errors import OptionError
 from frcl.features import in_chunks, is_stackable
 from frcl.learners.types import Prediction
 from frcl.regularisers.heads import trained_heads, with_trained_heads
 from frcl.regularisers.protocol import (
-    FeatureMap,
     PenaltyDraws,
-    Regulariser,
     Step,
     draw_penalties,
     follow_of,
@@ -49,7 +44,6 @@ class Constants(NamedTuple):
     """What the loss reads besides parameters; `fixed` are weights and buffers that are not trained."""
 
     N: Tensor
-    past_tasks: int
     fixed: Params
     regularisers: tuple[Tree, ...]
 
@@ -62,50 +56,10 @@ class Heads:
     heads: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class Objective:
-    """The loss of one task; calling it changes nothing."""
-
-    features: FeatureMap
-    regularisers: Sequence[Regulariser]
-
-    def __call__(self, params: Parameters, constants: Constants, x: Tensor, y: Tensor, draws: PenaltyDraws) -> Terms:
-        theta = {**constants.fixed, **params.theta}
-        Phi = self.features(theta, x)
-        nll = F.cross_entropy(Phi @ params.head.mT, y)
-        step = Step(
-            self.features, theta, params.head, params.heads, x, y, Phi, None, draws.tasks, constants.past_tasks,
-            constants.N,
-        )  # fmt: skip
-        parts = penalties(self.regularisers, step, constants.regularisers, draws.own)
-        return plain_terms(nll, sum(parts[1:], parts[0]) if parts else None)
-
-
 class Penalised(Baseline[TrainingOptions, Heads]):
-    """Minimises mean negative log-likelihood + penalties; what these are, the regularisers say.
+    """Minimises mean negative log-likelihood + penalties; what these are, the regularisers say."""
 
-    Parameters
-    ----------
-    net : nn.Module
-        Feature network from inputs to [batch, K]; copied.
-    options : TrainingOptions
-        Steps, learning rate and so on.
-    regularisers : sequence of Regulariser, optional
-        What keeps past tasks in place, copied; by default those of the options.
-    """
-
-    def __init__(
-        self, net: nn.Module, options: TrainingOptions, regularisers: Sequence[Regulariser] | None = None,
-        *, device: str | torch.device = "cpu",
-    ) -> None:  # fmt: skip
-        chosen = options.regularisers() if regularisers is None else regularisers
-        for one in chosen:
-            if one.uses_points:
-                raise OptionError(
-                    f"regulariser {one.name!r} reads the inducing points of past tasks, and this learner keeps none; "
-                    "use frcl.FRCL(net, regularisers=[...])"
-                )
-        super().__init__(net, options, Heads(), chosen, device=device)
+    own_type = Heads
 
     def _begin(self, task: NewTask) -> float:
         state = self._state
@@ -119,16 +73,24 @@ class Penalised(Baseline[TrainingOptions, Heads]):
 
     def _programs(self, x: Tensor, y: Tensor) -> Iterator[Program]:
         state, options, task = self._state, self.options, self._task()
-        regularisers, tasks = state.regularisers, len(state.past)
+        features, regularisers, tasks = self.features, state.regularisers, len(state.past)
+
+        def loss(params: Parameters, constants: Constants, x: Tensor, y: Tensor, draws: PenaltyDraws) -> Terms:
+            theta, head = {**constants.fixed, **params.theta}, params.head
+            Phi = features(theta, x)
+            nll = F.cross_entropy(Phi @ head.mT, y)
+            step = Step(features, theta, head, params.heads, x, y, Phi, None, draws.tasks, tasks, constants.N)
+            parts = penalties(regularisers, step, constants.regularisers, draws.own)
+            return plain_terms(nll, sum(parts[1:], parts[0]) if parts else None)
 
         def draw(steps: int, rows: Tensor) -> Drawn:
-            past = draw_penalties(regularisers, steps, tasks, options.tasks_per_step, state.streams["past"])
+            past = draw_penalties(regularisers, steps, tasks, options.past_tasks_per_step, state.streams["past"])
             return Drawn(rows, past)
 
         N, constants = exact_number(task.N, self.dtype, self.device), tuple(one.constants(task) for one in regularisers)
         yield self._program(
-            Objective(self.features, regularisers), Constants(N, tasks, task.fixed, constants), x, y, options.steps,
-            draw, carry=tuple(one.carry() for one in regularisers), follow=follow_of(regularisers),
+            loss, Constants(N, task.fixed, constants), x, y, options.steps, draw,
+            carry=tuple(one.carry() for one in regularisers), follow=follow_of(regularisers),
             look=look_of(regularisers, options.seed, tasks),
             stackable=is_stackable(self.net) and all(one.batchable for one in regularisers),
         )  # fmt: skip
@@ -149,5 +111,5 @@ class Penalised(Baseline[TrainingOptions, Heads]):
         variances = [one.head_variance(task, Phi) for one in state.regularisers]
         variance = next((found for found in variances if found is not None), None)
         if variance is None:
-            return point_prediction(mean, likelihood)
+            return sampled_prediction(mean[None], likelihood)
         return gaussian_prediction(mean, variance, likelihood, self.options.seed)

@@ -20,14 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frcl.baselines.classification import CHUNK, initial_head, plain_terms, point_prediction
+from frcl.baselines.classification import initial_head, plain_terms
 from frcl.baselines.columns import Columns, layered
-from frcl.baselines.common import Baseline
+from frcl.baselines.common import Baseline, NewTask
 from frcl.baselines.options import PnCOptions
 from frcl.baselines.penalised import Parameters
-from frcl.baselines.state import NewTask
 from frcl.engine.program import Program, Terms, exact_number
-from frcl.features import fixed_parts, in_chunks
+from frcl.features import fixed_parts
 from frcl.learners.types import Prediction
 from frcl.regularisers import Curvature
 from frcl.regularisers.current_inputs import distillation
@@ -62,8 +61,10 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
     the log's likelihood term is minus the distillation divergence.
     """
 
+    own_type = OpenTask
+
     def __init__(self, net: nn.Module, options: PnCOptions, *, device: str | torch.device = "cpu") -> None:
-        super().__init__(layered(net), options, OpenTask(), options.regularisers(), device=device)
+        super().__init__(layered(net), options, device=device)
         self._columns = Columns(layered(self.net))
 
     @property
@@ -89,7 +90,7 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
             if self.step < self.options.steps:
                 yield self._progress(x, y)
             self._own.compressing = True
-            self._now.optimiser, self._now.first = self._optimiser(), self.options.steps
+            self._state.optimiser, self._now.first = self._new_optimiser(), self.options.steps
         yield self._compress(x, y)
 
     def _known(self) -> list[Params]:
@@ -133,16 +134,13 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
     def _predict(self, task: int, x: Tensor) -> Prediction:
         """From the knowledge base; for a task in its progress phase, from the active column."""
         own, past, theta = self._own, self._state.past, dict(self.net.named_parameters())
+        if task == len(past) and not own.compressing:
+            return self._point(task, x, self._active_functions)
         head = past[task].head if task < len(past) else own.head
         assert head is not None
-        if task == len(past) and not own.compressing:
-            f = in_chunks(self._active_functions, x, CHUNK)
-        else:
-            f = in_chunks(lambda rows: self.features(theta, rows) @ head.mT, x, CHUNK)
-        return point_prediction(f, self._likelihood(task))
+        return self._point(task, x, lambda rows: self.features(theta, rows) @ head.mT)
 
     def _active_functions(self, x: Tensor) -> Tensor:
-        """What the active column computes of x."""
         return self._columns.logits_after(self._known(), self._own.active, x)
 
     def _check(self, own: OpenTask, tasks: int) -> None:

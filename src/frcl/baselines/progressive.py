@@ -14,14 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frcl.baselines.classification import CHUNK, initial_head, plain_terms, point_prediction
+from frcl.baselines.classification import CHUNK, initial_head, plain_terms
 from frcl.baselines.columns import Columns, layered
-from frcl.baselines.common import Baseline
+from frcl.baselines.common import Baseline, NewTask
 from frcl.baselines.options import ProgressiveOptions
-from frcl.baselines.state import NewTask
 from frcl.engine.program import CHUNK as STEPS
 from frcl.engine.program import Drawn, Program, Terms
-from frcl.features import in_chunks
 from frcl.learners.types import Prediction
 from frcl.regularisers.protocol import Kept
 from frcl.seeding import fork
@@ -44,8 +42,10 @@ class Progressive(Baseline[ProgressiveOptions, Grown]):
     the loss is divided by N, so `size` decides nothing.
     """
 
+    own_type = Grown
+
     def __init__(self, net: nn.Module, options: ProgressiveOptions, *, device: str | torch.device = "cpu") -> None:
-        super().__init__(layered(net), options, Grown(), device=device)
+        super().__init__(layered(net), options, device=device)
         self._model = Columns(layered(self.net))
 
     def _begin(self, task: NewTask) -> float:
@@ -83,8 +83,8 @@ class Progressive(Baseline[ProgressiveOptions, Grown]):
     def _predict(self, task: int, x: Tensor) -> Prediction:
         """From the task's own column and those before it, whose activations are in memory at once."""
         *earlier, own = self._own.columns[: task + 1]
-        f = in_chunks(lambda rows: self._model.logits_after(earlier, own, rows), x, max(1, CHUNK // (task + 1)))
-        return point_prediction(f, self._likelihood(task))
+        chunk = max(1, CHUNK // (task + 1))
+        return self._point(task, x, lambda rows: self._model.logits_after(earlier, own, rows), chunk)
 
     def _kept(self) -> Kept:
         """Columns are copies of the network."""

@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frcl.baselines.classification import initial_head, sampled_prediction
-from frcl.baselines.common import Baseline
+from frcl.baselines.common import Baseline, NewTask
 from frcl.baselines.options import VCLOptions
-from frcl.baselines.state import NewTask
 from frcl.engine.adam import Optimiser
 from frcl.engine.program import Drawn, Program, Terms, exact_number, minibatch_rows
 from frcl.engine.train import train
 from frcl.features import fixed_parts, is_stackable
 from frcl.learners.types import Prediction
+from frcl.regularisers.fisher import HEAD
 from frcl.regularisers.mean_field import (
     MeanField,
     coreset_rows,
@@ -35,7 +35,6 @@ from frcl.trees import Params, copied, leaf, tree_map
 
 CHUNK, DRAWS = 1024, 10  # inputs, and drawn networks that they pass through, at once
 STEPS_AHEAD = 10  # steps whose noise is drawn at once: `samples` numbers for each weight and step
-HEAD = "head/"  # the name of a task's head among the weights; no weight of a network can have it
 
 
 class Head(NamedTuple):
@@ -106,12 +105,12 @@ class VCL(Baseline[VCLOptions, Posterior]):
     q is first trained on the task's coreset, with q itself as the prior; predictions never change the learner.
     """
 
+    own_type = Posterior
+
     def __init__(self, net: nn.Module, options: VCLOptions, *, device: str | torch.device = "cpu") -> None:
-        super().__init__(net, options, Posterior(), device=device)
+        super().__init__(net, options, device=device)
         self._adapted: dict[int, MeanField] = {}  # q after the coreset of each task,
         self._adapted_at: object = None  # as the learner stood here
-
-    # -- learning -------------------------------------------------------------------------------------------
 
     def _begin(self, task: NewTask) -> float:
         options, own, shared, streams = self.options, self._own, self._theta(), self._state.streams
@@ -149,7 +148,7 @@ class VCL(Baseline[VCLOptions, Posterior]):
         def rows(steps: int) -> Tensor:
             return minibatch_rows(len(x), options.batch_size, steps, streams, self.device)
 
-        yield self._steps(now.optimiser, own.prior, now.N, (x, y), rows, streams, options.steps)
+        yield self._steps(self._optimiser, own.prior, now.N, (x, y), rows, streams, options.steps)
 
     def _steps(
         self, optimiser: Optimiser, prior: MeanField, N: float, data: tuple[Tensor, Tensor],
@@ -172,8 +171,6 @@ class VCL(Baseline[VCLOptions, Posterior]):
     def _finish(self) -> None:
         own = self._own
         own.heads, own.log_std, own.prior, own.left_out = copied(own.heads), copied(own.log_std), None, None
-
-    # -- prediction -----------------------------------------------------------------------------------------
 
     def _predict(self, task: int, x: Tensor) -> Prediction:
         """The mean over networks drawn from q, the same at every call."""
@@ -225,8 +222,6 @@ class VCL(Baseline[VCLOptions, Posterior]):
         for _ in train([self._steps(optimiser, q, float(len(x)), (x, y), rows, streams, options.adapt_steps)]):
             pass
         return copied(optimiser.tree)  # type: ignore[no-any-return]
-
-    # -- keeping --------------------------------------------------------------------------------------------
 
     def _kept(self) -> Kept:
         """q, whose means are the network itself, and the points of the coresets."""

@@ -15,16 +15,9 @@ from frcl.regularisers.quadratic import EWC, Curvature
 from frcl.regularisers.replay import Replay
 
 __all__ = [
-    "EWC",
-    "REGULARISERS",
-    "CurrentInputs",
-    "Curvature",
-    "FunctionalKL",
-    "MemoryTargets",
-    "PathIntegral",
-    "Regulariser",
+    "EWC", "REGULARISERS", "CurrentInputs", "Curvature", "FunctionalKL", "MemoryTargets", "PathIntegral", "Regulariser",
     "Replay",
-]
+]  # fmt: skip
 
 for _module in pkgutil.iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")

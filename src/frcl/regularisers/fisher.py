@@ -19,17 +19,9 @@ Outputs = Callable[[Params, Tensor], Tensor]  # parameters, inputs [B, ...] → 
 
 
 def diagonal_fisher(
-    outputs: Outputs,
-    params: Params,
-    x: Tensor,
-    y: Tensor,
-    likelihood: Likelihood,
-    mode: FisherMode = "exact",
-    *,
-    learned: Params | None = None,
-    generator: torch.Generator | None = None,
-    chunk: int | None = None,
-) -> Params:
+    outputs: Outputs, params: Params, x: Tensor, y: Tensor, likelihood: Likelihood, mode: FisherMode = "exact",
+    *, learned: Params | None = None, generator: torch.Generator | None = None, chunk: int | None = None,
+) -> Params:  # fmt: skip
     """Mean over examples of E_y[(∂ log p(y | x)/∂θ)²], one number per parameter.
 
     exact      over all y, weighted by p(y | x): the Fisher information of the model

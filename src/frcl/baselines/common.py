@@ -145,8 +145,8 @@ class Baseline(ABC, Generic[O, Own]):
         )
 
     @abstractmethod
-    def _begin(self, task: NewTask) -> float:
-        """Put what a new task needs into `own`; returns the number of examples that its loss is divided by."""
+    def _begin(self, task: NewTask) -> float | None:
+        """Put what a new task needs into `own`; returns the number of examples that it learns from, if not `task.N`."""
 
     @abstractmethod
     def _trained(self) -> Tree:
@@ -176,13 +176,9 @@ class Baseline(ABC, Generic[O, Own]):
 
         `size` is N where that is not the number of rows. `on_step` is called after every step.
         """
-        begins, before, streams = self._state.current is None, self._state.snapshot(), self._state.streams.state()
-        try:
+        begins = self._state.current is None
+        with self._all_or_nothing(lambda error: isinstance(error, FrclError) and begins and self.step == 0):
             run_alone(self.learn(x, y, size=size), len(self._state.past), lambda: self.step, on_step)
-        except FrclError:
-            if begins and self.step == 0:
-                self._put_back(before, streams)
-            raise
 
     def learn(self, x: Any, y: Any, *, size: int | None = None) -> Work[None]:
         """The work of fit(), which several learners may do together."""
@@ -200,7 +196,7 @@ class Baseline(ABC, Generic[O, Own]):
             one.check(likelihood, targets)
         task = NewTask(len(state.past), likelihood, check_features(self.net, x) + 1, x, targets, N)
         with self._all_or_nothing():
-            N = self._begin(task)
+            N = self._begin(task) or N
             state.current, state.optimiser = Current(likelihood, N, data_mark(x, targets)), self._new_optimiser()
             state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
             for one in state.regularisers:
@@ -209,13 +205,11 @@ class Baseline(ABC, Generic[O, Own]):
 
     def _continued(self, x: Tensor, y: Any) -> Tensor:
         """The targets of the open task; any data but those that it began with is refused."""
-        current = self._now
         with contextlib.suppress(DataError):
-            targets = current.likelihood.encode(y, self.device, self.dtype)
-            if current.data_mark == data_mark(x, targets):
+            targets = self._now.likelihood.encode(y, self.device, self.dtype)
+            if self._now.data_mark == data_mark(x, targets):
                 return targets
-        number = len(self._state.past)
-        raise TaskError(f"task {number} is still open: finish it with fit() on the data it began with")
+        raise TaskError(f"task {len(self._state.past)} is still open: finish it with fit() on the data it began with")
 
     def _close(self, x: Tensor, y: Tensor) -> None:
         state, current = self._state, self._now
@@ -229,18 +223,16 @@ class Baseline(ABC, Generic[O, Own]):
             state.current = state.optimiser = None
 
     @contextlib.contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
-        """Inside, an error or an interruption leaves state and streams as they were."""
+    def _all_or_nothing(self, concerns: Callable[[BaseException], bool] = lambda _: True) -> Iterator[None]:
+        """Inside, an error or interruption (of those that it `concerns`) leaves state and streams as they were."""
         before, streams = self._state.snapshot(), self._state.streams.state()
         try:
             yield
-        except BaseException:
-            self._put_back(before, streams)
+        except BaseException as error:
+            if concerns(error):
+                self._state = before
+                before.streams.restore(streams)
             raise
-
-    def _put_back(self, state: State[Own], streams: Params) -> None:
-        self._state = state
-        state.streams.restore(streams)
 
     @property
     def _own(self) -> Own:
@@ -263,8 +255,8 @@ class Baseline(ABC, Generic[O, Own]):
 
     def _task(self) -> Task:
         """The open task, as regularisers are told of it."""
-        now, fixed, at_most = self._now, fixed_parts(self.net), self.options.past_tasks_per_step
-        past = self._state.past
+        now, past, at_most = self._now, self._state.past, self.options.past_tasks_per_step
+        fixed = fixed_parts(self.net)
         return Task(self.features, self._theta(), fixed, past, now.likelihood, now.N, tasks_per_step=at_most)
 
     def _new_optimiser(self) -> Optimiser:

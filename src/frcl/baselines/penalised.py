@@ -61,11 +61,10 @@ class Penalised(Baseline[TrainingOptions, Heads]):
 
     own_type = Heads
 
-    def _begin(self, task: NewTask) -> float:
+    def _begin(self, task: NewTask) -> None:
         state = self._state
         head = initial_head(task.likelihood.functions, task.K, state.streams, self.dtype, self.device)
         state.own = Heads(head, trained_heads(state.regularisers, state.past))
-        return task.N
 
     def _trained(self) -> Parameters:
         assert self._own.head is not None

@@ -71,12 +71,11 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
     def _anchor(self) -> Curvature:
         return cast("Curvature", self._state.regularisers[0])
 
-    def _begin(self, task: NewTask) -> float:
+    def _begin(self, task: NewTask) -> None:
         C, streams = task.likelihood.functions, self._state.streams
         active, base = (initial_head(C, task.K, streams, self.dtype, self.device) for _ in range(2))
         fresh = self._columns.start(min(1, task.number), active, fork(self.options.seed, f"active/{task.number}"))
         self._state.own = OpenTask(fresh, base)
-        return task.N
 
     def _trained(self) -> Tree:
         own = self._own

@@ -48,11 +48,10 @@ class Progressive(Baseline[ProgressiveOptions, Grown]):
         super().__init__(layered(net), options, device=device)
         self._model = Columns(layered(self.net))
 
-    def _begin(self, task: NewTask) -> float:
+    def _begin(self, task: NewTask) -> None:
         head = initial_head(task.likelihood.functions, task.K, self._state.streams, self.dtype, self.device)
         generator = fork(self.options.seed, f"column/{task.number}") if task.number else None
         self._own.columns = [*self._own.columns, self._model.start(task.number, head, generator)]
-        return task.N
 
     def _trained(self) -> Params:
         return self._model.split(self._own.columns[-1])[0]

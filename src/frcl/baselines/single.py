@@ -32,11 +32,10 @@ class Single(Baseline[SingleOptions, Networks]):
 
     own_type = Networks
 
-    def _begin(self, task: NewTask) -> float:
+    def _begin(self, task: NewTask) -> None:
         self._state.streams = Streams(stream_seed(self.options.seed, f"task/{task.number}"), self.device)
         head = initial_head(task.likelihood.functions, task.K, self._state.streams, self.dtype, self.device)
         self._own.each = [*self._own.each, Parameters(copied(self._theta()), head)]
-        return task.N
 
     def _trained(self) -> Parameters:
         return self._own.each[-1]

@@ -29,9 +29,9 @@ from frcl.regularisers.mean_field import (
     mean_field_kl,
     standard_noise,
 )
-from frcl.regularisers.protocol import FeatureMap, Kept
+from frcl.regularisers.protocol import Kept
 from frcl.seeding import Streams, fork, stream_seed
-from frcl.trees import Params, copied, leaf, tree_map
+from frcl.trees import Params, Tree, copied, leaf, tree_map
 
 CHUNK, DRAWS = 1024, 10  # inputs, and drawn networks that they pass through, at once
 STEPS_AHEAD = 10  # steps whose noise is drawn at once: `samples` numbers for each weight and step
@@ -63,33 +63,6 @@ class Posterior:
     coresets: list[Coreset] = field(default_factory=list)
     prior: MeanField | None = None
     left_out: Tensor | None = None
-
-
-class Constants(NamedTuple):
-    """What the loss reads besides q."""
-
-    N: Tensor
-    prior: MeanField
-    fixed: Params
-
-
-@dataclass(frozen=True)
-class Objective:
-    """Expected negative log-likelihood, KL of the head and KL of the shared weights, in nats per example."""
-
-    features: FeatureMap
-
-    def functions(self, weights: Params, x: Tensor) -> Tensor:
-        """[B, C] of one network drawn from q."""
-        theta = {name: value for name, value in weights.items() if name != HEAD}
-        return self.features(theta, x) @ weights[HEAD].mT
-
-    def __call__(self, q: MeanField, constants: Constants, x: Tensor, y: Tensor, draws: Params) -> Terms:
-        nll = expected_loss(lambda w: F.cross_entropy(self.functions({**constants.fixed, **w}, x), y), q, draws)
-        kl_head = mean_field_kl(q.at([HEAD]), constants.prior) / constants.N
-        shared = q.at(name for name in q.mean if name != HEAD)
-        kl_shared = (nll.new_zeros(()) + mean_field_kl(shared, constants.prior)) / constants.N
-        return Terms(nll + kl_head + kl_shared, -nll, kl_head, kl_shared)
 
 
 class VCL(Baseline[VCLOptions, Posterior]):
@@ -127,6 +100,11 @@ class VCL(Baseline[VCLOptions, Posterior]):
         own.log_std, own.prior, own.left_out = own.log_std | start, prior, left_out
         return task.N * (1.0 - len(left_out) / len(x))
 
+    def _network(self, weights: Params, x: Tensor) -> Tensor:
+        """Functions [B, C] of one network drawn from q."""
+        theta = {name: value for name, value in weights.items() if name != HEAD}
+        return self.features(theta, x) @ weights[HEAD].mT
+
     def _q(self, task: int) -> MeanField:
         """q of the shared weights and the head of a task."""
         shared, head = self._theta(), self._own.heads[task]
@@ -155,17 +133,24 @@ class VCL(Baseline[VCLOptions, Posterior]):
         rows: Callable[[int], Tensor], streams: Streams, stop: int,
     ) -> Program:  # fmt: skip
         """Steps that bring q nearer to the posterior; `rows` are the examples that each of n steps sees."""
-        samples, like, (x, y) = self.options.samples, optimiser.tree.mean, data
+        samples, like, (x, y), network = self.options.samples, optimiser.tree.mean, data, self._network
+
+        def loss(q: MeanField, constants: Tree, x: Tensor, y: Tensor, draws: Params) -> Terms:
+            N, prior, fixed = constants
+            nll = expected_loss(lambda w: F.cross_entropy(network({**fixed, **w}, x), y), q, draws)
+            kl_head = mean_field_kl(q.at([HEAD]), prior) / N
+            shared = q.at(name for name in q.mean if name != HEAD)
+            kl_shared = (nll.new_zeros(()) + mean_field_kl(shared, prior)) / N
+            return Terms(nll + kl_head + kl_shared, -nll, kl_head, kl_shared)
 
         def draw(steps: int) -> Drawn:
             noise = standard_noise(like, steps * samples, streams["likelihood"])
             return Drawn(rows(steps), {name: value.unflatten(0, (steps, samples)) for name, value in noise.items()})
 
-        constants = Constants(exact_number(N, self.dtype, self.device), prior, copied(fixed_parts(self.net)))
+        constants = exact_number(N, self.dtype, self.device), prior, copied(fixed_parts(self.net))
         return Program(
-            net=self.net, loss=Objective(self.features), optimiser=optimiser, constants=constants, x=x, y=y, draw=draw,
-            streams=streams, stop=stop, stackable=is_stackable(self.net), chunk=STEPS_AHEAD,
-            signature=self._signature(),
+            net=self.net, loss=loss, optimiser=optimiser, constants=constants, x=x, y=y, draw=draw, streams=streams,
+            stop=stop, stackable=is_stackable(self.net), chunk=STEPS_AHEAD, signature=self._signature(),
         )  # fmt: skip
 
     def _finish(self) -> None:
@@ -173,26 +158,22 @@ class VCL(Baseline[VCLOptions, Posterior]):
         own.heads, own.log_std, own.prior, own.left_out = copied(own.heads), copied(own.log_std), None, None
 
     def _predict(self, task: int, x: Tensor) -> Prediction:
-        """The mean over networks drawn from q, the same at every call."""
-        functions = [self._functions(weights, x) for weights in self._drawn_weights(self._belief(task))]
+        """The mean over networks drawn from q, DRAWS at a time, the same at every call and on every device."""
+        q, generator, count = self._belief(task), fork(self.options.seed, "prediction"), self.options.predict_samples
+        functions = []
+        for first in range(0, count, DRAWS):
+            each = [standard_noise(q.mean, 1, generator) for _ in range(min(count - first, DRAWS))]
+            noise = {name: torch.cat([one[name] for one in each]).to(self.device) for name in q.mean}
+            functions.append(self._functions(drawn(q, noise), x))
         return sampled_prediction(torch.cat(functions), self._likelihood(task))
-
-    def _drawn_weights(self, q: MeanField) -> Iterator[Params]:
-        """The networks that predict, [DRAWS, ...] of them at a time, the same at every call and on every device."""
-        generator, left = fork(self.options.seed, "prediction"), self.options.predict_samples
-        while left:
-            noise = [standard_noise(q.mean, 1, generator) for _ in range(min(left, DRAWS))]
-            left -= len(noise)
-            yield drawn(q, {name: torch.cat([one[name] for one in noise]).to(self.device) for name in q.mean})
 
     def _functions(self, weights: Params, x: Tensor) -> Tensor:
         """[S, n, C] of S networks; as one where that is faster and the network allows it."""
-        one = Objective(self.features).functions
+        one = self._network
         if is_stackable(self.net):
             with contextlib.suppress(RuntimeError):  # a network that cannot be batched
                 return torch.cat([torch.vmap(one, (0, None))(weights, rows) for rows in x.split(CHUNK)], 1)
-        count = len(weights[HEAD])
-        each = [{name: value[i] for name, value in weights.items()} for i in range(count)]
+        each = [{name: value[i] for name, value in weights.items()} for i in range(len(weights[HEAD]))]
         return torch.stack([torch.cat([one(weight, rows) for rows in x.split(CHUNK)]) for weight in each])
 
     def _belief(self, task: int) -> MeanField:

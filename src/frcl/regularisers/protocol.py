@@ -126,11 +126,16 @@ class Regulariser(ABC):
     batchable = True  # its constants may be stacked with other seeds'
 
     def __post_init__(self) -> None:
-        """Check the settings declared by `number`."""
+        """Refuse a value of a setting declared by `number` that is not one."""
         for one in fields(self):
-            if "positive" in one.metadata:
-                value = getattr(self, one.name)
-                check_weight(f"{one.name} of {self.name}", value, positive=one.metadata["positive"])
+            name, value, positive = f"{one.name} of {self.name}", getattr(self, one.name), one.metadata.get("positive")
+            if positive is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise OptionError(f"{name} must be a finite number, not {value!r}")
+            if value < 0 or (positive and value == 0):
+                wanted = "positive number" if positive else "number that is not negative"
+                raise OptionError(f"{name} must be a {wanted}, not {value!r}")
 
     def check(self, likelihood: Likelihood, y: Tensor) -> None:  # noqa: B027
         """Refuse a new task, with encoded targets y, that this regulariser cannot keep."""
@@ -215,16 +220,6 @@ def from_json(data: Mapping[str, Any]) -> Regulariser:
         return make(**settings)
     except TypeError as error:
         raise OptionError(f"regulariser {data.get('name')!r}: {error}") from error
-
-
-def check_weight(name: str, value: object, *, positive: bool = False) -> None:
-    """Refuse a setting that is not a finite number that is not negative, or positive."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise OptionError(f"{name} must be a finite number, not {value!r}")
-    if value < 0 or (positive and value == 0):
-        raise OptionError(
-            f"{name} must be a {'positive number' if positive else 'number that is not negative'}, not {value!r}"
-        )
 
 
 def penalties(

@@ -8,7 +8,7 @@ An unbiased estimate of the loss on all data of past tasks; all heads are traine
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,11 +25,10 @@ from frcl.trees import Params, Tree
 class Constants(NamedTuple):
     """The buffers of T tasks: one by one, or padded in one block [T, M, ...] where a step uses some of them."""
 
-    x: tuple[Tensor, ...] | Tensor
-    y: tuple[Tensor, ...] | Tensor
+    x: Any
+    y: Any
     block: HeadBlock
-    likelihoods: tuple[Likelihood, ...]
-    learned: tuple[Params, ...]
+    tasks: tuple[tuple[Likelihood, Params], ...]  # likelihoods, with what they learned
     sizes: Tensor  # N_i
     counts: Tensor  # M_i
 
@@ -74,8 +73,7 @@ class Replay(Regulariser):
             x=stacked_points(self.x) if sampled else tuple(self.x),
             y=stacked_points(self.y) if sampled else tuple(self.y),
             block=make_block(task.past),
-            likelihoods=tuple(one.likelihood for one in task.past),
-            learned=tuple(one.likelihood_params for one in task.past),
+            tasks=tuple((one.likelihood, one.likelihood_params) for one in task.past),
             sizes=self.x[0].new_tensor(self.sizes, dtype=torch.float64),
             counts=self.y[0].new_tensor([len(y) for y in self.y], dtype=torch.int64),
         )  # fmt: skip
@@ -99,22 +97,17 @@ class Replay(Regulariser):
         if draws:
             pairs = [(x[rows], y[rows]) for (x, y), rows in zip(pairs, draws, strict=True)]
         Phi = step.features(step.theta, torch.cat([x for x, _ in pairs]))
-        heads, losses = constants.block.now(step), []
-        for i, (part, (_, y)) in enumerate(zip(Phi.split([len(x) for x, _ in pairs]), pairs, strict=True)):
-            likelihood = constants.likelihoods[i]
-            f = part @ heads[i, : likelihood.functions].mT
-            losses.append(-likelihood.log_prob(f, y, constants.learned[i]).mean())
+        parts, heads, losses = Phi.split([len(x) for x, _ in pairs]), constants.block.now(step), []
+        for part, (_, y), head, (likelihood, learned) in zip(parts, pairs, heads, constants.tasks, strict=True):
+            losses.append(-likelihood.log_prob(part @ head[: likelihood.functions].mT, y, learned).mean())
         each = torch.stack(losses)
         return (constants.sizes.to(each.dtype) * each).sum()
 
     def _sampled(self, step: Step, constants: Constants) -> Tensor:
         """The same estimated from some buffers; padding of points and classes counts for nothing."""
-        tasks, x, y = step.tasks, constants.x, constants.y
-        assert tasks is not None
-        assert isinstance(x, Tensor)
-        assert isinstance(y, Tensor)
-        x, y = x[tasks], y[tasks]
-        counts, block = constants.counts[tasks], constants.block.at(tasks)
+        tasks = step.tasks
+        x, y, counts = (part[tasks] for part in (constants.x, constants.y, constants.counts))
+        block = constants.block.at(tasks)
         Phi = step.features(step.theta, x.flatten(0, 1)).unflatten(0, x.shape[:2])
         loss = -log_prob(Phi @ block.now(step).mT, y, block)  # [k, M]
         real = torch.arange(x.shape[1], device=x.device) < counts[:, None]

@@ -187,9 +187,7 @@ class Swaps:
         """All proposals, one step of all searches after another."""
         self.before = trace_term(self.gram, self.Phi_z, self.noise)  # T(Z) of each search, [S]
         step = self.step
-        if (
-            self.device.type == "cuda" and self.steps >= REFRESH
-        ):  # fewer are not worth a recording
+        if self.device.type == "cuda" and self.steps >= REFRESH:  # fewer are not worth a recording
             step = captured(step, (self.table, self.index, self.P, self.clock), self.device)
         self.recorded = step  # a recording must live until it has been carried out
         for done in range(0, self.steps, REFRESH):

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from frcl.engine.program import Terms
-from frcl.errors import DataError
 from frcl.learners.types import Prediction
-from frcl.likelihoods import Softmax, as_values, likelihood_for
+from frcl.likelihoods import Softmax
 from frcl.seeding import Streams, fork
 
 CHUNK = 4096  # inputs that pass through the network at once outside of training
-
-
-def class_likelihood(y: Any) -> Softmax:
-    """The likelihood of a classification task with one function per class; regression is refused."""
-    values = as_values(y)
-    if isinstance(values, Tensor) and values.is_floating_point():
-        raise DataError("this method is for classification; the targets are floats. FRCL does regression.")
-    likelihood = likelihood_for(y, "softmax")
-    assert isinstance(likelihood, Softmax)
-    return likelihood
 
 
 def initial_head(classes: int, features: int, streams: Streams, dtype: torch.dtype, device: torch.device) -> Tensor:

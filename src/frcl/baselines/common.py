@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from frcl import codec
-from frcl.baselines.classification import CHUNK, class_likelihood, sampled_prediction
+from frcl.baselines.classification import CHUNK, sampled_prediction
 from frcl.baselines.options import TrainingOptions
 from frcl.engine.adam import AdamState, Optimiser
 from frcl.engine.program import Drawn, Loss, Program, minibatch_rows, refuse_non_finite
@@ -28,7 +28,7 @@ from frcl.learners.checkpoint import check_fits, restored_streams
 from frcl.learners.inputs import check_lengths, check_task, checked_inputs, checked_size, data_mark
 from frcl.learners.lockstep import OnStep, Work, run_alone
 from frcl.learners.types import Prediction
-from frcl.likelihoods import Likelihood, Softmax
+from frcl.likelihoods import Likelihood, Softmax, as_values
 from frcl.regularisers.protocol import FeatureMap, Kept, Regulariser, Task
 from frcl.seeding import Streams
 from frcl.trees import Params, Tree, copied, detached, named_tensors
@@ -190,7 +190,10 @@ class Baseline(ABC, Generic[O, Own]):
         self._close(inputs, targets)
 
     def _open(self, x: Tensor, y: Any, N: float) -> Tensor:
-        state, likelihood = self._state, class_likelihood(y)
+        state, values = self._state, as_values(y)
+        if isinstance(values, Tensor) and values.is_floating_point():
+            raise DataError("this method is for classification; the targets are floats. FRCL does regression.")
+        likelihood = Softmax.from_targets(values, None, {})
         targets = likelihood.encode(y, self.device, self.dtype)
         for one in state.regularisers:
             one.check(likelihood, targets)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -42,16 +42,6 @@ class OpenTask:
     active: Params = field(default_factory=dict)
     head: Tensor | None = None
     compressing: bool = False
-
-
-class Constants(NamedTuple):
-    """What the compress phase reads; `known` is the KB as it stood when the task began, if it then knew a task."""
-
-    known: list[Params]
-    active: Params
-    fixed: Params
-    anchor: Tree
-    N: Tensor
 
 
 class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
@@ -93,6 +83,7 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
         yield self._compress(x, y)
 
     def _known(self) -> list[Params]:
+        """The KB as it stood when the task began, if it then knew a task."""
         return [{**fixed_parts(self.net), **self._anchor.anchor}] if self._state.past else []
 
     def _progress(self, x: Tensor, y: Tensor) -> Program:
@@ -111,23 +102,23 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
         columns, anchor, options, features = self._columns, self._anchor, self.options, self.features
         task, tasks, likelihood = self._task(), len(self._state.past), self._now.likelihood
 
-        def loss(params: Parameters, constants: Constants, x: Tensor, y: Tensor, draws: Tree) -> Terms:
-            theta = {**constants.fixed, **params.theta}
+        def loss(params: Parameters, constants: Tree, x: Tensor, y: Tensor, draws: Tree) -> Terms:
+            known, active, fixed, held, N = constants
+            theta = {**fixed, **params.theta}
             with torch.no_grad():
-                teacher = columns.logits_after(constants.known, constants.active, x)
+                teacher = columns.logits_after(known, active, x)
             Phi = features(theta, x)
             apart = distillation(Phi @ params.head.mT, teacher, options.temperature, likelihood)
-            step = Step(features, theta, params.head, None, x, y, Phi, None, None, tasks, constants.N)
-            return plain_terms(apart, anchor.penalty(step, constants.anchor, ()))
+            step = Step(features, theta, params.head, None, x, y, Phi, None, None, tasks, N)
+            return plain_terms(apart, anchor.penalty(step, held, ()))
 
-        N, held = exact_number(task.N, self.dtype, self.device), anchor.constants(task)
-        constants = Constants(self._known(), self._own.active, task.fixed, held, N)
+        N = exact_number(task.N, self.dtype, self.device)
+        constants = (self._known(), self._own.active, task.fixed, anchor.constants(task), N)
         return self._program(loss, constants, x, y, options.steps + options.compress_steps)
 
     def _finish(self) -> Tensor:
-        head = self._own.head
+        head, self._state.own = self._own.head, OpenTask()
         assert head is not None
-        self._state.own = OpenTask()
         return head.detach().clone()
 
     def _predict(self, task: int, x: Tensor) -> Prediction:

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from frcl.features import times
 from frcl.graphs import inside_a_transform
-from frcl.regularisers.protocol import PastTask, Regulariser, Step, Task, number, register
+from frcl.regularisers.protocol import Regulariser, Step, Task, number, register
 from frcl.summary import FunctionBelief, PriorKL, prior_kl, prior_kl_terms, stack_terms
 from frcl.trees import Tree, tree_map
-
-
-class Summarised(PastTask, Protocol):
-    """A past task with inducing inputs and a belief about the function there."""
-
-    @property
-    def Z(self) -> Tensor: ...
-    @property
-    def belief(self) -> FunctionBelief: ...
 
 
 class Terms(NamedTuple):
@@ -74,7 +65,7 @@ class FunctionalKL(Regulariser):
     uses_points: ClassVar[bool] = True
 
     def constants(self, task: Task) -> Tree:
-        past: Sequence[Summarised] = task.past  # type: ignore[assignment]
+        past: Sequence[Any] = task.past  # with inducing inputs Z, and a belief about the function there
         return make_terms([one.belief for one in past]) if past else ()
 
     def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:

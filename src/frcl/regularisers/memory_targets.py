@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from frcl.regularisers.functional import Summarised, of_tasks
+from frcl.regularisers.functional import of_tasks
 from frcl.regularisers.heads import HeadBlock, divergence, make_block
 from frcl.regularisers.protocol import Regulariser, Step, Task, number, register
 from frcl.summary import pad_to
@@ -34,11 +34,8 @@ def make_targets(means: Sequence[Tensor], sizes: Sequence[float], functions: int
     """The values μ_u [C_i, M_i] of each task, padded to `functions`; sizes are N_i."""
     M = max(mean.shape[1] for mean in means)
     values = [pad_to(mean.mT[None], (M, functions)) for mean in means]
-    weight = [
-        pad_to(mean.new_full((1, mean.shape[1]), size / mean.shape[1]), (M,))
-        for mean, size in zip(means, sizes, strict=True)
-    ]
-    return Targets(torch.cat(values), torch.cat(weight))
+    each = [mean.new_full((1, mean.shape[1]), size / mean.shape[1]) for mean, size in zip(means, sizes, strict=True)]
+    return Targets(torch.cat(values), torch.cat([pad_to(weight, (M,)) for weight in each]))
 
 
 def memory_targets(Phi_z: Tensor, targets: Targets, part: HeadBlock, heads: Tensor, scale: float = 1.0) -> Tensor:
@@ -66,12 +63,11 @@ class MemoryTargets(Regulariser):
         self.trains_heads = self.train_heads
 
     def constants(self, task: Task) -> Tree:
-        if not task.past:
+        past: Sequence[Any] = task.past
+        if not past:
             return ()
-        past: Sequence[Summarised] = task.past  # type: ignore[assignment]
-        block = make_block(past)
-        means, sizes = [one.belief.mean for one in past], [float(one.size) for one in past]
-        return make_targets(means, sizes, block.heads.shape[1]), block
+        block, sizes = make_block(past), [float(one.size) for one in past]
+        return make_targets([one.belief.mean for one in past], sizes, block.heads.shape[1]), block
 
     def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
         if not constants or step.Phi_z is None:

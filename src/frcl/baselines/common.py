@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from frcl import codec
-from frcl.baselines.classification import CHUNK, sampled_prediction
+from frcl.baselines.classification import CHUNK, initial_head, sampled_prediction
 from frcl.baselines.options import TrainingOptions
 from frcl.engine.adam import AdamState, Optimiser
 from frcl.engine.program import Drawn, Loss, Program, minibatch_rows, refuse_non_finite
@@ -35,18 +35,6 @@ from frcl.trees import Params, Tree, copied, detached, named_tensors
 
 O = TypeVar("O", bound=TrainingOptions)  # noqa: E741
 Own = TypeVar("Own")
-
-
-@dataclass(frozen=True)
-class NewTask:
-    """A task that is about to be opened: its number, its likelihood, K features with the bias, its data."""
-
-    number: int
-    likelihood: Softmax
-    K: int
-    x: Tensor
-    y: Tensor
-    N: float
 
 
 @dataclass(frozen=True)
@@ -145,8 +133,8 @@ class Baseline(ABC, Generic[O, Own]):
         )
 
     @abstractmethod
-    def _begin(self, task: NewTask) -> float | None:
-        """Put what a new task needs into `own`; returns the number of examples that it learns from, if not `task.N`."""
+    def _begin(self, x: Tensor, y: Tensor, new_head: Callable[[], Tensor]) -> float | None:
+        """Put what a new task needs into `own`; returns the share of its examples that it learns from, if not all."""
 
     @abstractmethod
     def _trained(self) -> Tree:
@@ -197,9 +185,9 @@ class Baseline(ABC, Generic[O, Own]):
         targets = likelihood.encode(y, self.device, self.dtype)
         for one in state.regularisers:
             one.check(likelihood, targets)
-        task = NewTask(len(state.past), likelihood, check_features(self.net, x) + 1, x, targets, N)
+        shape = likelihood.functions, check_features(self.net, x) + 1
         with self._all_or_nothing():
-            N = self._begin(task) or N
+            N *= self._begin(x, targets, lambda: initial_head(*shape, state.streams, self.dtype, self.device)) or 1.0
             state.current, state.optimiser = Current(likelihood, N, data_mark(x, targets)), self._new_optimiser()
             state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
             for one in state.regularisers:
@@ -243,7 +231,6 @@ class Baseline(ABC, Generic[O, Own]):
 
     @property
     def _now(self) -> Current:
-        """The task that is open."""
         assert self._state.current is not None
         return self._state.current
 
@@ -253,7 +240,6 @@ class Baseline(ABC, Generic[O, Own]):
         return self._state.optimiser
 
     def _theta(self) -> Params:
-        """The shared weights that are trained."""
         return {name: p for name, p in self.net.named_parameters() if p.requires_grad}
 
     def _task(self) -> Task:

@@ -7,28 +7,21 @@ in nats per example, the same scale as FRCL's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from frcl.baselines.classification import CHUNK, gaussian_prediction, initial_head, plain_terms, sampled_prediction
-from frcl.baselines.common import Baseline, NewTask
+from frcl.baselines.classification import CHUNK, gaussian_prediction, plain_terms, sampled_prediction
+from frcl.baselines.common import Baseline
 from frcl.baselines.options import TrainingOptions
 from frcl.engine.program import Drawn, Program, Terms, exact_number
 from frcl.features import in_chunks, is_stackable
 from frcl.learners.types import Prediction
 from frcl.regularisers.heads import trained_heads, with_trained_heads
-from frcl.regularisers.protocol import (
-    PenaltyDraws,
-    Step,
-    draw_penalties,
-    follow_of,
-    look_of,
-    penalties,
-)
+from frcl.regularisers.protocol import PenaltyDraws, Step, draw_penalties, follow_of, look_of, penalties
 from frcl.trees import Params, Tree
 
 
@@ -61,10 +54,9 @@ class Penalised(Baseline[TrainingOptions, Heads]):
 
     own_type = Heads
 
-    def _begin(self, task: NewTask) -> None:
+    def _begin(self, x: Tensor, y: Tensor, new_head: Callable[[], Tensor]) -> None:
         state = self._state
-        head = initial_head(task.likelihood.functions, task.K, state.streams, self.dtype, self.device)
-        state.own = Heads(head, trained_heads(state.regularisers, state.past))
+        state.own = Heads(new_head(), trained_heads(state.regularisers, state.past))
 
     def _trained(self) -> Parameters:
         assert self._own.head is not None

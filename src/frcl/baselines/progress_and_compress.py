@@ -12,7 +12,7 @@ and the first active column has no laterals.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frcl.baselines.classification import initial_head, plain_terms
+from frcl.baselines.classification import plain_terms
 from frcl.baselines.columns import Columns, layered
-from frcl.baselines.common import Baseline, NewTask
+from frcl.baselines.common import Baseline
 from frcl.baselines.options import PnCOptions
 from frcl.baselines.penalised import Parameters
 from frcl.engine.program import Program, Terms, exact_number
@@ -61,10 +61,9 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
     def _anchor(self) -> Curvature:
         return cast("Curvature", self._state.regularisers[0])
 
-    def _begin(self, task: NewTask) -> None:
-        C, streams = task.likelihood.functions, self._state.streams
-        active, base = (initial_head(C, task.K, streams, self.dtype, self.device) for _ in range(2))
-        fresh = self._columns.start(min(1, task.number), active, fork(self.options.seed, f"active/{task.number}"))
+    def _begin(self, x: Tensor, y: Tensor, new_head: Callable[[], Tensor]) -> None:
+        number, active, base = len(self._state.past), new_head(), new_head()
+        fresh = self._columns.start(min(1, number), active, fork(self.options.seed, f"active/{number}"))
         self._state.own = OpenTask(fresh, base)
 
     def _trained(self) -> Tree:
@@ -87,7 +86,6 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
         return [{**fixed_parts(self.net), **self._anchor.anchor}] if self._state.past else []
 
     def _progress(self, x: Tensor, y: Tensor) -> Program:
-        """The steps left of the active column."""
         columns = self._columns
 
         def loss(params: Params, constants: tuple[list[Params], Params], x: Tensor, y: Tensor, draws: Tree) -> Terms:

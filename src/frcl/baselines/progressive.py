@@ -7,16 +7,16 @@ the finished columns compute of a minibatch has no gradient, so it is computed f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frcl.baselines.classification import CHUNK, initial_head, plain_terms
+from frcl.baselines.classification import CHUNK, plain_terms
 from frcl.baselines.columns import Columns, layered
-from frcl.baselines.common import Baseline, NewTask
+from frcl.baselines.common import Baseline
 from frcl.baselines.options import ProgressiveOptions
 from frcl.engine.program import CHUNK as STEPS
 from frcl.engine.program import Drawn, Program, Terms
@@ -48,10 +48,10 @@ class Progressive(Baseline[ProgressiveOptions, Grown]):
         super().__init__(layered(net), options, device=device)
         self._model = Columns(layered(self.net))
 
-    def _begin(self, task: NewTask) -> None:
-        head = initial_head(task.likelihood.functions, task.K, self._state.streams, self.dtype, self.device)
-        generator = fork(self.options.seed, f"column/{task.number}") if task.number else None
-        self._own.columns = [*self._own.columns, self._model.start(task.number, head, generator)]
+    def _begin(self, x: Tensor, y: Tensor, new_head: Callable[[], Tensor]) -> None:
+        number = len(self._state.past)
+        generator = fork(self.options.seed, f"column/{number}") if number else None
+        self._own.columns = [*self._own.columns, self._model.start(number, new_head(), generator)]
 
     def _trained(self) -> Params:
         return self._model.split(self._own.columns[-1])[0]
@@ -86,7 +86,6 @@ class Progressive(Baseline[ProgressiveOptions, Grown]):
         return self._point(task, x, lambda rows: self._model.logits_after(earlier, own, rows), chunk)
 
     def _kept(self) -> Kept:
-        """Columns are copies of the network."""
         return {"network": [value for column in self._own.columns for value in column.values()]}
 
     def _check(self, own: Grown, tasks: int) -> None:

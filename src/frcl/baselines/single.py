@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from frcl.baselines.classification import initial_head, plain_terms
-from frcl.baselines.common import Baseline, NewTask
+from frcl.baselines.classification import plain_terms
+from frcl.baselines.common import Baseline
 from frcl.baselines.options import SingleOptions
 from frcl.baselines.penalised import Parameters
 from frcl.engine.program import Program, Terms
@@ -32,10 +32,9 @@ class Single(Baseline[SingleOptions, Networks]):
 
     own_type = Networks
 
-    def _begin(self, task: NewTask) -> None:
-        self._state.streams = Streams(stream_seed(self.options.seed, f"task/{task.number}"), self.device)
-        head = initial_head(task.likelihood.functions, task.K, self._state.streams, self.dtype, self.device)
-        self._own.each = [*self._own.each, Parameters(copied(self._theta()), head)]
+    def _begin(self, x: Tensor, y: Tensor, new_head: Callable[[], Tensor]) -> None:
+        self._state.streams = Streams(stream_seed(self.options.seed, f"task/{len(self._state.past)}"), self.device)
+        self._own.each = [*self._own.each, Parameters(copied(self._theta()), new_head())]
 
     def _trained(self) -> Parameters:
         return self._own.each[-1]

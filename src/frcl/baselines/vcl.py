@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frcl.baselines.classification import initial_head, sampled_prediction
-from frcl.baselines.common import Baseline, NewTask
+from frcl.baselines.classification import sampled_prediction
+from frcl.baselines.common import Baseline
 from frcl.baselines.options import VCLOptions
 from frcl.engine.adam import Optimiser
 from frcl.engine.program import Drawn, Program, Terms, exact_number, minibatch_rows
@@ -85,20 +85,19 @@ class VCL(Baseline[VCLOptions, Posterior]):
         self._adapted: dict[int, MeanField] = {}  # q after the coreset of each task,
         self._adapted_at: object = None  # as the learner stood here
 
-    def _begin(self, task: NewTask) -> float:
+    def _begin(self, x: Tensor, y: Tensor, new_head: Callable[[], Tensor]) -> float:
         options, own, shared, streams = self.options, self._own, self._theta(), self._state.streams
-        x, y = task.x, task.y
         left_out = coreset_rows(options.coreset, x, y, options.points, options.points_per_class, streams["selection"])
         if len(left_out):
             own.coresets = [*own.coresets, Coreset(x[left_out].clone(), y[left_out].clone())]
-        head = initial_head(task.likelihood.functions, task.K, streams, self.dtype, self.device)
+        head = new_head()
         prior = isotropic({**shared, HEAD: head}, options.prior_std)
-        if task.number:
+        if self._state.past:
             prior = prior.joined(MeanField(copied(shared), {name: own.log_std[name] for name in shared}))
         start = isotropic({**shared, HEAD: head}, options.initial_std).log_std
         own.heads = [*own.heads, Head(head, start.pop(HEAD))]
         own.log_std, own.prior, own.left_out = own.log_std | start, prior, left_out
-        return task.N * (1.0 - len(left_out) / len(x))
+        return 1.0 - len(left_out) / len(x)
 
     def _network(self, weights: Params, x: Tensor) -> Tensor:
         """Functions [B, C] of one network drawn from q."""

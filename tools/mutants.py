@@ -206,7 +206,7 @@ MUTANTS = (
     Mutant("old curvature without its decay", "regularisers/quadratic.py",
            "decay * before[name] + value", "before[name] + value", "tests/test_methods_penalties.py"),
     Mutant("anchor that aliases the live weights (missing clone)", "regularisers/quadratic.py",
-           "task.theta[name].detach().clone()", "task.theta[name].detach()", "tests/test_methods_penalties.py"),
+           "self.anchor | copied(task.theta)", "self.anchor | dict(task.theta)", "tests/test_methods_penalties.py"),
     Mutant("N left out of the curvature", "regularisers/quadratic.py",
            "0.5 * self.prior_precision * step.head.square().sum()\n        return self.weight * total / step.N",
            "0.5 * self.prior_precision * step.head.square().sum()\n        return self.weight * total",

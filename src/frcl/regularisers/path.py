@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, number, register, remembered
-from frcl.trees import Params, Tree, copied
+from frcl.trees import Params, Tree, copied, tree_map
 
 
 @register
@@ -31,9 +31,8 @@ class PathIntegral(Regulariser):
 
     def begin(self, task: Task) -> None:
         self.start = copied(task.theta)
-        self.path = {name: torch.zeros_like(value) for name, value in self.start.items()}
-        if not self.importance:
-            self.importance = {name: torch.zeros_like(value) for name, value in self.start.items()}
+        self.path = tree_map(torch.zeros_like, self.start)
+        self.importance = self.importance or tree_map(torch.zeros_like, self.start)
 
     def constants(self, task: Task) -> Tree:
         return self.start, {name: self.importance[name] for name in self.start}

@@ -214,12 +214,12 @@ def to_json(regulariser: Regulariser) -> dict[str, Any]:
 
 def from_json(data: Mapping[str, Any]) -> Regulariser:
     """A fresh regulariser with the settings that `to_json` gave."""
-    settings = {key: value for key, value in data.items() if key != "name"}
-    make: Callable[..., Regulariser] = REGULARISERS[str(data.get("name"))]
+    name, settings = data.get("name"), {key: value for key, value in data.items() if key != "name"}
+    kind = REGULARISERS[str(name)]
     try:
-        return make(**settings)
+        return kind(**settings)
     except TypeError as error:
-        raise OptionError(f"regulariser {data.get('name')!r}: {error}") from error
+        raise OptionError(f"regulariser {name!r}: {error}") from error
 
 
 def penalties(

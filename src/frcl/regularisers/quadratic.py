@@ -18,7 +18,7 @@ from torch import Tensor
 
 from frcl.regularisers.fisher import FisherMode, task_information
 from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, number, register, remembered
-from frcl.trees import Params, Tree
+from frcl.trees import Params, Tree, copied, detached, tree_map
 
 
 class Anchor(NamedTuple):
@@ -46,10 +46,6 @@ def _moving(anchor: Anchor, theta: Params) -> Tree:
     return Anchor(at, precision, anchor.rest) if at else ()
 
 
-def _at(task: Task, names: Params) -> Params:
-    return {name: task.theta[name].detach().clone() for name in names}
-
-
 @register
 @dataclass
 class Curvature(Regulariser):
@@ -71,9 +67,8 @@ class Curvature(Regulariser):
 
     def begin(self, task: Task) -> None:
         if self.prior_precision is not None and not self.anchor:
-            like = {name: value.detach() for name, value in task.theta.items()}
-            self.anchor = {name: torch.zeros_like(value) for name, value in like.items()}
-            self.precision = {name: torch.full_like(value, self.prior_precision) for name, value in like.items()}
+            self.anchor = tree_map(torch.zeros_like, detached(task.theta))
+            self.precision = {name: torch.full_like(zero, self.prior_precision) for name, zero in self.anchor.items()}
 
     def constants(self, task: Task) -> Tree:
         return _moving(Anchor(self.anchor, self.precision), task.theta)
@@ -91,7 +86,7 @@ class Curvature(Regulariser):
             return
         information, head = task_information(task, x, y, generator, self.fisher, self.examples)
         self.precision = running_sum(self.precision, information, self.decay)
-        self.anchor = self.anchor | _at(task, information)
+        self.anchor = self.anchor | copied(task.theta)
         if self.prior_precision is not None:
             self.heads = [*self.heads, head + self.prior_precision]
 
@@ -144,13 +139,11 @@ class EWC(Regulariser):
 
     def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         information, _ = task_information(task, x, y, generator, self.fisher, self.examples)
-        self.anchors = [*self.anchors, Anchor(_at(task, information), information)]
+        self.anchors = [*self.anchors, Anchor(copied(task.theta), information)]
 
     def kept(self, theta: Params) -> Kept:
-        return {
-            "anchor": [value for one in self.anchors for value in one.theta.values()],
-            "fisher": [value for one in self.anchors for value in one.precision.values()],
-        }
+        fisher = [value for one in self.anchors for value in one.precision.values()]
+        return {"anchor": [value for one in self.anchors for value in one.theta.values()], "fisher": fisher}
 
     def load(self, state: Tree) -> None:
         self.anchors = [Anchor(**one) for one in state["anchors"]]

@@ -244,7 +244,7 @@ class Baseline(ABC, Generic[O, Own]):
 
     def _task(self) -> Task:
         """The open task, as regularisers are told of it."""
-        now, past, at_most = self._now, self._state.past, self.options.past_tasks_per_step
+        now, past, at_most = self._now, self._state.past, self.options.tasks_per_step
         fixed = fixed_parts(self.net)
         return Task(self.features, self._theta(), fixed, past, now.likelihood, now.N, tasks_per_step=at_most)
 

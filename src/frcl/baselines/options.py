@@ -20,11 +20,14 @@ class TrainingOptions(MethodOptions):
     lr: float = option(1e-3, "Adam's learning rate", POSITIVE)
     seed: int = option(0, "root of every random stream of the learner", NOT_NEGATIVE)
 
-    past_tasks_per_step: ClassVar[int | None] = None  # at most this many are regularised per step; None: all
-
     def regularisers(self) -> list[Regulariser]:
         """The regularisers of the method, fresh."""
         return []
+
+    @property
+    def tasks_per_step(self) -> int | None:
+        """At most this many past tasks are regularised per step; None: all."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -53,12 +56,14 @@ class ReplayOptions(TrainingOptions):
 
     points: int = option(40, "examples kept per task, balanced over its classes")
     points_per_class: int | None = option(None, "instead of `points`: this many for each class of a task")
-    past_tasks_per_step: int | None = option(  # type: ignore[misc]
-        None, "at most this many buffers are used per step; None: all"
-    )
+    past_tasks_per_step: int | None = option(None, "at most this many buffers are used per step; None: all")
 
     def regularisers(self) -> list[Regulariser]:
         return [Replay(points=self.points, points_per_class=self.points_per_class)]
+
+    @property
+    def tasks_per_step(self) -> int | None:
+        return self.past_tasks_per_step
 
 
 @dataclass(frozen=True)

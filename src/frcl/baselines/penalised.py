@@ -75,7 +75,7 @@ class Penalised(Baseline[TrainingOptions, Heads]):
             return plain_terms(nll, sum(parts[1:], parts[0]) if parts else None)
 
         def draw(steps: int, rows: Tensor) -> Drawn:
-            past = draw_penalties(regularisers, steps, tasks, options.past_tasks_per_step, state.streams["past"])
+            past = draw_penalties(regularisers, steps, tasks, options.tasks_per_step, state.streams["past"])
             return Drawn(rows, past)
 
         N, constants = exact_number(task.N, self.dtype, self.device), tuple(one.constants(task) for one in regularisers)

@@ -11,7 +11,6 @@ from torch.func import functional_call
 
 from frcl import MLP, CurrentInputs, Curvature
 from frcl import likelihoods as models
-from frcl.regularisers.current_inputs import Constants
 from frcl.regularisers.fisher import diagonal_fisher
 from frcl.regularisers.heads import HeadBlock, divergence, functions_at, make_block
 from frcl.regularisers.memory_targets import make_targets, memory_targets
@@ -56,9 +55,9 @@ def current_inputs(
     """The penalty of CurrentInputs(1) where the old and the new network give these features."""
     step = Step(
         features=lambda theta, x: Phi_old, theta={}, head=heads, heads=heads, x=Phi, y=Phi, Phi=Phi, Phi_z=None,
-        tasks=index, past_tasks=block.tasks, N=torch.tensor(1.0),
+        tasks=index, past_tasks=len(block.heads), N=torch.tensor(1.0),
     )  # fmt: skip
-    return CurrentInputs(1.0).penalty(step, Constants({}, block), ())
+    return CurrentInputs(1.0).penalty(step, ({}, block), ())
 
 
 def apart(kind: str, old: Tensor, new: Tensor, variance: Tensor) -> Tensor:

@@ -15,8 +15,7 @@ from torch import Tensor
 from frcl import OptionError, Regulariser
 from frcl.baselines.options import TrainingOptions
 from frcl.data import BenchmarkSpec, Request, Split, Task, TaskList
-from frcl.likelihoods.softmax import softmax_divergence
-from frcl.likelihoods.targets import ClassLikelihood
+from frcl.likelihoods.targets import ClassLikelihood, softmax_divergence
 from frcl.linalg import gaussian_expectation_nodes
 from frcl.methods import Method, baseline
 from frcl.options import NOT_NEGATIVE, option
@@ -88,9 +87,6 @@ class Probit(ClassLikelihood):
     def functions(self) -> int:
         return 1
 
-    def draws_shape(self, batch: int, *, training: bool) -> tuple[int, ...]:
-        return (0,)
-
     def expected_log_prob(self, mean: Tensor, variance: Tensor, y: Tensor, draws: Tensor, params: Params) -> Tensor:
         """E[log Φ((2y − 1) f)] by Gauss–Hermite quadrature."""
         f, weights = gaussian_expectation_nodes(mean[:, 0], variance[:, 0], self.nodes)  # [B, Q]
@@ -160,12 +156,6 @@ class L1(Regulariser):
 
     def end(self, task: LearnedTask, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         self.start = {}
-
-    def state(self) -> dict[str, Any]:
-        return {"start": self.start}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.start = state["start"]
 
 
 @dataclass(frozen=True)

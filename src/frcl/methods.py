@@ -100,28 +100,18 @@ def default_options(method: str) -> MethodOptions:
 
 
 def make_learner(
-    net: nn.Module,
-    options: MethodOptions,
-    *,
-    seed: int,
-    device: str | torch.device = "cpu",
-    detector: BoundaryDetector | None = None,
-    labels: Sequence[Label] | None = None,
-    method: str | None = None,
-) -> Learner:
+    net: nn.Module, options: MethodOptions, *, seed: int, device: str | torch.device = "cpu",
+    detector: BoundaryDetector | None = None, labels: Sequence[Label] | None = None, method: str | None = None,
+) -> Learner:  # fmt: skip
     """A fresh learner with these options, of the method named, or of the first one that has options of their class.
 
     `detector` and `labels` are for methods that find boundaries themselves.
     """
-    entry = METHODS[method] if method is not None else _method_of(options)
+    same = [name for name, one in METHODS.items() if type(one.options) is type(options)] if method is None else [method]
+    if not same:
+        raise OptionError(f"no method has options of type {type(options).__name__}; give its name as `method`")
+    entry = METHODS[same[0]]
     if detector is not None and entry.needs_boundaries:
         able = " or ".join(name for name, one in METHODS.items() if not one.needs_boundaries)
         raise OptionError(f"hidden boundaries are for method {able}: the others cannot notice a switch by themselves")
     return entry.make(net, changed(options, {"seed": seed}), device=device, detector=detector, labels=labels)
-
-
-def _method_of(options: MethodOptions) -> Method:
-    for _, entry in METHODS.items():
-        if type(entry.options) is type(options):
-            return entry
-    raise OptionError(f"no method has options of type {type(options).__name__}; give its name as `method`")

@@ -29,15 +29,22 @@ class Options:
     """Base of every options class: types, choices and ranges of all fields are checked when it is made."""
 
     def __post_init__(self) -> None:
-        hints = _hints(type(self))
-        for item in fields(self):
-            value, hint = getattr(self, item.name), hints[item.name]
-            if get_origin(hint) is tuple:
-                _check_tuple(item.name, value, get_args(hint)[0])
-                continue
-            _check_type(item.name, value, hint)
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                _check_range(item.name, value, hint, item.metadata)
+        check_fields(self)
+
+
+def check_fields(item: Any, of: str = "") -> None:
+    """Refuse values of a dataclass that do not fit the types and limits of its fields; `of` follows their names."""
+    hints = _hints(type(item))
+    for one in fields(item):
+        if not one.init:
+            continue
+        name, value, hint = one.name + of, getattr(item, one.name), hints[one.name]
+        if get_origin(hint) is tuple:
+            _check_tuple(name, value, get_args(hint)[0])
+            continue
+        _check_type(name, value, hint)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            _check_range(name, value, hint, one.metadata)
 
 
 class MethodOptions(Options):

@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from frcl.engine.program import Terms
-from frcl.errors import DataError
 from frcl.learners.types import Prediction
-from frcl.likelihoods import Softmax, as_values, likelihood_for
+from frcl.likelihoods import Softmax
 from frcl.seeding import Streams, fork
 
 CHUNK = 4096  # inputs that pass through the network at once outside of training
 
 
-def class_likelihood(y: Any) -> Softmax:
-    """The likelihood of a classification task with one function per class; regression is refused."""
-    values = as_values(y)
-    if isinstance(values, Tensor) and values.is_floating_point():
-        raise DataError("this method is for classification; the targets are floats. FRCL does regression.")
-    likelihood = likelihood_for(y, "softmax")
-    assert isinstance(likelihood, Softmax)
-    return likelihood
-
-
 def initial_head(classes: int, features: int, streams: Streams, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A linear head [C, K] with small random weights and no bias (the last column)."""
-    head = torch.randn(classes, features, generator=streams["posterior"], dtype=dtype, device=device)
-    head = head / math.sqrt(features)
+    draws = torch.randn(classes, features, generator=streams["posterior"], dtype=dtype, device=device)
+    head = draws / math.sqrt(features)
     head[:, -1] = 0.0
     return head
 
@@ -39,11 +27,6 @@ def plain_terms(nll: Tensor, penalty: Tensor | None = None) -> Terms:
     """The terms of a network with a penalty: what FRCL calls "KL past" is the penalty."""
     zero = nll.new_zeros(())
     return Terms(nll, -nll, zero, zero) if penalty is None else Terms(nll + penalty, -nll, zero, penalty)
-
-
-def point_prediction(f: Tensor, likelihood: Softmax) -> Prediction:
-    """A prediction from functions [n, C] without uncertainty: their variance is zero."""
-    return sampled_prediction(f[None], likelihood)
 
 
 def sampled_prediction(f: Tensor, likelihood: Softmax) -> Prediction:

@@ -62,7 +62,9 @@ class Columns:
         h = x.reshape(-1, net.channels, net.size, net.size) if isinstance(net, ConvNet) else x
         read: Activations = []
         for i, module in enumerate(net.layers):
-            out: Tensor = functional_call(module, _layer(own, i), (h,))
+            prefix = f"layers.{i}."
+            weights = {name.removeprefix(prefix): value for name, value in own.items() if name.startswith(prefix)}
+            out: Tensor = functional_call(module, weights, (h,))
             if i in joints:
                 if earlier:
                     out = out + lateral(own[f"{LATERAL}{i}"], earlier[len(read)]).movedim(-1, 1)
@@ -101,29 +103,21 @@ class Columns:
         What the network holds fixed (requires_grad is False) is taken from it as it is.
         """
         own = {name: value.detach().clone() for name, value in self.net.named_parameters()}
-        if generator is not None:
-            own |= self._fresh(generator)
+        for i, module in enumerate(self.net.layers if generator is not None else ()):
+            for name, given in module.named_parameters() if isinstance(module, nn.Linear | nn.Conv2d) else ():
+                value = torch.zeros_like(given, device="cpu", requires_grad=False)
+                if name == "weight":
+                    nn.init.kaiming_uniform_(value, nonlinearity="relu", generator=generator)
+                if given.requires_grad:
+                    own[f"layers.{i}.{name}"] = value.to(given.device)
         own[COLUMN_HEAD] = head.detach().clone()
         if earlier:
             for i in self.joints:
                 weight = own[f"layers.{i}.weight"]
-                own[f"{LATERAL}{i}"] = weight.new_zeros(
-                    len(weight), earlier * weight.shape[1], *[1] * (weight.ndim - 2)
-                )
+                shape = (len(weight), earlier * weight.shape[1], *[1] * (weight.ndim - 2))
+                own[f"{LATERAL}{i}"] = weight.new_zeros(shape)
             own[f"{LATERAL}head"] = head.new_zeros(len(head), earlier * (head.shape[1] - 1))
         return own
-
-    def _fresh(self, generator: torch.Generator) -> Params:
-        drawn: Params = {}
-        for i, module in enumerate(self.net.layers):
-            if isinstance(module, nn.Linear | nn.Conv2d):
-                for name, given in module.named_parameters():
-                    value = torch.zeros_like(given, device="cpu", requires_grad=False)
-                    if name == "weight":
-                        nn.init.kaiming_uniform_(value, nonlinearity="relu", generator=generator)
-                    if given.requires_grad:
-                        drawn[f"layers.{i}.{name}"] = value.to(given.device)
-        return drawn
 
     def split(self, own: Params) -> tuple[Params, Params]:
         """What an optimiser moves of a column, and the rest: what the network holds fixed."""
@@ -147,9 +141,3 @@ class Columns:
 def lateral(U: Tensor, earlier: Tensor) -> Tensor:
     """Σ_j U⁽ʲ⁾ h⁽ʲ⁾ at each place, [B, …, C], with U⁽ʲ⁾ side by side in U: [C, Σ n_j], or [C, Σ n_j, 1, 1] for maps."""
     return F.linear(earlier, U.flatten(1))
-
-
-def _layer(own: Params, place: int) -> Params:
-    """The weights of one layer, by the names that they have in it."""
-    prefix = f"layers.{place}."
-    return {name[len(prefix) :]: value for name, value in own.items() if name.startswith(prefix)}

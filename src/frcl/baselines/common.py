@@ -10,53 +10,131 @@ import contextlib
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
-from typing import Any, Generic, TypeVar
+from dataclasses import asdict, dataclass, field, make_dataclass, replace
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from frcl import codec
-from frcl.baselines.classification import class_likelihood
+from frcl.baselines.classification import CHUNK, initial_head, sampled_prediction
 from frcl.baselines.options import TrainingOptions
-from frcl.baselines.state import Current, Finished, NewTask, Own, SavedTask, State, saved_kind
-from frcl.engine.adam import Optimiser
+from frcl.engine.adam import AdamState, Optimiser
 from frcl.engine.program import Drawn, Loss, Program, minibatch_rows, refuse_non_finite
-from frcl.errors import CheckpointError, DataError, FrclError, TaskError
-from frcl.features import check_features, check_network, fixed_parts, is_stackable
+from frcl.errors import CheckpointError, DataError, FrclError, OptionError, TaskError
+from frcl.features import check_features, check_network, fixed_parts, in_chunks, is_stackable
 from frcl.learners.accounting import Parts, added, parts_of
 from frcl.learners.checkpoint import check_fits, restored_streams
 from frcl.learners.inputs import check_lengths, check_task, checked_inputs, checked_size, data_mark
 from frcl.learners.lockstep import OnStep, Work, run_alone
 from frcl.learners.types import Prediction
-from frcl.likelihoods import Softmax
+from frcl.likelihoods import Likelihood, Softmax, as_values
 from frcl.regularisers.protocol import FeatureMap, Kept, Regulariser, Task
 from frcl.seeding import Streams
 from frcl.trees import Params, Tree, copied, detached, named_tensors
 
 O = TypeVar("O", bound=TrainingOptions)  # noqa: E741
+Own = TypeVar("Own")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What is kept of a finished task; `head` [C, K] where the method has one on shared features."""
+
+    likelihood: Likelihood
+    size: int
+    head: Tensor | None = None
+    likelihood_params: Params = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Current:
+    """The task that is open; `first` counts the steps before those of the optimiser."""
+
+    likelihood: Likelihood
+    N: float
+    data_mark: str
+    first: int = 0
+
+
+@dataclass(eq=False)
+class State(Generic[Own]):
+    """Everything that changes, the network's weights apart; `own` is what a method keeps for itself.
+
+    Parts of `own` are replaced, never changed in place, so that a shallow copy is a snapshot.
+    """
+
+    streams: Streams
+    regularisers: list[Regulariser]
+    own: Own
+    past: list[Finished] = field(default_factory=list)
+    current: Current | None = None
+    optimiser: Optimiser | None = None  # of the open task
+    input_shape: tuple[int, ...] | None = None
+    input_floating: bool | None = None
+
+    def snapshot(self) -> State[Own]:
+        """A copy to return to."""
+        return replace(self, regularisers=[copy.copy(one) for one in self.regularisers], own=copy.copy(self.own))
+
+
+@dataclass
+class Saved:
+    """Everything that is written."""
+
+    options: dict[str, Any]
+    device: str
+    net: dict[str, Tensor]
+    trained: list[str]  # names of the weights that are trained
+    streams: dict[str, Tensor]
+    regularisers: list[Any]  # the state of each
+    past: list[Finished]
+    current: Current | None
+    adam: AdamState | None
+    input_shape: tuple[int, ...] | None
+    input_floating: bool | None
+    own: Any
 
 
 class Baseline(ABC, Generic[O, Own]):
-    """A method that learns classification tasks one after another, each from all its data."""
+    """A method that learns classification tasks one after another, each from all its data.
+
+    Parameters
+    ----------
+    net : nn.Module
+        Feature network from inputs to [batch, K]; copied.
+    options : TrainingOptions
+        Steps, learning rate and so on.
+    regularisers : sequence of Regulariser, optional
+        What keeps past tasks in place, copied; by default those of the options.
+    """
+
+    own_type: ClassVar[type[Any]]  # what the method keeps for itself: a dataclass with a default for every field
 
     def __init__(
-        self, net: nn.Module, options: O, own: Own, regularisers: Sequence[Regulariser] = (),
+        self, net: nn.Module, options: O, regularisers: Sequence[Regulariser] | None = None,
         *, device: str | torch.device = "cpu",
     ) -> None:  # fmt: skip
         check_network(net)
+        chosen = options.regularisers() if regularisers is None else regularisers
+        for one in chosen:
+            if one.uses_points:
+                raise OptionError(
+                    f"regulariser {one.name!r} reads the inducing points of past tasks, and this learner keeps none; "
+                    "use frcl.FRCL(net, regularisers=[...])"
+                )
         self.device = torch.device(device)
         self.net = copy.deepcopy(net).to(self.device)
         self.dtype = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float32)
         self.options = options
         self.features = FeatureMap(self.net)
-        self._state = State(Streams(options.seed, self.device), [copy.deepcopy(one) for one in regularisers], own)
-
-    # -- what a method implements -------------------------------------------------------------------------------
+        self._state: State[Own] = State(
+            Streams(options.seed, self.device), [copy.deepcopy(one) for one in chosen], self.own_type()
+        )
 
     @abstractmethod
-    def _begin(self, task: NewTask) -> float:
-        """Put what a new task needs into `own`; returns the number of examples that its loss is divided by."""
+    def _begin(self, x: Tensor, y: Tensor, new_head: Callable[[], Tensor]) -> float | None:
+        """Put what a new task needs into `own`; returns the share of its examples that it learns from, if not all."""
 
     @abstractmethod
     def _trained(self) -> Tree:
@@ -81,20 +159,14 @@ class Baseline(ABC, Generic[O, Own]):
     def _check(self, own: Own, tasks: int) -> None:
         """Refuse what was read for `own`, of that many tasks, where it does not fit this network."""
 
-    # -- learning -------------------------------------------------------------------------------------------
-
     def fit(self, x: Any, y: Any, *, size: int | None = None, on_step: OnStep = None) -> None:
         """Learn one task; called again with the same data after an interruption, continue where it stopped.
 
         `size` is N where that is not the number of rows. `on_step` is called after every step.
         """
-        begins, before, streams = self._state.current is None, self._state.snapshot(), self._state.streams.state()
-        try:
+        begins = self._state.current is None
+        with self._all_or_nothing(lambda error: isinstance(error, FrclError) and begins and self.step == 0):
             run_alone(self.learn(x, y, size=size), len(self._state.past), lambda: self.step, on_step)
-        except FrclError:
-            if begins and self.step == 0:
-                self._put_back(before, streams)
-            raise
 
     def learn(self, x: Any, y: Any, *, size: int | None = None) -> Work[None]:
         """The work of fit(), which several learners may do together."""
@@ -106,14 +178,17 @@ class Baseline(ABC, Generic[O, Own]):
         self._close(inputs, targets)
 
     def _open(self, x: Tensor, y: Any, N: float) -> Tensor:
-        state, likelihood = self._state, class_likelihood(y)
+        state, values = self._state, as_values(y)
+        if isinstance(values, Tensor) and values.is_floating_point():
+            raise DataError("this method is for classification; the targets are floats. FRCL does regression.")
+        likelihood = Softmax.from_targets(values, None, {})
         targets = likelihood.encode(y, self.device, self.dtype)
         for one in state.regularisers:
-            one.check(likelihood, targets)
-        task = NewTask(len(state.past), likelihood, check_features(self.net, x) + 1, x, targets, N)
+            one.check(likelihood, len(targets))
+        shape = likelihood.functions, check_features(self.net, x) + 1
         with self._all_or_nothing():
-            N = self._begin(task)
-            state.current = Current(likelihood, N, data_mark(x, targets), self._optimiser())
+            N *= self._begin(x, targets, lambda: initial_head(*shape, state.streams, self.dtype, self.device)) or 1.0
+            state.current, state.optimiser = Current(likelihood, N, data_mark(x, targets)), self._new_optimiser()
             state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
             for one in state.regularisers:
                 one.begin(self._task())
@@ -121,40 +196,34 @@ class Baseline(ABC, Generic[O, Own]):
 
     def _continued(self, x: Tensor, y: Any) -> Tensor:
         """The targets of the open task; any data but those that it began with is refused."""
-        current = self._now
         with contextlib.suppress(DataError):
-            targets = current.likelihood.encode(y, self.device, self.dtype)
-            if current.data_mark == data_mark(x, targets):
+            targets = self._now.likelihood.encode(y, self.device, self.dtype)
+            if self._now.data_mark == data_mark(x, targets):
                 return targets
-        number = len(self._state.past)
-        raise TaskError(f"task {number} is still open: finish it with fit() on the data it began with")
+        raise TaskError(f"task {len(self._state.past)} is still open: finish it with fit() on the data it began with")
 
     def _close(self, x: Tensor, y: Tensor) -> None:
         state, current = self._state, self._now
-        refuse_non_finite(current.optimiser.tree)
+        refuse_non_finite(self._optimiser.tree)
         with self._all_or_nothing():
             head = self._finish()
             task = replace(self._task(), head=head)
             for one in state.regularisers:
                 one.end(task, x, y, state.streams["selection"])
             state.past = [*state.past, Finished(current.likelihood, int(current.N), head)]
-            state.current = None
+            state.current = state.optimiser = None
 
     @contextlib.contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
-        """Inside, an error or an interruption leaves state and streams as they were."""
+    def _all_or_nothing(self, concerns: Callable[[BaseException], bool] = lambda _: True) -> Iterator[None]:
+        """Inside, an error or interruption (of those that it `concerns`) leaves state and streams as they were."""
         before, streams = self._state.snapshot(), self._state.streams.state()
         try:
             yield
-        except BaseException:
-            self._put_back(before, streams)
+        except BaseException as error:
+            if concerns(error):
+                self._state = before
+                before.streams.restore(streams)
             raise
-
-    def _put_back(self, state: State[Own], streams: Params) -> None:
-        self._state = state
-        state.streams.restore(streams)
-
-    # -- for the methods ------------------------------------------------------------------------------------
 
     @property
     def _own(self) -> Own:
@@ -162,21 +231,24 @@ class Baseline(ABC, Generic[O, Own]):
 
     @property
     def _now(self) -> Current:
-        """The task that is open."""
         assert self._state.current is not None
         return self._state.current
 
+    @property
+    def _optimiser(self) -> Optimiser:
+        assert self._state.optimiser is not None
+        return self._state.optimiser
+
     def _theta(self) -> Params:
-        """The shared weights that are trained."""
         return {name: p for name, p in self.net.named_parameters() if p.requires_grad}
 
     def _task(self) -> Task:
         """The open task, as regularisers are told of it."""
-        now, fixed, at_most = self._now, fixed_parts(self.net), self.options.tasks_per_step
-        past = self._state.past
+        now, past, at_most = self._now, self._state.past, self.options.tasks_per_step
+        fixed = fixed_parts(self.net)
         return Task(self.features, self._theta(), fixed, past, now.likelihood, now.N, tasks_per_step=at_most)
 
-    def _optimiser(self) -> Optimiser:
+    def _new_optimiser(self) -> Optimiser:
         tree = self._trained()
         for _, tensor in named_tensors(tree):
             tensor.requires_grad_(True)
@@ -194,7 +266,7 @@ class Baseline(ABC, Generic[O, Own]):
 
         given = {"stackable": is_stackable(self.net), **settings}
         return Program(
-            net=self.net, loss=loss, optimiser=now.optimiser, constants=detached(constants), x=x, y=y, draw=drawn,
+            net=self.net, loss=loss, optimiser=self._optimiser, constants=detached(constants), x=x, y=y, draw=drawn,
             streams=state.streams, stop=stop, first=now.first, signature=self._signature(now.first), **given,
         )  # fmt: skip
 
@@ -205,8 +277,6 @@ class Baseline(ABC, Generic[O, Own]):
         regularisers = repr(self._state.regularisers)
         return type(self), repr(replace(self.options, seed=0)), regularisers, str(self.net), tuple(tasks), rest
 
-    # -- the border -----------------------------------------------------------------------------------------
-
     @property
     def regularisers(self) -> tuple[Regulariser, ...]:
         """What keeps past tasks in place."""
@@ -215,7 +285,7 @@ class Baseline(ABC, Generic[O, Own]):
     @property
     def step(self) -> int:
         """Steps taken of the task that is open; 0 if none is."""
-        return 0 if self._state.current is None else self._state.current.step
+        return 0 if self._state.current is None else self._now.first + self._optimiser.steps
 
     def predict(self, x: Any, task: int | None = None) -> Prediction:
         """What is believed about x in a task (the latest by default)."""
@@ -232,6 +302,10 @@ class Baseline(ABC, Generic[O, Own]):
         found = past[task].likelihood if task < len(past) else self._now.likelihood
         assert isinstance(found, Softmax)
         return found
+
+    def _point(self, task: int, x: Tensor, functions: Callable[[Tensor], Tensor], chunk: int = CHUNK) -> Prediction:
+        """A prediction from the functions [n, C] of one network, without uncertainty: their variance is zero."""
+        return sampled_prediction(in_chunks(functions, x, chunk)[None], self._likelihood(task))
 
     def memory_bytes(self) -> int:
         """Bytes that are kept of past tasks."""
@@ -252,25 +326,21 @@ class Baseline(ABC, Generic[O, Own]):
         """Not a measure that these methods have."""
         return []
 
-    # -- saved states ---------------------------------------------------------------------------------------
-
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides what happens next, copied: {"meta": JSON-able, "tensors": by name}."""
-        state, now = self._state, self._state.current
-        task = None
-        if now is not None:
-            task = SavedTask(now.likelihood, now.N, now.data_mark, now.first, now.optimiser.state())
-        return codec.pack(saved_kind(type(state.own))(
+        state, optimiser = self._state, self._state.optimiser
+        return codec.pack(Saved(
             options=asdict(self.options), device=self.device.type, net=dict(self.net.state_dict()),
             trained=list(self._theta()), streams=state.streams.state(),
-            regularisers=[one.state() for one in state.regularisers], past=state.past, current=task,
-            input_shape=None if state.input_shape is None else list(state.input_shape),
-            input_floating=state.input_floating, own=state.own,
+            regularisers=[one.state() for one in state.regularisers], past=state.past,
+            current=state.current, adam=None if optimiser is None else optimiser.state(),
+            input_shape=state.input_shape, input_floating=state.input_floating, own=state.own,
         ))  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where the learner that gave `state` was; refused as a whole if it does not fit."""
-        saved = codec.unpack(saved_kind(type(self._state.own)), state, self.device)
+        kind: type[Saved] = make_dataclass("Saved", [("own", self.own_type)], bases=(Saved,))
+        saved = codec.unpack(kind, state, self.device)
         if saved.options != asdict(self.options):
             raise CheckpointError("the state was made by a learner with other options")
         check_fits(self.net, saved.net)
@@ -281,13 +351,14 @@ class Baseline(ABC, Generic[O, Own]):
             regularisers = [copy.copy(one) for one in before.regularisers]
             for one, own in zip(regularisers, saved.regularisers, strict=True):
                 one.load(own)
-            shape = None if saved.input_shape is None else tuple(saved.input_shape)
             streams = restored_streams(saved.streams, saved.device, self.options.seed, len(saved.past), self.device)
-            self._state = State(streams, regularisers, saved.own, saved.past, None, shape, saved.input_floating)
+            self._state = State(
+                streams, regularisers, saved.own, saved.past, saved.current, None, saved.input_shape,
+                saved.input_floating,
+            )  # fmt: skip
             if saved.current is not None:
-                now = saved.current
-                self._state.current = Current(now.likelihood, now.N, now.data_mark, self._optimiser(), now.first)
-                self._state.current.optimiser.restore(now.adam)
+                self._state.optimiser = self._new_optimiser()
+                self._state.optimiser.restore(saved.adam)  # type: ignore[arg-type]
         except (KeyError, TypeError, IndexError, AttributeError, RuntimeError, ValueError) as error:
             self._state = before
             self._set_weights(weights, trained)

@@ -7,33 +7,21 @@ in nats per example, the same scale as FRCL's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from frcl.baselines.classification import CHUNK, gaussian_prediction, initial_head, plain_terms, point_prediction
+from frcl.baselines.classification import CHUNK, gaussian_prediction, plain_terms, sampled_prediction
 from frcl.baselines.common import Baseline
 from frcl.baselines.options import TrainingOptions
-from frcl.baselines.state import NewTask
 from frcl.engine.program import Drawn, Program, Terms, exact_number
-from frcl.errors import OptionError
 from frcl.features import in_chunks, is_stackable
 from frcl.learners.types import Prediction
 from frcl.regularisers.heads import trained_heads, with_trained_heads
-from frcl.regularisers.protocol import (
-    FeatureMap,
-    PenaltyDraws,
-    Regulariser,
-    Step,
-    draw_penalties,
-    follow_of,
-    look_of,
-    penalties,
-)
+from frcl.regularisers.protocol import PenaltyDraws, Step, draw_penalties, follow_of, look_of, penalties
 from frcl.trees import Params, Tree
 
 
@@ -49,7 +37,6 @@ class Constants(NamedTuple):
     """What the loss reads besides parameters; `fixed` are weights and buffers that are not trained."""
 
     N: Tensor
-    past_tasks: int
     fixed: Params
     regularisers: tuple[Tree, ...]
 
@@ -62,56 +49,14 @@ class Heads:
     heads: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class Objective:
-    """The loss of one task; calling it changes nothing."""
-
-    features: FeatureMap
-    regularisers: Sequence[Regulariser]
-
-    def __call__(self, params: Parameters, constants: Constants, x: Tensor, y: Tensor, draws: PenaltyDraws) -> Terms:
-        theta = {**constants.fixed, **params.theta}
-        Phi = self.features(theta, x)
-        nll = F.cross_entropy(Phi @ params.head.mT, y)
-        step = Step(
-            self.features, theta, params.head, params.heads, x, y, Phi, None, draws.tasks, constants.past_tasks,
-            constants.N,
-        )  # fmt: skip
-        parts = penalties(self.regularisers, step, constants.regularisers, draws.own)
-        return plain_terms(nll, sum(parts[1:], parts[0]) if parts else None)
-
-
 class Penalised(Baseline[TrainingOptions, Heads]):
-    """Minimises mean negative log-likelihood + penalties; what these are, the regularisers say.
+    """Minimises mean negative log-likelihood + penalties; what these are, the regularisers say."""
 
-    Parameters
-    ----------
-    net : nn.Module
-        Feature network from inputs to [batch, K]; copied.
-    options : TrainingOptions
-        Steps, learning rate and so on.
-    regularisers : sequence of Regulariser, optional
-        What keeps past tasks in place, copied; by default those of the options.
-    """
+    own_type = Heads
 
-    def __init__(
-        self, net: nn.Module, options: TrainingOptions, regularisers: Sequence[Regulariser] | None = None,
-        *, device: str | torch.device = "cpu",
-    ) -> None:  # fmt: skip
-        chosen = options.regularisers() if regularisers is None else regularisers
-        for one in chosen:
-            if one.uses_points:
-                raise OptionError(
-                    f"regulariser {one.name!r} reads the inducing points of past tasks, and this learner keeps none; "
-                    "use frcl.FRCL(net, regularisers=[...])"
-                )
-        super().__init__(net, options, Heads(), chosen, device=device)
-
-    def _begin(self, task: NewTask) -> float:
+    def _begin(self, x: Tensor, y: Tensor, new_head: Callable[[], Tensor]) -> None:
         state = self._state
-        head = initial_head(task.likelihood.functions, task.K, state.streams, self.dtype, self.device)
-        state.own = Heads(head, trained_heads(state.regularisers, state.past))
-        return task.N
+        state.own = Heads(new_head(), trained_heads(state.regularisers, state.past))
 
     def _trained(self) -> Parameters:
         assert self._own.head is not None
@@ -119,7 +64,15 @@ class Penalised(Baseline[TrainingOptions, Heads]):
 
     def _programs(self, x: Tensor, y: Tensor) -> Iterator[Program]:
         state, options, task = self._state, self.options, self._task()
-        regularisers, tasks = state.regularisers, len(state.past)
+        features, regularisers, tasks = self.features, state.regularisers, len(state.past)
+
+        def loss(params: Parameters, constants: Constants, x: Tensor, y: Tensor, draws: PenaltyDraws) -> Terms:
+            theta, head = {**constants.fixed, **params.theta}, params.head
+            Phi = features(theta, x)
+            nll = F.cross_entropy(Phi @ head.mT, y)
+            step = Step(features, theta, head, params.heads, x, y, Phi, None, draws.tasks, tasks, constants.N)
+            parts = penalties(regularisers, step, constants.regularisers, draws.own)
+            return plain_terms(nll, sum(parts[1:], parts[0]) if parts else None)
 
         def draw(steps: int, rows: Tensor) -> Drawn:
             past = draw_penalties(regularisers, steps, tasks, options.tasks_per_step, state.streams["past"])
@@ -127,8 +80,8 @@ class Penalised(Baseline[TrainingOptions, Heads]):
 
         N, constants = exact_number(task.N, self.dtype, self.device), tuple(one.constants(task) for one in regularisers)
         yield self._program(
-            Objective(self.features, regularisers), Constants(N, tasks, task.fixed, constants), x, y, options.steps,
-            draw, carry=tuple(one.carry() for one in regularisers), follow=follow_of(regularisers),
+            loss, Constants(N, task.fixed, constants), x, y, options.steps, draw,
+            carry=tuple(one.carry() for one in regularisers), follow=follow_of(regularisers),
             look=look_of(regularisers, options.seed, tasks),
             stackable=is_stackable(self.net) and all(one.batchable for one in regularisers),
         )  # fmt: skip
@@ -149,5 +102,5 @@ class Penalised(Baseline[TrainingOptions, Heads]):
         variances = [one.head_variance(task, Phi) for one in state.regularisers]
         variance = next((found for found in variances if found is not None), None)
         if variance is None:
-            return point_prediction(mean, likelihood)
+            return sampled_prediction(mean[None], likelihood)
         return gaussian_prediction(mean, variance, likelihood, self.options.seed)

@@ -12,22 +12,21 @@ and the first active column has no laterals.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frcl.baselines.classification import CHUNK, initial_head, plain_terms, point_prediction
+from frcl.baselines.classification import plain_terms
 from frcl.baselines.columns import Columns, layered
 from frcl.baselines.common import Baseline
 from frcl.baselines.options import PnCOptions
 from frcl.baselines.penalised import Parameters
-from frcl.baselines.state import NewTask
 from frcl.engine.program import Program, Terms, exact_number
-from frcl.features import fixed_parts, in_chunks
+from frcl.features import fixed_parts
 from frcl.learners.types import Prediction
 from frcl.regularisers import Curvature
 from frcl.regularisers.current_inputs import distillation
@@ -45,16 +44,6 @@ class OpenTask:
     compressing: bool = False
 
 
-class Constants(NamedTuple):
-    """What the compress phase reads; `known` is the KB as it stood when the task began, if it then knew a task."""
-
-    known: list[Params]
-    active: Params
-    fixed: Params
-    anchor: Tree
-    N: Tensor
-
-
 class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
     """A knowledge base with one head per task, `net`, which predicts; an active column while a task is learned.
 
@@ -62,20 +51,20 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
     the log's likelihood term is minus the distillation divergence.
     """
 
+    own_type = OpenTask
+
     def __init__(self, net: nn.Module, options: PnCOptions, *, device: str | torch.device = "cpu") -> None:
-        super().__init__(layered(net), options, OpenTask(), options.regularisers(), device=device)
+        super().__init__(layered(net), options, device=device)
         self._columns = Columns(layered(self.net))
 
     @property
     def _anchor(self) -> Curvature:
         return cast("Curvature", self._state.regularisers[0])
 
-    def _begin(self, task: NewTask) -> float:
-        C, streams = task.likelihood.functions, self._state.streams
-        active, base = (initial_head(C, task.K, streams, self.dtype, self.device) for _ in range(2))
-        fresh = self._columns.start(min(1, task.number), active, fork(self.options.seed, f"active/{task.number}"))
+    def _begin(self, x: Tensor, y: Tensor, new_head: Callable[[], Tensor]) -> None:
+        number, active, base = len(self._state.past), new_head(), new_head()
+        fresh = self._columns.start(min(1, number), active, fork(self.options.seed, f"active/{number}"))
         self._state.own = OpenTask(fresh, base)
-        return task.N
 
     def _trained(self) -> Tree:
         own = self._own
@@ -89,14 +78,14 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
             if self.step < self.options.steps:
                 yield self._progress(x, y)
             self._own.compressing = True
-            self._now.optimiser, self._now.first = self._optimiser(), self.options.steps
+            self._state.optimiser, self._now.first = self._new_optimiser(), self.options.steps
         yield self._compress(x, y)
 
     def _known(self) -> list[Params]:
+        """The KB as it stood when the task began, if it then knew a task."""
         return [{**fixed_parts(self.net), **self._anchor.anchor}] if self._state.past else []
 
     def _progress(self, x: Tensor, y: Tensor) -> Program:
-        """The steps left of the active column."""
         columns = self._columns
 
         def loss(params: Params, constants: tuple[list[Params], Params], x: Tensor, y: Tensor, draws: Tree) -> Terms:
@@ -111,38 +100,35 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
         columns, anchor, options, features = self._columns, self._anchor, self.options, self.features
         task, tasks, likelihood = self._task(), len(self._state.past), self._now.likelihood
 
-        def loss(params: Parameters, constants: Constants, x: Tensor, y: Tensor, draws: Tree) -> Terms:
-            theta = {**constants.fixed, **params.theta}
+        def loss(params: Parameters, constants: Tree, x: Tensor, y: Tensor, draws: Tree) -> Terms:
+            known, active, fixed, held, N = constants
+            theta = {**fixed, **params.theta}
             with torch.no_grad():
-                teacher = columns.logits_after(constants.known, constants.active, x)
+                teacher = columns.logits_after(known, active, x)
             Phi = features(theta, x)
             apart = distillation(Phi @ params.head.mT, teacher, options.temperature, likelihood)
-            step = Step(features, theta, params.head, None, x, y, Phi, None, None, tasks, constants.N)
-            return plain_terms(apart, anchor.penalty(step, constants.anchor, ()))
+            step = Step(features, theta, params.head, None, x, y, Phi, None, None, tasks, N)
+            return plain_terms(apart, anchor.penalty(step, held, ()))
 
-        N, held = exact_number(task.N, self.dtype, self.device), anchor.constants(task)
-        constants = Constants(self._known(), self._own.active, task.fixed, held, N)
+        N = exact_number(task.N, self.dtype, self.device)
+        constants = (self._known(), self._own.active, task.fixed, anchor.constants(task), N)
         return self._program(loss, constants, x, y, options.steps + options.compress_steps)
 
     def _finish(self) -> Tensor:
-        head = self._own.head
+        head, self._state.own = self._own.head, OpenTask()
         assert head is not None
-        self._state.own = OpenTask()
         return head.detach().clone()
 
     def _predict(self, task: int, x: Tensor) -> Prediction:
         """From the knowledge base; for a task in its progress phase, from the active column."""
         own, past, theta = self._own, self._state.past, dict(self.net.named_parameters())
+        if task == len(past) and not own.compressing:
+            return self._point(task, x, self._active_functions)
         head = past[task].head if task < len(past) else own.head
         assert head is not None
-        if task == len(past) and not own.compressing:
-            f = in_chunks(self._active_functions, x, CHUNK)
-        else:
-            f = in_chunks(lambda rows: self.features(theta, rows) @ head.mT, x, CHUNK)
-        return point_prediction(f, self._likelihood(task))
+        return self._point(task, x, lambda rows: self.features(theta, rows) @ head.mT)
 
     def _active_functions(self, x: Tensor) -> Tensor:
-        """What the active column computes of x."""
         return self._columns.logits_after(self._known(), self._own.active, x)
 
     def _check(self, own: OpenTask, tasks: int) -> None:

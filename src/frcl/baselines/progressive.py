@@ -7,21 +7,19 @@ the finished columns compute of a minibatch has no gradient, so it is computed f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frcl.baselines.classification import CHUNK, initial_head, plain_terms, point_prediction
+from frcl.baselines.classification import CHUNK, plain_terms
 from frcl.baselines.columns import Columns, layered
 from frcl.baselines.common import Baseline
 from frcl.baselines.options import ProgressiveOptions
-from frcl.baselines.state import NewTask
 from frcl.engine.program import CHUNK as STEPS
 from frcl.engine.program import Drawn, Program, Terms
-from frcl.features import in_chunks
 from frcl.learners.types import Prediction
 from frcl.regularisers.protocol import Kept
 from frcl.seeding import fork
@@ -44,15 +42,16 @@ class Progressive(Baseline[ProgressiveOptions, Grown]):
     the loss is divided by N, so `size` decides nothing.
     """
 
+    own_type = Grown
+
     def __init__(self, net: nn.Module, options: ProgressiveOptions, *, device: str | torch.device = "cpu") -> None:
-        super().__init__(layered(net), options, Grown(), device=device)
+        super().__init__(layered(net), options, device=device)
         self._model = Columns(layered(self.net))
 
-    def _begin(self, task: NewTask) -> float:
-        head = initial_head(task.likelihood.functions, task.K, self._state.streams, self.dtype, self.device)
-        generator = fork(self.options.seed, f"column/{task.number}") if task.number else None
-        self._own.columns = [*self._own.columns, self._model.start(task.number, head, generator)]
-        return task.N
+    def _begin(self, x: Tensor, y: Tensor, new_head: Callable[[], Tensor]) -> None:
+        number = len(self._state.past)
+        generator = fork(self.options.seed, f"column/{number}") if number else None
+        self._own.columns = [*self._own.columns, self._model.start(number, new_head(), generator)]
 
     def _trained(self) -> Params:
         return self._model.split(self._own.columns[-1])[0]
@@ -83,11 +82,10 @@ class Progressive(Baseline[ProgressiveOptions, Grown]):
     def _predict(self, task: int, x: Tensor) -> Prediction:
         """From the task's own column and those before it, whose activations are in memory at once."""
         *earlier, own = self._own.columns[: task + 1]
-        f = in_chunks(lambda rows: self._model.logits_after(earlier, own, rows), x, max(1, CHUNK // (task + 1)))
-        return point_prediction(f, self._likelihood(task))
+        chunk = max(1, CHUNK // (task + 1))
+        return self._point(task, x, lambda rows: self._model.logits_after(earlier, own, rows), chunk)
 
     def _kept(self) -> Kept:
-        """Columns are copies of the network."""
         return {"network": [value for column in self._own.columns for value in column.values()]}
 
     def _check(self, own: Grown, tasks: int) -> None:

@@ -2,60 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from frcl.baselines.classification import CHUNK, initial_head, plain_terms, point_prediction
+from frcl.baselines.classification import plain_terms
 from frcl.baselines.common import Baseline
 from frcl.baselines.options import SingleOptions
-from frcl.baselines.state import NewTask
+from frcl.baselines.penalised import Parameters
 from frcl.engine.program import Program, Terms
-from frcl.features import fixed_parts, in_chunks
+from frcl.features import fixed_parts
 from frcl.learners.types import Prediction
 from frcl.regularisers.protocol import Kept
 from frcl.seeding import Streams, stream_seed
 from frcl.trees import Params, Tree, copied
 
 
-class Network(NamedTuple):
-    """The trained weights of one task and its head."""
-
-    theta: Params
-    head: Tensor
-
-
 @dataclass
 class Networks:
     """The network of each task, the open one included."""
 
-    each: list[Network] = field(default_factory=list)
+    each: list[Parameters] = field(default_factory=list)
 
 
 class Single(Baseline[SingleOptions, Networks]):
     """Every task begins at the weights of the network given, with random streams of its own."""
 
-    def __init__(self, net: nn.Module, options: SingleOptions, *, device: str | torch.device = "cpu") -> None:
-        super().__init__(net, options, Networks(), device=device)
+    own_type = Networks
 
-    def _begin(self, task: NewTask) -> float:
-        seed = stream_seed(self.options.seed, f"task/{task.number}")
-        self._state.streams = Streams(seed, self.device)
-        head = initial_head(task.likelihood.functions, task.K, self._state.streams, self.dtype, self.device)
-        self._own.each = [*self._own.each, Network(copied(self._theta()), head)]
-        return task.N
+    def _begin(self, x: Tensor, y: Tensor, new_head: Callable[[], Tensor]) -> None:
+        self._state.streams = Streams(stream_seed(self.options.seed, f"task/{len(self._state.past)}"), self.device)
+        self._own.each = [*self._own.each, Parameters(copied(self._theta()), new_head())]
 
-    def _trained(self) -> Network:
+    def _trained(self) -> Parameters:
         return self._own.each[-1]
 
     def _programs(self, x: Tensor, y: Tensor) -> Iterator[Program]:
         features = self.features
 
-        def loss(params: Network, fixed: Params, x: Tensor, y: Tensor, draws: Tree) -> Terms:
+        def loss(params: Parameters, fixed: Params, x: Tensor, y: Tensor, draws: Tree) -> Terms:
             return plain_terms(F.cross_entropy(features({**fixed, **params.theta}, x) @ params.head.mT, y))
 
         yield self._program(loss, fixed_parts(self.net), x, y, self.options.steps)
@@ -64,13 +51,11 @@ class Single(Baseline[SingleOptions, Networks]):
         self._own.each = copied(self._own.each)
 
     def _predict(self, task: int, x: Tensor) -> Prediction:
-        theta, head = self._own.each[task]
-        f = in_chunks(lambda rows: self.features({**fixed_parts(self.net), **theta}, rows) @ head.mT, x, CHUNK)
-        return point_prediction(f, self._likelihood(task))
+        own = self._own.each[task]
+        theta = {**fixed_parts(self.net), **own.theta}
+        return self._point(task, x, lambda rows: self.features(theta, rows) @ own.head.mT)
 
     def _kept(self) -> Kept:
-        networks = [{**dict(self.net.named_parameters()), **one.theta} for one in self._own.each]
-        return {
-            "network": [value for one in networks for value in one.values()],
-            "heads": [one.head for one in self._own.each],
-        }
+        each, net = self._own.each, dict(self.net.named_parameters())
+        networks = [value for one in each for value in {**net, **one.theta}.values()]
+        return {"network": networks, "heads": [one.head for one in each]}

@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frcl.baselines.classification import initial_head, sampled_prediction
+from frcl.baselines.classification import sampled_prediction
 from frcl.baselines.common import Baseline
 from frcl.baselines.options import VCLOptions
-from frcl.baselines.state import NewTask
 from frcl.engine.adam import Optimiser
 from frcl.engine.program import Drawn, Program, Terms, exact_number, minibatch_rows
 from frcl.engine.train import train
 from frcl.features import fixed_parts, is_stackable
 from frcl.learners.types import Prediction
+from frcl.regularisers.fisher import HEAD
 from frcl.regularisers.mean_field import (
     MeanField,
     coreset_rows,
@@ -29,13 +29,12 @@ from frcl.regularisers.mean_field import (
     mean_field_kl,
     standard_noise,
 )
-from frcl.regularisers.protocol import FeatureMap, Kept
+from frcl.regularisers.protocol import Kept
 from frcl.seeding import Streams, fork, stream_seed
-from frcl.trees import Params, copied, leaf, tree_map
+from frcl.trees import Params, Tree, copied, leaf, tree_map
 
 CHUNK, DRAWS = 1024, 10  # inputs, and drawn networks that they pass through, at once
 STEPS_AHEAD = 10  # steps whose noise is drawn at once: `samples` numbers for each weight and step
-HEAD = "head/"  # the name of a task's head among the weights; no weight of a network can have it
 
 
 class Head(NamedTuple):
@@ -66,33 +65,6 @@ class Posterior:
     left_out: Tensor | None = None
 
 
-class Constants(NamedTuple):
-    """What the loss reads besides q."""
-
-    N: Tensor
-    prior: MeanField
-    fixed: Params
-
-
-@dataclass(frozen=True)
-class Objective:
-    """Expected negative log-likelihood, KL of the head and KL of the shared weights, in nats per example."""
-
-    features: FeatureMap
-
-    def functions(self, weights: Params, x: Tensor) -> Tensor:
-        """[B, C] of one network drawn from q."""
-        theta = {name: value for name, value in weights.items() if name != HEAD}
-        return self.features(theta, x) @ weights[HEAD].mT
-
-    def __call__(self, q: MeanField, constants: Constants, x: Tensor, y: Tensor, draws: Params) -> Terms:
-        nll = expected_loss(lambda w: F.cross_entropy(self.functions({**constants.fixed, **w}, x), y), q, draws)
-        kl_head = mean_field_kl(q.at([HEAD]), constants.prior) / constants.N
-        shared = q.at(name for name in q.mean if name != HEAD)
-        kl_shared = (nll.new_zeros(()) + mean_field_kl(shared, constants.prior)) / constants.N
-        return Terms(nll + kl_head + kl_shared, -nll, kl_head, kl_shared)
-
-
 class VCL(Baseline[VCLOptions, Posterior]):
     """A Gaussian q with independent weights over the shared network and one head per task.
 
@@ -106,27 +78,31 @@ class VCL(Baseline[VCLOptions, Posterior]):
     q is first trained on the task's coreset, with q itself as the prior; predictions never change the learner.
     """
 
+    own_type = Posterior
+
     def __init__(self, net: nn.Module, options: VCLOptions, *, device: str | torch.device = "cpu") -> None:
-        super().__init__(net, options, Posterior(), device=device)
+        super().__init__(net, options, device=device)
         self._adapted: dict[int, MeanField] = {}  # q after the coreset of each task,
         self._adapted_at: object = None  # as the learner stood here
 
-    # -- learning -------------------------------------------------------------------------------------------
-
-    def _begin(self, task: NewTask) -> float:
+    def _begin(self, x: Tensor, y: Tensor, new_head: Callable[[], Tensor]) -> float:
         options, own, shared, streams = self.options, self._own, self._theta(), self._state.streams
-        x, y = task.x, task.y
         left_out = coreset_rows(options.coreset, x, y, options.points, options.points_per_class, streams["selection"])
         if len(left_out):
             own.coresets = [*own.coresets, Coreset(x[left_out].clone(), y[left_out].clone())]
-        head = initial_head(task.likelihood.functions, task.K, streams, self.dtype, self.device)
+        head = new_head()
         prior = isotropic({**shared, HEAD: head}, options.prior_std)
-        if task.number:
+        if self._state.past:
             prior = prior.joined(MeanField(copied(shared), {name: own.log_std[name] for name in shared}))
         start = isotropic({**shared, HEAD: head}, options.initial_std).log_std
         own.heads = [*own.heads, Head(head, start.pop(HEAD))]
         own.log_std, own.prior, own.left_out = own.log_std | start, prior, left_out
-        return task.N * (1.0 - len(left_out) / len(x))
+        return 1.0 - len(left_out) / len(x)
+
+    def _network(self, weights: Params, x: Tensor) -> Tensor:
+        """Functions [B, C] of one network drawn from q."""
+        theta = {name: value for name, value in weights.items() if name != HEAD}
+        return self.features(theta, x) @ weights[HEAD].mT
 
     def _q(self, task: int) -> MeanField:
         """q of the shared weights and the head of a task."""
@@ -149,53 +125,54 @@ class VCL(Baseline[VCLOptions, Posterior]):
         def rows(steps: int) -> Tensor:
             return minibatch_rows(len(x), options.batch_size, steps, streams, self.device)
 
-        yield self._steps(now.optimiser, own.prior, now.N, (x, y), rows, streams, options.steps)
+        yield self._steps(self._optimiser, own.prior, now.N, (x, y), rows, streams, options.steps)
 
     def _steps(
         self, optimiser: Optimiser, prior: MeanField, N: float, data: tuple[Tensor, Tensor],
         rows: Callable[[int], Tensor], streams: Streams, stop: int,
     ) -> Program:  # fmt: skip
         """Steps that bring q nearer to the posterior; `rows` are the examples that each of n steps sees."""
-        samples, like, (x, y) = self.options.samples, optimiser.tree.mean, data
+        samples, like, (x, y), network = self.options.samples, optimiser.tree.mean, data, self._network
+
+        def loss(q: MeanField, constants: Tree, x: Tensor, y: Tensor, draws: Params) -> Terms:
+            N, prior, fixed = constants
+            nll = expected_loss(lambda w: F.cross_entropy(network({**fixed, **w}, x), y), q, draws)
+            kl_head = mean_field_kl(q.at([HEAD]), prior) / N
+            shared = q.at(name for name in q.mean if name != HEAD)
+            kl_shared = (nll.new_zeros(()) + mean_field_kl(shared, prior)) / N
+            return Terms(nll + kl_head + kl_shared, -nll, kl_head, kl_shared)
 
         def draw(steps: int) -> Drawn:
             noise = standard_noise(like, steps * samples, streams["likelihood"])
             return Drawn(rows(steps), {name: value.unflatten(0, (steps, samples)) for name, value in noise.items()})
 
-        constants = Constants(exact_number(N, self.dtype, self.device), prior, copied(fixed_parts(self.net)))
+        constants = exact_number(N, self.dtype, self.device), prior, copied(fixed_parts(self.net))
         return Program(
-            net=self.net, loss=Objective(self.features), optimiser=optimiser, constants=constants, x=x, y=y, draw=draw,
-            streams=streams, stop=stop, stackable=is_stackable(self.net), chunk=STEPS_AHEAD,
-            signature=self._signature(),
+            net=self.net, loss=loss, optimiser=optimiser, constants=constants, x=x, y=y, draw=draw, streams=streams,
+            stop=stop, stackable=is_stackable(self.net), chunk=STEPS_AHEAD, signature=self._signature(),
         )  # fmt: skip
 
     def _finish(self) -> None:
         own = self._own
         own.heads, own.log_std, own.prior, own.left_out = copied(own.heads), copied(own.log_std), None, None
 
-    # -- prediction -----------------------------------------------------------------------------------------
-
     def _predict(self, task: int, x: Tensor) -> Prediction:
-        """The mean over networks drawn from q, the same at every call."""
-        functions = [self._functions(weights, x) for weights in self._drawn_weights(self._belief(task))]
+        """The mean over networks drawn from q, DRAWS at a time, the same at every call and on every device."""
+        q, generator, count = self._belief(task), fork(self.options.seed, "prediction"), self.options.predict_samples
+        functions = []
+        for first in range(0, count, DRAWS):
+            each = [standard_noise(q.mean, 1, generator) for _ in range(min(count - first, DRAWS))]
+            noise = {name: torch.cat([one[name] for one in each]).to(self.device) for name in q.mean}
+            functions.append(self._functions(drawn(q, noise), x))
         return sampled_prediction(torch.cat(functions), self._likelihood(task))
-
-    def _drawn_weights(self, q: MeanField) -> Iterator[Params]:
-        """The networks that predict, [DRAWS, ...] of them at a time, the same at every call and on every device."""
-        generator, left = fork(self.options.seed, "prediction"), self.options.predict_samples
-        while left:
-            noise = [standard_noise(q.mean, 1, generator) for _ in range(min(left, DRAWS))]
-            left -= len(noise)
-            yield drawn(q, {name: torch.cat([one[name] for one in noise]).to(self.device) for name in q.mean})
 
     def _functions(self, weights: Params, x: Tensor) -> Tensor:
         """[S, n, C] of S networks; as one where that is faster and the network allows it."""
-        one = Objective(self.features).functions
+        one = self._network
         if is_stackable(self.net):
             with contextlib.suppress(RuntimeError):  # a network that cannot be batched
                 return torch.cat([torch.vmap(one, (0, None))(weights, rows) for rows in x.split(CHUNK)], 1)
-        count = len(weights[HEAD])
-        each = [{name: value[i] for name, value in weights.items()} for i in range(count)]
+        each = [{name: value[i] for name, value in weights.items()} for i in range(len(weights[HEAD]))]
         return torch.stack([torch.cat([one(weight, rows) for rows in x.split(CHUNK)]) for weight in each])
 
     def _belief(self, task: int) -> MeanField:
@@ -225,8 +202,6 @@ class VCL(Baseline[VCLOptions, Posterior]):
         for _ in train([self._steps(optimiser, q, float(len(x)), (x, y), rows, streams, options.adapt_steps)]):
             pass
         return copied(optimiser.tree)  # type: ignore[no-any-return]
-
-    # -- keeping --------------------------------------------------------------------------------------------
 
     def _kept(self) -> Kept:
         """q, whose means are the network itself, and the points of the coresets."""

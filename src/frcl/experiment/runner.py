@@ -6,6 +6,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -211,12 +212,13 @@ def _learn_group(keeper: Keeper, group: list[Seed]) -> None:
 def _learn_task(keeper: Keeper, group: list[Seed]) -> None:
     """Learn the current task with all seeds of the group; the time after the last step counts as selection."""
     progress, last = keeper.progress, time.monotonic()
-    for taken in together([one.learn(progress.task) for one in group]):
-        now = time.monotonic()
-        progress.spent("train", now - last)
-        last = now
-        progress.step += len(taken)
-        keeper.stepped({one.seed: one.learner for one in group}, progress.task, progress.step, taken)
+    with closing(together([one.learn(progress.task) for one in group])) as steps:
+        for taken in steps:
+            now = time.monotonic()
+            progress.spent("train", now - last)
+            last = now
+            progress.step += len(taken)
+            keeper.stepped({one.seed: one.learner for one in group}, progress.task, progress.step, taken)
     progress.spent("select", time.monotonic() - last)
     if keeper.config.run.forward_transfer:
         with keeper.timed("evaluate"):

@@ -148,7 +148,7 @@ class FRCL:
             encoded = target.encode(y, self.device, self.dtype)
             N = checked_size(declared.size if size is None else size, len(inputs))
             learned, held = split(self._model, target, len(self._state.past), inputs, encoded)
-            current = self._open(target, N, *learned)
+            current = self._open(target, N, *learned, len(learned[0]))
             current.data_mark = data_mark(inputs, encoded, likelihood, size)
         else:
             encoded = current.continued(len(self._state.past), inputs, y, likelihood, size)
@@ -256,8 +256,8 @@ class FRCL:
 
     def likelihood(self, task: int | None = None) -> Likelihood:
         """The likelihood of a task, which knows its labels."""
-        every = [*self._state.past, *([] if self._state.current is None else [self._state.current])]
-        return every[self._task_number(task)].likelihood
+        number, past, current = self._task_number(task), self._state.past, self._state.current
+        return past[number].likelihood if current is None or number < len(past) else current.likelihood
 
     def memory_bytes(self) -> int:
         """Bytes that are kept of past tasks."""
@@ -357,13 +357,14 @@ class FRCL:
     def _open_stream(self, likelihood: Likelihood, x: Tensor, y: Tensor) -> CurrentTask:
         self._check_window(likelihood)
         declared = self._state.declared or Declared()
-        current = self._open(likelihood, checked_size(declared.size, self.options.task_size), x, y)
+        size = checked_size(declared.size, self.options.task_size)
+        current = self._open(likelihood, size, x, y, self.options.window)
         current.window = Window(self.options.window)
         return current
 
-    def _open(self, likelihood: Likelihood, size: int, x: Tensor, y: Tensor) -> CurrentTask:
+    def _open(self, likelihood: Likelihood, size: int, x: Tensor, y: Tensor, examples: int) -> CurrentTask:
         state = self._state
-        state.current = open_task(self._model, likelihood, size, state, x, y)
+        state.current = open_task(self._model, likelihood, size, state, x, y, examples)
         state.declared = None
         state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
         return state.current

@@ -166,12 +166,12 @@ def split(model: Model, likelihood: Likelihood, task: int, x: Tensor, y: Tensor)
 
 
 def open_task(
-    model: Model, likelihood: Likelihood, size: int, state: LearnerState, x: Tensor, y: Tensor
+    model: Model, likelihood: Likelihood, size: int, state: LearnerState, x: Tensor, y: Tensor, examples: int
 ) -> CurrentTask:
-    """A fresh posterior for a task whose first data are x and y; N is `size`."""
+    """A fresh posterior for a task whose first data are x and y; N is `size`; `examples` are at hand when it ends."""
     n = check_opening(model, likelihood, x)
     for regulariser in state.regularisers:
-        regulariser.check(likelihood, y)
+        regulariser.check(likelihood, examples)
     options = model.options
     learned = {name: leaf(v.to(model.device, model.dtype)) for name, v in likelihood.initial_parameters().items()}
     Z: Tensor | None = None

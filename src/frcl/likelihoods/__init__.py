@@ -24,26 +24,10 @@ from frcl.likelihoods.targets import as_values, plain_labels, refuse_what_looks_
 from frcl.likelihoods.temperature import best_temperature, tempered
 
 __all__ = [
-    "LIKELIHOODS",
-    "Bernoulli",
-    "Gaussian",
-    "Label",
-    "Labels",
-    "Likelihood",
-    "Params",
-    "Poisson",
-    "Predictive",
-    "RobustMax",
-    "Softmax",
-    "as_values",
-    "best_temperature",
-    "check_name",
-    "likelihood_for",
-    "likelihood_from_json",
-    "plain_labels",
-    "register",
-    "tempered",
-]
+    "LIKELIHOODS", "Bernoulli", "Gaussian", "Label", "Labels", "Likelihood", "Params", "Poisson", "Predictive",
+    "RobustMax", "Softmax", "as_values", "best_temperature", "check_name", "likelihood_for", "likelihood_from_json",
+    "plain_labels", "register", "tempered",
+]  # fmt: skip
 
 
 def import_modules() -> None:

@@ -9,6 +9,7 @@ likely they are. Its formulas are pure functions of tensors in nats, one value p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
@@ -55,9 +56,11 @@ class Likelihood(Protocol):
 
     def initial_parameters(self) -> dict[str, Tensor]:
         """What is learned with the likelihood, at its initial value [C]."""
+        return {}
 
     def draws_shape(self, batch: int, *, training: bool) -> tuple[int, ...]:
         """Shape of the standard normal `draws` that a batch needs; (0,) if it needs none."""
+        return (0,)
 
     def expected_log_prob(self, mean: Tensor, variance: Tensor, y: Tensor, draws: Tensor, params: Params) -> Tensor:
         """E[log p(y | f)] for f ~ N(mean, variance), both [B, C]; [B]."""
@@ -89,6 +92,7 @@ class Likelihood(Protocol):
 
     def to_json(self) -> dict[str, Any]:
         """The name and the fields, from which `likelihood_from_json` makes an equal likelihood."""
+        return {"name": self.name, **asdict(self)}  # type: ignore[call-overload]
 
 
 LIKELIHOODS: Registry[type[Likelihood]] = Registry("likelihood")

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from frcl.errors import OptionError
 from frcl.likelihoods.base import Params, register
-from frcl.likelihoods.softmax import softmax_divergence, softmax_fisher_terms
-from frcl.likelihoods.targets import ClassLikelihood
+from frcl.likelihoods.targets import ClassLikelihood, softmax_divergence, softmax_fisher_terms
 from frcl.linalg import gaussian_expectation_nodes
 
 
@@ -37,9 +36,6 @@ class Bernoulli(ClassLikelihood):
     @property
     def functions(self) -> int:
         return 1
-
-    def draws_shape(self, batch: int, *, training: bool) -> tuple[int, ...]:
-        return (0,)
 
     def expected_log_prob(self, mean: Tensor, variance: Tensor, y: Tensor, draws: Tensor, params: Params) -> Tensor:
         """E[log σ((2y − 1) f)] by Gauss–Hermite quadrature."""

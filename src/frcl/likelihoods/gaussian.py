@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from frcl.likelihoods.base import Params, Predictive, register
-from frcl.likelihoods.targets import NumericLikelihood, encode_numbers
+from frcl.likelihoods.targets import NumericLikelihood
 
 
 @register
@@ -20,9 +20,6 @@ class Gaussian(NumericLikelihood):
 
     name: ClassVar[str] = "gaussian"
     target_noise: float = 0.1  # initial variance s²
-
-    def encode(self, y: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
-        return encode_numbers(self.outputs, y, device, dtype)
 
     def initial_parameters(self) -> dict[str, Tensor]:
         return {"log_noise": torch.full((self.outputs,), math.log(self.target_noise))}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from frcl.errors import DataError
 from frcl.likelihoods.base import Params, Predictive, register
-from frcl.likelihoods.targets import NumericLikelihood, encode_numbers
+from frcl.likelihoods.targets import NumericLikelihood
 from frcl.linalg import SMALL, gauss_hermite
 
 HIGHEST = 30.0  # log of the largest rate, 1e13: beyond it exp goes on along its tangent, finite with its gradient
@@ -45,7 +45,7 @@ class Poisson(NumericLikelihood):
 
     def encode(self, y: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Counts as floats [N, C]; anything else is refused."""
-        values = encode_numbers(self.outputs, y, device, dtype)
+        values = super().encode(y, device, dtype)
         wrong = values[(values < 0) | (values != values.round())]
         if len(wrong):
             raise DataError(
@@ -53,9 +53,6 @@ class Poisson(NumericLikelihood):
                 'For other numbers say likelihood="gaussian".'
             )
         return values
-
-    def initial_parameters(self) -> dict[str, Tensor]:
-        return {}
 
     def expected_log_prob(self, mean: Tensor, variance: Tensor, y: Tensor, draws: Tensor, params: Params) -> Tensor:
         """Σ_c y_c μ_c − exp(μ_c + σ_c²/2) − log y_c!, exact."""

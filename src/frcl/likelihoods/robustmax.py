@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from frcl.likelihoods.base import Params, register
-from frcl.likelihoods.softmax import softmax_divergence, softmax_fisher_terms
 from frcl.likelihoods.targets import ClassLikelihood
 from frcl.linalg import SMALL, gaussian_expectation_nodes
 
@@ -28,13 +27,6 @@ class RobustMax(ClassLikelihood):
     name: ClassVar[str] = "robustmax"
     epsilon: float = 1e-3
     nodes: int = 20
-
-    @property
-    def functions(self) -> int:
-        return len(self.labels)
-
-    def draws_shape(self, batch: int, *, training: bool) -> tuple[int, ...]:
-        return (0,)
 
     def probability_of_largest(self, mean: Tensor, variance: Tensor) -> Tensor:
         """P(f_c > f_j for all j ≠ c) for every c, [B, C]: ∫ N(f_c) Π_{j≠c} Φ((f_c − μ_j)/σ_j) df_c."""
@@ -60,14 +52,6 @@ class RobustMax(ClassLikelihood):
         p = self.probability_of_largest(mean, variance)
         p = p / p.sum(1, keepdim=True)
         return (1 - self.epsilon) * p + self.epsilon * (1 - p) / (mean.shape[1] - 1)
-
-    def divergence(self, old: Tensor, new: Tensor, own: Tensor, params: Params) -> Tensor:
-        """KL( softmax(old) ‖ softmax(new) ), which stands in for that of the RobustMax."""
-        return softmax_divergence(old, new, own)
-
-    def fisher_terms(self, f: Tensor, params: Params) -> tuple[Tensor, Tensor]:
-        """log softmax(f) and softmax(f), which stand in for those of the RobustMax."""
-        return softmax_fisher_terms(f)
 
     def sample(self, f: Tensor, params: Params, generator: torch.Generator) -> Tensor:
         """argmax f with probability 1 − ε, else any other class."""

@@ -1,15 +1,14 @@
 """Targets as users give them: checked, and mapped between label values and classes 0..C−1.
 
-`ClassLikelihood` and `NumericLikelihood` are what likelihoods of labels and of numbers share. They are abstract, and
-nothing in them is overridden.
+`ClassLikelihood` and `NumericLikelihood` are what likelihoods of labels and of numbers share.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from frcl.arrays import numeric_array
 from frcl.errors import DataError, LabelError
-from frcl.likelihoods.base import Label, Labels, Params, Predictive
+from frcl.likelihoods.base import Label, Labels, Likelihood, Params, Predictive
 
 FEW = 20  # a float target with no more different whole values than this looks like labels
 
@@ -73,7 +72,9 @@ def task_labels(values: Tensor | Labels, declared: Sequence[Label] | None) -> tu
     """The labels of a task, sorted and without repetition: those declared, or those of its targets."""
     if isinstance(values, Tensor) and values.is_floating_point():
         raise LabelError("classification needs integer or string labels; the targets are floats")
-    labels = tuple(sorted(set(_distinct(values) if declared is None else declared)))
+    if declared is None:
+        declared = (values.unique() if isinstance(values, Tensor) else np.unique(values)).tolist()
+    labels = tuple(sorted(set(declared)))
     if len(labels) < 2:
         raise LabelError(
             f"a classification task needs at least two classes; got {_show(labels)}. For a stream, declare the "
@@ -82,45 +83,34 @@ def task_labels(values: Tensor | Labels, declared: Sequence[Label] | None) -> tu
     return labels
 
 
-def encode_labels(labels: tuple[Label, ...], y: Any, device: torch.device) -> Tensor:
-    """The class [N] (int64) of every target, its position in the sorted `labels`."""
-    values, known = as_values(y), np.array(labels)
-    if isinstance(values, Tensor):
-        if values.is_floating_point():
-            raise LabelError(f"targets are {values.dtype} but this task has labels {_show(labels)}; pass integers")
-        values = values.cpu().numpy()
-    if values.ndim != 1:
-        raise LabelError(f"labels must be one per example, [N]; got shape {tuple(values.shape)}")
-    if (values.dtype.kind == "U") != (known.dtype.kind == "U"):
-        raise LabelError(f"this task has labels {_show(labels)}; got values of type {values.dtype}")
-    index = np.searchsorted(known, values).clip(max=len(known) - 1)
-    unknown = values[known[index] != values]
-    if len(unknown):
-        raise LabelError(
-            f"label {unknown[0].item()!r} was never seen in this task, which has {_show(labels)}. "
-            "Declare every label of a task with start_task(labels=...) or FRCL(labels=...)."
-        )
-    return torch.from_numpy(index.astype(np.int64)).to(device)
-
-
-def decode_labels(labels: tuple[Label, ...], classes: Tensor) -> Tensor | Labels:
-    """Classes back to label values: a tensor of integers, or an array of strings."""
-    if isinstance(labels[0], str):
-        names: Labels = np.array(labels)[classes.cpu().numpy()]
-        return names
-    return torch.tensor(labels, device=classes.device)[classes]
-
-
 def at_class(values: Tensor, y: Tensor) -> Tensor:
     """The value [...] that belongs to class y [...] among those of all classes, [..., C]."""
     return values.gather(-1, y.expand(values.shape[:-1])[..., None])[..., 0]
 
 
-@dataclass(frozen=True)
-class ClassLikelihood(ABC):
-    """The targets of a task with classes, and its predictive distribution by the probability of every class."""
+def softmax_divergence(old: Tensor, new: Tensor, own: Tensor) -> Tensor:
+    """Σ_c p_c (log p_c − log q_c), p = softmax(old), q = softmax(new), over the classes where `own` is not zero."""
+    there = own > 0
+    absent = ~there & there.any(-1, keepdim=True)  # a row of padding alone stays finite
+    offset = torch.zeros_like(own, dtype=old.dtype).masked_fill(absent, -torch.inf)
+    log_old, log_new = ((f + offset).log_softmax(-1) for f in (old, new))
+    between = torch.where(there, log_old - log_new, 0.0)
+    return (log_old.exp() * between).sum(-1)
 
-    name: ClassVar[str]
+
+def softmax_fisher_terms(f: Tensor) -> tuple[Tensor, Tensor]:
+    """log p_c and p_c, p = softmax(f): the Fisher information is Σ_c p_c (∂ log p_c / ∂θ)²."""
+    return f.log_softmax(-1), f.softmax(-1).detach()
+
+
+@dataclass(frozen=True)
+class ClassLikelihood(Likelihood):
+    """A task with classes: its targets, and its predictive distribution by the probability of every class.
+
+    Unless a likelihood says otherwise there is one function per class, and divergence and Fisher information are those
+    of the softmax.
+    """
+
     labels: tuple[Label, ...]  # sorted, without repetition
 
     @classmethod
@@ -128,17 +118,38 @@ class ClassLikelihood(ABC):
         return cls(task_labels(values, labels), **known_settings(cls, settings))
 
     @property
+    def functions(self) -> int:
+        return len(self.labels)
+
+    @property
     def classes(self) -> tuple[Label, ...]:
         return self.labels
 
     def encode(self, y: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
-        return encode_labels(self.labels, y, device)
+        """The class [N] (int64) of every target, its position in the sorted `labels`."""
+        values, known, shown = as_values(y), np.array(self.labels), _show(self.labels)
+        if isinstance(values, Tensor):
+            if values.is_floating_point():
+                raise LabelError(f"targets are {values.dtype} but this task has labels {shown}; pass integers")
+            values = values.cpu().numpy()
+        if values.ndim != 1:
+            raise LabelError(f"labels must be one per example, [N]; got shape {tuple(values.shape)}")
+        if (values.dtype.kind == "U") != (known.dtype.kind == "U"):
+            raise LabelError(f"this task has labels {shown}; got values of type {values.dtype}")
+        index = np.searchsorted(known, values).clip(max=len(known) - 1)
+        unknown = values[known[index] != values]
+        if len(unknown):
+            raise LabelError(
+                f"label {unknown[0].item()!r} was never seen in this task, which has {shown}. "
+                "Declare every label of a task with start_task(labels=...) or FRCL(labels=...)."
+            )
+        return torch.from_numpy(index.astype(np.int64)).to(device)
 
     def decode(self, classes: Tensor) -> Tensor | Labels:
-        return decode_labels(self.labels, classes)
-
-    def initial_parameters(self) -> dict[str, Tensor]:
-        return {}
+        if isinstance(self.labels[0], str):
+            names: Labels = np.array(self.labels)[classes.cpu().numpy()]
+            return names
+        return torch.tensor(self.labels, device=classes.device)[classes]
 
     @abstractmethod
     def probabilities(self, mean: Tensor, variance: Tensor, draws: Tensor) -> Tensor:
@@ -150,14 +161,13 @@ class ClassLikelihood(ABC):
     def log_predictive(self, mean: Tensor, variance: Tensor, y: Tensor, draws: Tensor, params: Params) -> Tensor:
         return at_class(self.probabilities(mean, variance, draws), y).log()
 
-    def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, **asdict(self)}
+    def divergence(self, old: Tensor, new: Tensor, own: Tensor, params: Params) -> Tensor:
+        """KL( softmax(old) ‖ softmax(new) )."""
+        return softmax_divergence(old, new, own)
 
-
-def _distinct(values: Tensor | Labels) -> list[Any]:
-    if isinstance(values, Tensor):
-        values = values.unique().cpu().numpy()
-    return list(np.unique(values).tolist())
+    def fisher_terms(self, f: Tensor, params: Params) -> tuple[Tensor, Tensor]:
+        """log softmax(f) and softmax(f)."""
+        return softmax_fisher_terms(f)
 
 
 def _show(labels: Sequence[Label]) -> str:
@@ -179,41 +189,18 @@ def refuse_what_looks_like_labels(values: Tensor) -> None:
             )
 
 
-def count_outputs(values: Tensor | Labels) -> int:
-    """C of numeric targets [N] or [N, C]."""
-    if not isinstance(values, Tensor):
-        raise DataError("regression needs numbers as targets; got strings")
-    outputs = 1 if values.ndim == 1 else values.shape[-1]
-    if outputs == 0:
-        raise DataError(f"targets of shape {tuple(values.shape)} have no outputs")
-    return outputs
-
-
-def encode_numbers(outputs: int, y: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Numeric targets as finite floats [N, C]."""
-    values = as_values(y)
-    if not isinstance(values, Tensor):
-        raise DataError("regression needs numbers as targets; got strings")
-    if values.ndim == 1:
-        values = values[:, None]
-    if values.ndim != 2 or values.shape[1] != outputs:
-        raise DataError(f"targets must be [N, {outputs}] for this task; got shape {tuple(values.shape)}")
-    values = values.to(dtype)
-    if not bool(values.isfinite().all()):
-        raise DataError(f"targets contain values that are NaN or infinite in {dtype}; remove or rescale them first")
-    return values.to(device)
-
-
 @dataclass(frozen=True)
-class NumericLikelihood(ABC):
-    """The targets of a task with C numbers per example, and integrals that need no draws."""
+class NumericLikelihood(Likelihood):
+    """A task with C numbers per example, and integrals that need no draws."""
 
-    name: ClassVar[str]
     outputs: int = 1
 
     @classmethod
     def from_targets(cls, values: Tensor | Labels, labels: Sequence[Label] | None, settings: Mapping[str, Any]) -> Self:
-        return cls(count_outputs(values), **known_settings(cls, settings))
+        outputs = 1 if _numbers(values).ndim == 1 else values.shape[-1]
+        if outputs == 0:
+            raise DataError(f"targets of shape {tuple(values.shape)} have no outputs")
+        return cls(outputs, **known_settings(cls, settings))
 
     @property
     def functions(self) -> int:
@@ -223,11 +210,23 @@ class NumericLikelihood(ABC):
     def classes(self) -> None:
         return None
 
+    def encode(self, y: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Finite floats [N, C]."""
+        values = _numbers(as_values(y))
+        if values.ndim == 1:
+            values = values[:, None]
+        if values.ndim != 2 or values.shape[1] != self.outputs:
+            raise DataError(f"targets must be [N, {self.outputs}] for this task; got shape {tuple(values.shape)}")
+        values = values.to(dtype)
+        if not bool(values.isfinite().all()):
+            raise DataError(f"targets contain values that are NaN or infinite in {dtype}; remove or rescale them first")
+        return values.to(device)
+
     def decode(self, classes: Tensor) -> Tensor | Labels:
         raise LabelError(f'likelihood "{self.name}" has numeric targets and no labels to decode')
 
-    def draws_shape(self, batch: int, *, training: bool) -> tuple[int, ...]:
-        return (0,)
 
-    def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, **asdict(self)}
+def _numbers(values: Tensor | Labels) -> Tensor:
+    if not isinstance(values, Tensor):
+        raise DataError("regression needs numbers as targets; got strings")
+    return values

@@ -16,17 +16,10 @@ from frcl.regularisers.recentred import RecentredKL
 from frcl.regularisers.replay import Replay
 
 __all__ = [
-    "EWC",
-    "REGULARISERS",
-    "CurrentInputs",
-    "Curvature",
-    "FunctionalKL",
-    "MemoryTargets",
-    "PathIntegral",
-    "RecentredKL",
+    "EWC", "REGULARISERS", "CurrentInputs", "Curvature", "FunctionalKL", "MemoryTargets", "PathIntegral", "RecentredKL",
     "Regulariser",
     "Replay",
-]
+]  # fmt: skip
 
 for _module in pkgutil.iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")

@@ -10,8 +10,8 @@ along this is learning without forgetting (Li and Hoiem, 2016); there D is for c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,16 +19,9 @@ from torch import Tensor
 from frcl.errors import CheckpointError
 from frcl.features import times
 from frcl.likelihoods import Likelihood
-from frcl.regularisers.heads import HeadBlock, divergence, functions_at, make_block
-from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, check_weight, register
+from frcl.regularisers.heads import divergence, functions_at, make_block
+from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, number, register, remembered
 from frcl.trees import Params, Tree, copied, shapes
-
-
-class Constants(NamedTuple):
-    """θ_begin and w_begin."""
-
-    theta: Params
-    block: HeadBlock
 
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float, likelihood: Likelihood) -> Tensor:
@@ -43,31 +36,30 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float, likelihoo
 class CurrentInputs(Regulariser):
     """Holds the functions of past tasks at the current inputs; with τ = 2 and trained heads it is LwF."""
 
-    weight: float = 1.0
-    temperature: float = 1.0
+    weight: float = number(1.0)
+    temperature: float = number(1.0, positive=True)
     train_heads: bool = False
-    theta: Params = field(default_factory=dict, init=False, repr=False)  # θ_begin; empty between tasks
+    theta: Params = remembered()  # θ_begin; empty between tasks
     name: ClassVar[str] = "current-inputs"
     uses_heads: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_weight("weight of current-inputs", self.weight)
-        check_weight("temperature of current-inputs", self.temperature, positive=True)
+        super().__post_init__()
         self.trains_heads = self.train_heads
 
     def begin(self, task: Task) -> None:
         self.theta = copied(task.theta) if task.past else {}
 
     def constants(self, task: Task) -> Tree:
-        return Constants(self.theta, make_block(task.past)) if task.past else ()
+        return (self.theta, make_block(task.past)) if task.past else ()
 
     def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
         if not constants:
             return None
+        (theta, block), tau = constants, self.temperature
         with torch.no_grad():
-            Phi_old = step.features({**step.theta, **constants.theta}, step.x)
-        block = constants.block.at(step.tasks)
-        tau = self.temperature
+            Phi_old = step.features({**step.theta, **theta}, step.x)
+        block = block.at(step.tasks)
         old, new = functions_at(Phi_old, block.heads), functions_at(step.Phi, block.now(step))
         apart = divergence(times(1 / tau, old), times(1 / tau, new), block)  # [k, B]
         return self.weight * times(tau**2, apart.mean(1).sum() * step.scale)
@@ -83,9 +75,3 @@ class CurrentInputs(Regulariser):
     def kept(self, theta: Params) -> Kept:
         """A copy of the network, which every later task begins with."""
         return {"network": list(theta.values())}
-
-    def state(self) -> Tree:
-        return {"theta": self.theta}
-
-    def load(self, state: Tree) -> None:
-        self.theta = state["theta"]

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from frcl.features import times
 from frcl.graphs import inside_a_transform
-from frcl.regularisers.protocol import PastTask, Regulariser, Step, Task, check_weight, register
+from frcl.regularisers.protocol import Regulariser, Step, Task, number, register
 from frcl.summary import FunctionBelief, PriorKL, prior_kl, prior_kl_terms, stack_terms
 from frcl.trees import Tree, tree_map
-
-
-class Summarised(PastTask, Protocol):
-    """A past task with inducing inputs and a belief about the function there."""
-
-    @property
-    def Z(self) -> Tensor: ...
-    @property
-    def belief(self) -> FunctionBelief: ...
 
 
 class Terms(NamedTuple):
@@ -34,9 +25,7 @@ class Terms(NamedTuple):
 
 def make_terms(beliefs: Sequence[FunctionBelief]) -> Terms:
     """Stack what the KL needs of past tasks; tasks with fewer points are padded, which changes no value."""
-    return Terms(
-        stack_terms([prior_kl_terms(belief) for belief in beliefs]), min(belief.mean.shape[1] for belief in beliefs)
-    )
+    return Terms(stack_terms([prior_kl_terms(one) for one in beliefs]), min(one.mean.shape[1] for one in beliefs))
 
 
 def stacked_points(inputs: Sequence[Tensor]) -> Tensor:
@@ -71,15 +60,12 @@ def functional_kl(Phi_z: Tensor, part: Terms, scale: float = 1.0) -> Tensor:
 class FunctionalKL(Regulariser):
     """weight · Σ_i KL(q(u_i) ‖ p_θ(u_i)) / N."""
 
-    weight: float = 1.0
+    weight: float = number(1.0)
     name: ClassVar[str] = "functional-kl"
     uses_points: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        check_weight("weight of functional-kl", self.weight)
-
     def constants(self, task: Task) -> Tree:
-        past: Sequence[Summarised] = task.past  # type: ignore[assignment]
+        past: Sequence[Any] = task.past  # with inducing inputs Z, and a belief about the function there
         return make_terms([one.belief for one in past]) if past else ()
 
     def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
@@ -87,6 +73,3 @@ class FunctionalKL(Regulariser):
             return None
         kl = functional_kl(step.Phi_z, of_tasks(constants, step.tasks), step.scale)
         return times(self.weight, kl / step.N)
-
-    def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
-        """The learner's summaries are all that it needs."""

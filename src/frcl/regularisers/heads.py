@@ -35,19 +35,12 @@ class HeadBlock(NamedTuple):
     member: Tensor
     params: tuple[Params, ...]
 
-    @property
-    def tasks(self) -> int:
-        return self.heads.shape[0]
-
     def at(self, index: Tensor | None) -> HeadBlock:
         """The tasks in `index` alone; None: all of them."""
         return self if index is None else tree_map(lambda part: part[index], self)
 
     def now(self, step: Step) -> Tensor:
-        """The heads as they are in a step: trained, of which padded rows get no gradient, or as they were kept.
-
-        `self` has the tasks in use alone.
-        """
+        """The heads of the tasks in use, as they are in a step: trained, but for padded rows, or as they were kept."""
         if step.heads is None:
             return self.heads
         heads = step.heads if step.tasks is None else step.heads[step.tasks]
@@ -56,7 +49,7 @@ class HeadBlock(NamedTuple):
 
 def make_block(past: Sequence[PastTask]) -> HeadBlock:
     """The block of some past tasks, whose heads are kept."""
-    heads = [_head(task) for task in past]
+    heads = [task.head.detach() for task in past]  # type: ignore[union-attr]
     C = max(len(head) for head in heads)
     kinds = {task.likelihood.name: task.likelihood for task in past}
     member = [[float(task.likelihood.name == kind) for kind in kinds] for task in past]
@@ -71,20 +64,12 @@ def make_block(past: Sequence[PastTask]) -> HeadBlock:
 
 def _params(past: Sequence[PastTask], kind: str, C: int, like: Tensor) -> Params:
     """What the likelihoods of one kind learned, padded over tasks and functions."""
-    names = next(task.likelihood_params for task in past if task.likelihood.name == kind)
+    learned = [task.likelihood_params if task.likelihood.name == kind else {} for task in past]
     found: Params = {}
-    for name in names:
-        rows = [
-            pad_to(task.likelihood_params[name][None], (C,)) if task.likelihood.name == kind else like.new_zeros(1, C)
-            for task in past
-        ]
+    for name in next((own for own in learned if own), {}):
+        rows = [pad_to(own[name][None], (C,)) if own else like.new_zeros(1, C) for own in learned]
         found[name] = torch.cat([row.to(like) for row in rows])[:, None].detach()
     return found
-
-
-def _head(task: PastTask) -> Tensor:
-    assert task.head is not None
-    return task.head.detach()
 
 
 def functions_at(Phi: Tensor, heads: Tensor) -> Tensor:
@@ -111,14 +96,11 @@ def _by_kind(
     """The value of each task by its own likelihood; other tasks' functions count as zero in it."""
     if len(block.kinds) == 1:
         return value(block.kinds[0], block.params[0], functions)
-    total: Tensor | None = None
-    for i, (kind, params) in enumerate(zip(block.kinds, block.params, strict=True)):
-        member = block.member[:, i]
+    parts: list[Tensor] = []
+    for kind, params, member in zip(block.kinds, block.params, block.member.unbind(1), strict=True):
         part = value(kind, params, tuple(f * member[:, None, None] for f in functions))
-        part = torch.where(member[:, None] > 0, part, 0.0)
-        total = part if total is None else total + part
-    assert total is not None
-    return total
+        parts.append(torch.where(member[:, None] > 0, part, 0.0))
+    return sum(parts[1:], parts[0])
 
 
 def trained_heads(regularisers: Sequence[Regulariser], past: Sequence[PastTask]) -> Tensor | None:
@@ -132,6 +114,6 @@ def with_trained_heads(past: Sequence[P], block: Tensor | None) -> list[P]:
     """The past tasks with their heads as they are in the block, copied; as they are where there is no block."""
     if block is None:
         return list(past)
-    heads = [rows[: one.likelihood.functions].detach().clone() for one, rows in zip(past, block, strict=True)]
     tasks: Sequence[Any] = past
-    return [replace(one, head=head) for one, head in zip(tasks, heads, strict=True)]
+    pairs = zip(tasks, block, strict=True)
+    return [replace(one, head=rows[: one.likelihood.functions].detach().clone()) for one, rows in pairs]

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from frcl.regularisers.functional import Summarised
+from frcl.regularisers.functional import of_tasks
 from frcl.regularisers.heads import HeadBlock, divergence, make_block
-from frcl.regularisers.protocol import Regulariser, Step, Task, check_weight, register
+from frcl.regularisers.protocol import Regulariser, Step, Task, number, register
 from frcl.summary import pad_to
-from frcl.trees import Tree, tree_map
+from frcl.trees import Tree
 
 
 class Targets(NamedTuple):
@@ -30,22 +30,12 @@ class Targets(NamedTuple):
     weight: Tensor
 
 
-class Constants(NamedTuple):
-    """Stored values and the heads of their tasks."""
-
-    targets: Targets
-    block: HeadBlock
-
-
 def make_targets(means: Sequence[Tensor], sizes: Sequence[float], functions: int) -> Targets:
     """The values μ_u [C_i, M_i] of each task, padded to `functions`; sizes are N_i."""
     M = max(mean.shape[1] for mean in means)
     values = [pad_to(mean.mT[None], (M, functions)) for mean in means]
-    weight = [
-        pad_to(mean.new_full((1, mean.shape[1]), size / mean.shape[1]), (M,))
-        for mean, size in zip(means, sizes, strict=True)
-    ]
-    return Targets(torch.cat(values), torch.cat(weight))
+    each = [mean.new_full((1, mean.shape[1]), size / mean.shape[1]) for mean, size in zip(means, sizes, strict=True)]
+    return Targets(torch.cat(values), torch.cat([pad_to(weight, (M,)) for weight in each]))
 
 
 def memory_targets(Phi_z: Tensor, targets: Targets, part: HeadBlock, heads: Tensor, scale: float = 1.0) -> Tensor:
@@ -62,31 +52,25 @@ def memory_targets(Phi_z: Tensor, targets: Targets, part: HeadBlock, heads: Tens
 class MemoryTargets(Regulariser):
     """Holds the functions of past tasks at their inducing points to the stored values."""
 
-    weight: float = 1.0
+    weight: float = number(1.0)
     train_heads: bool = False
     name: ClassVar[str] = "memory-targets"
     uses_heads: ClassVar[bool] = True
     uses_points: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_weight("weight of memory-targets", self.weight)
+        super().__post_init__()
         self.trains_heads = self.train_heads
 
     def constants(self, task: Task) -> Tree:
-        if not task.past:
+        past: Sequence[Any] = task.past
+        if not past:
             return ()
-        past: Sequence[Summarised] = task.past  # type: ignore[assignment]
-        block = make_block(past)
-        means, sizes = [one.belief.mean for one in past], [float(one.size) for one in past]
-        return Constants(make_targets(means, sizes, block.heads.shape[1]), block)
+        block, sizes = make_block(past), [float(one.size) for one in past]
+        return make_targets([one.belief.mean for one in past], sizes, block.heads.shape[1]), block
 
     def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
         if not constants or step.Phi_z is None:
             return None
-        block, targets = constants.block.at(step.tasks), constants.targets
-        if step.tasks is not None:
-            targets = tree_map(lambda part: part[step.tasks], targets)
+        targets, block = of_tasks(constants, step.tasks)
         return self.weight * memory_targets(step.Phi_z, targets, block, block.now(step), step.scale) / step.N
-
-    def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
-        """The learner's summaries are all that it needs."""

@@ -7,21 +7,14 @@ g is the gradient of the likelihood term alone, D the whole displacement over th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, check_weight, register
-from frcl.trees import Params, Tree, copied
-
-
-class Constants(NamedTuple):
-    """θ when the task began, which is the anchor of the tasks before it, and Ω."""
-
-    start: Params
-    importance: Params
+from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, number, register, remembered
+from frcl.trees import Params, Tree, copied, tree_map
 
 
 @register
@@ -29,31 +22,24 @@ class Constants(NamedTuple):
 class PathIntegral(Regulariser):
     """Follows every step of θ and holds the weights that mattered."""
 
-    weight: float = 0.1  # c
-    damping: float = 0.1  # ξ
-    path: Params = field(default_factory=dict, init=False, repr=False)  # ω so far in this task
-    start: Params = field(default_factory=dict, init=False, repr=False)
-    importance: Params = field(default_factory=dict, init=False, repr=False)  # Ω
+    weight: float = number(0.1)  # c
+    damping: float = number(0.1, positive=True)  # ξ
+    path: Params = remembered()  # ω so far in this task
+    start: Params = remembered()  # θ when the task began, the anchor of the tasks before it
+    importance: Params = remembered()  # Ω
     name: ClassVar[str] = "path-integral"
-
-    def __post_init__(self) -> None:
-        check_weight("weight of path-integral", self.weight)
-        check_weight("damping of path-integral", self.damping, positive=True)
 
     def begin(self, task: Task) -> None:
         self.start = copied(task.theta)
-        self.path = {name: torch.zeros_like(value) for name, value in self.start.items()}
-        if not self.importance:
-            self.importance = {name: torch.zeros_like(value) for name, value in self.start.items()}
+        self.path = tree_map(torch.zeros_like, self.start)
+        self.importance = tree_map(torch.zeros_like, self.start) | self.importance
 
     def constants(self, task: Task) -> Tree:
-        return Constants(self.start, {name: self.importance[name] for name in self.start})
+        return self.start, {name: self.importance[name] for name in self.start}
 
     def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
-        parts = [
-            (value * (step.theta[name] - constants.start[name]).square()).sum()
-            for name, value in sorted(constants.importance.items())
-        ]
+        start, importance = constants
+        parts = [(importance[name] * (step.theta[name] - start[name]).square()).sum() for name in sorted(importance)]
         return self.weight * torch.stack(parts).sum() if parts else None
 
     def carry(self) -> Params:
@@ -61,9 +47,9 @@ class PathIntegral(Regulariser):
 
     def follow(self, carry: Params, constants: Tree, gradient: Params, before: Params, after: Params) -> None:
         """ω ← ω − g Δθ, where g is the whole gradient less that of the penalty, 2c Ω (θ − θ*)."""
+        start, importance = constants
         for name in carry.keys() & gradient.keys():  # fixed weights do not move
-            omega = carry[name]
-            own = 2 * self.weight * constants.importance[name] * (before[name] - constants.start[name])
+            omega, own = carry[name], 2 * self.weight * importance[name] * (before[name] - start[name])
             omega -= (gradient[name] - own) * (after[name] - before[name])
 
     def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
@@ -77,9 +63,3 @@ class PathIntegral(Regulariser):
         """Ω, and the anchor of the same size that every task begins with."""
         importance = list(self.importance.values())
         return {"fisher": importance, "anchor": importance}
-
-    def state(self) -> Tree:
-        return {"path": self.path, "start": self.start, "importance": self.importance}
-
-    def load(self, state: Tree) -> None:
-        self.path, self.start, self.importance = state["path"], state["start"], state["importance"]

@@ -6,7 +6,6 @@ FRCL, FRCL+ and the methods beside them are a network, a last layer per task and
 from __future__ import annotations
 
 import copy
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from frcl.errors import OptionError
 from frcl.features import features
 from frcl.likelihoods import Likelihood
+from frcl.options import NOT_NEGATIVE, POSITIVE, check_fields
 from frcl.registry import Registry
 from frcl.seeding import fork
 from frcl.trees import Params, Tree
@@ -101,22 +101,37 @@ class Step(NamedTuple):
         return 1.0 if self.tasks is None else self.past_tasks / len(self.tasks)
 
 
+def number(default: float | None, *, positive: bool = False) -> Any:
+    """A setting that must be a finite number, positive or at least not negative."""
+    return field(default=default, metadata={"limits": POSITIVE if positive else NOT_NEGATIVE})
+
+
+def remembered(make: Callable[[], Any] = dict) -> Any:
+    """A field of state."""
+    return field(default_factory=make, init=False, repr=False)
+
+
 @dataclass
 class Regulariser(ABC):
     """Holds on to past tasks while a new one is learned. Final classes are dataclasses: settings first, then state.
 
-    `begin`, `end` and `load` replace state and never change a tensor in place, so that a shallow copy is a snapshot.
+    State are the fields that no argument sets (`remembered`). `begin`, `end` and `load` replace it and never change a
+    tensor in place, so that a shallow copy is a snapshot.
     """
 
     name: ClassVar[str]
     uses_heads: ClassVar[bool] = False  # reads heads of past tasks, which the learner then keeps
     uses_points: ClassVar[bool] = False  # reads features at the inducing points of past tasks
     looks: ClassVar[bool] = False  # wants to see every minibatch after its step
-    trains_heads: bool = field(default=False, init=False, repr=False)  # heads of past tasks are trained along
-    batchable: bool = field(default=True, init=False, repr=False)  # its constants may be stacked with other seeds'
+    trains_heads = False  # heads of past tasks are trained along
+    batchable = True  # its constants may be stacked with other seeds'
 
-    def check(self, likelihood: Likelihood, y: Tensor) -> None:  # noqa: B027
-        """Refuse a new task, with encoded targets y, that this regulariser cannot keep."""
+    def __post_init__(self) -> None:
+        """Refuse settings that do not fit their types and limits; whole numbers count from 1."""
+        check_fields(self, f" of {self.name}")
+
+    def check(self, likelihood: Likelihood, examples: int) -> None:  # noqa: B027
+        """Refuse a new task that this regulariser cannot keep, of which `examples` will be at hand when it ends."""
 
     def begin(self, task: Task) -> None:  # noqa: B027
         """A task begins."""
@@ -148,8 +163,7 @@ class Regulariser(ABC):
     def look(self, x: Tensor, y: Tensor, generator: torch.Generator) -> None:  # noqa: B027
         """A step was taken on this minibatch; called where `looks` is true."""
 
-    @abstractmethod
-    def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
+    def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:  # noqa: B027
         """The task has ended; x and y are its data, seen for the last time."""
 
     def kept(self, theta: Params) -> Kept:
@@ -166,17 +180,16 @@ class Regulariser(ABC):
 
     def state(self) -> Tree:
         """Everything that must be saved: a tree of tensors and plain values."""
-        return {}
+        return {one.name: getattr(self, one.name) for one in fields(self) if not one.init}
 
-    def load(self, state: Tree) -> None:  # noqa: B027
+    def load(self, state: Tree) -> None:
         """Restore what `state` returned."""
+        for one in fields(self):
+            if not one.init:
+                setattr(self, one.name, state[one.name])
 
     def check_resumed(self, task: Task) -> None:  # noqa: B027
         """Refuse loaded state that does not belong to the task that is being learned."""
-
-    def settings(self) -> dict[str, Any]:
-        """What it was made with, JSON-able."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
 
 
 REGULARISERS: Registry[type[Regulariser]] = Registry("regulariser")
@@ -189,37 +202,24 @@ def register(kind: type[Regulariser]) -> type[Regulariser]:
 
 def to_json(regulariser: Regulariser) -> dict[str, Any]:
     """Name and settings."""
-    return {"name": regulariser.name, **regulariser.settings()}
+    return {"name": regulariser.name} | {f.name: getattr(regulariser, f.name) for f in fields(regulariser) if f.init}
 
 
 def from_json(data: Mapping[str, Any]) -> Regulariser:
     """A fresh regulariser with the settings that `to_json` gave."""
-    settings = {key: value for key, value in data.items() if key != "name"}
-    make: Callable[..., Regulariser] = REGULARISERS[str(data.get("name"))]
+    name, settings = data.get("name"), {key: value for key, value in data.items() if key != "name"}
+    kind = REGULARISERS[str(name)]
     try:
-        return make(**settings)
+        return kind(**settings)
     except TypeError as error:
-        raise OptionError(f"regulariser {data.get('name')!r}: {error}") from error
-
-
-def check_weight(name: str, value: object, *, positive: bool = False) -> None:
-    """Refuse a setting that is not a finite number that is not negative, or positive."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise OptionError(f"{name} must be a finite number, not {value!r}")
-    if value < 0 or (positive and value == 0):
-        raise OptionError(
-            f"{name} must be a {'positive number' if positive else 'number that is not negative'}, not {value!r}"
-        )
+        raise OptionError(f"regulariser {name!r}: {error}") from error
 
 
 def penalties(
     regularisers: Sequence[Regulariser], step: Step, constants: Sequence[Tree], draws: Sequence[Tree]
 ) -> list[Tensor]:
     """The penalties that there are, in order."""
-    found = [
-        regulariser.penalty(step, own, drawn)
-        for regulariser, own, drawn in zip(regularisers, constants, draws, strict=True)
-    ]
+    found = [one.penalty(step, *own) for one, *own in zip(regularisers, constants, draws, strict=True)]
     return [value for value in found if value is not None]
 
 

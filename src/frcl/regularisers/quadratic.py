@@ -10,15 +10,15 @@ Penalty and gradient are zero when a task begins.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from frcl.regularisers.fisher import FisherMode, FisherRecipe
-from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, check_weight, register
-from frcl.trees import Params, Tree
+from frcl.regularisers.fisher import FisherMode, task_information
+from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, number, register, remembered
+from frcl.trees import Params, Tree, copied, detached, tree_map
 
 
 class Anchor(NamedTuple):
@@ -46,10 +46,6 @@ def _moving(anchor: Anchor, theta: Params) -> Tree:
     return Anchor(at, precision, anchor.rest) if at else ()
 
 
-def _at(task: Task, names: Params) -> Params:
-    return {name: task.theta[name].detach().clone() for name in names}
-
-
 @register
 @dataclass
 class Curvature(Regulariser):
@@ -59,25 +55,20 @@ class Curvature(Regulariser):
     precisions of old heads are kept too: together they are the posterior of diagonal Laplace propagation (DLP).
     """
 
-    weight: float = 1.0
-    decay: float = 1.0
+    weight: float = number(1.0)
+    decay: float = number(1.0)
     examples: int = 2000
     fisher: FisherMode = "exact"
-    prior_precision: float | None = None
-    anchor: Params = field(default_factory=dict, init=False, repr=False)
-    precision: Params = field(default_factory=dict, init=False, repr=False)
-    heads: list[Tensor] = field(default_factory=list, init=False, repr=False)  # precision of each finished head
+    prior_precision: float | None = number(None, positive=True)
+    anchor: Params = remembered()
+    precision: Params = remembered()
+    heads: list[Tensor] = remembered(list)  # precision of each finished head
     name: ClassVar[str] = "curvature"
-
-    def __post_init__(self) -> None:
-        check_weight("weight of curvature", self.weight)
-        check_weight("decay of curvature", self.decay)
 
     def begin(self, task: Task) -> None:
         if self.prior_precision is not None and not self.anchor:
-            like = {name: value.detach() for name, value in task.theta.items()}
-            self.anchor = {name: torch.zeros_like(value) for name, value in like.items()}
-            self.precision = {name: torch.full_like(value, self.prior_precision) for name, value in like.items()}
+            self.anchor = tree_map(torch.zeros_like, detached(task.theta))
+            self.precision = {name: torch.full_like(zero, self.prior_precision) for name, zero in self.anchor.items()}
 
     def constants(self, task: Task) -> Tree:
         return _moving(Anchor(self.anchor, self.precision), task.theta)
@@ -93,9 +84,9 @@ class Curvature(Regulariser):
     def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         if not task.theta and self.prior_precision is None:
             return
-        information, head = FisherRecipe(self.fisher, self.examples).information(task, x, y, generator)
+        information, head = task_information(task, x, y, generator, self.fisher, self.examples)
         self.precision = running_sum(self.precision, information, self.decay)
-        self.anchor = self.anchor | _at(task, information)
+        self.anchor = self.anchor | copied(task.theta)
         if self.prior_precision is not None:
             self.heads = [*self.heads, head + self.prior_precision]
 
@@ -110,12 +101,6 @@ class Curvature(Regulariser):
     def kept(self, theta: Params) -> Kept:
         return {"anchor": list(self.anchor.values()), "fisher": [*self.precision.values(), *self.heads]}
 
-    def state(self) -> Tree:
-        return {"anchor": self.anchor, "precision": self.precision, "heads": self.heads}
-
-    def load(self, state: Tree) -> None:
-        self.anchor, self.precision, self.heads = state["anchor"], state["precision"], list(state["heads"])
-
 
 @register
 @dataclass
@@ -128,27 +113,26 @@ class EWC(Regulariser):
         ½ Σ_i Ω_i (θ − θ*_i)² = ½ Ω (θ − θ̄)² + ½ Σ_i Ω_i (θ*_i − θ̄)².
     """
 
-    weight: float = 1.0
+    weight: float = number(1.0)
     examples: int = 2000
     fisher: FisherMode = "exact"
-    anchors: list[Anchor] = field(default_factory=list, init=False, repr=False)  # θ*_i and Ω_i of each task
+    anchors: list[Anchor] = remembered(list)  # θ*_i and Ω_i of each task
     name: ClassVar[str] = "ewc"
 
-    def __post_init__(self) -> None:
-        check_weight("weight of ewc", self.weight)
-
     def constants(self, task: Task) -> Tree:
-        if not self.anchors:
+        own = [_moving(one, task.theta) for one in self.anchors]  # weights may have been frozen in some tasks
+        own = [one for one in own if one]
+        if not own:
             return ()
-        latest = self.anchors[-1].theta
-        precision = {name: _sum([one.precision[name] for one in self.anchors]) for name in latest}
-        centre = {
-            name: value
-            + _sum([one.precision[name] * (one.theta[name] - value) for one in self.anchors]) / _or_one(precision[name])
-            for name, value in latest.items()
-        }
-        rest = _sum([quadratic(centre, one.theta, one.precision) for one in self.anchors])
-        return _moving(Anchor(centre, precision, rest), task.theta)
+        latest: Params = {}
+        for one in own:
+            latest |= one.theta
+        precision = {name: _sum([one.precision[name] for one in own if name in one.theta]) for name in latest}
+        centre = {}
+        for name, value in latest.items():
+            shift = _sum([one.precision[name] * (one.theta[name] - value) for one in own if name in one.theta])
+            centre[name] = value + shift / torch.where(precision[name] > 0, precision[name], 1.0)
+        return Anchor(centre, precision, _sum([quadratic(centre, one.theta, one.precision) for one in own]))
 
     def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
         if not constants:
@@ -157,26 +141,16 @@ class EWC(Regulariser):
         return self.weight * total / step.N
 
     def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
-        information, _ = FisherRecipe(self.fisher, self.examples).information(task, x, y, generator)
-        self.anchors = [*self.anchors, Anchor(_at(task, information), information)]
+        information, _ = task_information(task, x, y, generator, self.fisher, self.examples)
+        self.anchors = [*self.anchors, Anchor(copied(task.theta), information)]
 
     def kept(self, theta: Params) -> Kept:
-        return {
-            "anchor": [value for one in self.anchors for value in one.theta.values()],
-            "fisher": [value for one in self.anchors for value in one.precision.values()],
-        }
-
-    def state(self) -> Tree:
-        return {"anchors": [{"theta": one.theta, "precision": one.precision} for one in self.anchors]}
+        fisher = [value for one in self.anchors for value in one.precision.values()]
+        return {"anchor": [value for one in self.anchors for value in one.theta.values()], "fisher": fisher}
 
     def load(self, state: Tree) -> None:
-        self.anchors = [Anchor(one["theta"], one["precision"]) for one in state["anchors"]]
+        self.anchors = [Anchor(**one) for one in state["anchors"]]
 
 
 def _sum(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(tensors)).sum(0)
-
-
-def _or_one(precision: Tensor) -> Tensor:
-    """One where nothing holds, so that it can be divided by."""
-    return torch.where(precision > 0, precision, 1.0)

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from frcl.regularisers.functional import Summarised, of_tasks
+from frcl.regularisers.functional import of_tasks
 from frcl.regularisers.heads import make_block
-from frcl.regularisers.protocol import Regulariser, Step, Task, check_weight, register
+from frcl.regularisers.protocol import Regulariser, Step, Task, number, register
 from frcl.summary import PriorKL, pad_to, prior_kl_terms, recentred_kl, stack_terms
 from frcl.trees import Tree
 
@@ -39,20 +39,15 @@ class Constants(NamedTuple):
 class RecentredKL(Regulariser):
     """The KL to a prior around the kept head. `u_noise`, σ² of that prior, is that of the summaries by default."""
 
-    weight: float = 1.0
+    weight: float = number(1.0)
     count_examples: bool = True
-    u_noise: float | None = None
+    u_noise: float | None = number(None, positive=True)
     name: ClassVar[str] = "recentred-kl"
     uses_heads: ClassVar[bool] = True
     uses_points: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        check_weight("weight of recentred-kl", self.weight)
-        if self.u_noise is not None:
-            check_weight("u_noise of recentred-kl", self.u_noise, positive=True)
-
     def constants(self, task: Task) -> Tree:
-        past: Sequence[Summarised] = task.past  # type: ignore[assignment]
+        past: Sequence[Any] = task.past
         if not past:
             return ()
         terms = stack_terms([prior_kl_terms(one.belief, with_mean=False) for one in past])
@@ -69,6 +64,3 @@ class RecentredKL(Regulariser):
         part: Constants = of_tasks(constants, step.tasks)
         each = recentred_kl(step.Phi_z, part.terms, part.means, part.centres, part.smallest)
         return self.weight * ((part.counts * each).sum() * step.scale) / step.N
-
-    def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
-        """The learner's summaries are all that it needs."""

@@ -7,8 +7,8 @@ An unbiased estimate of the loss on all data of past tasks; all heads are traine
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from frcl.errors import DataError
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.functional import stacked_points
 from frcl.regularisers.heads import HeadBlock, log_prob, make_block
-from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, check_weight, register
+from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, number, register, remembered
 from frcl.selection import random_start
 from frcl.trees import Params, Tree
 
@@ -25,11 +25,10 @@ from frcl.trees import Params, Tree
 class Constants(NamedTuple):
     """The buffers of T tasks: one by one, or padded in one block [T, M, ...] where a step uses some of them."""
 
-    x: tuple[Tensor, ...] | Tensor
-    y: tuple[Tensor, ...] | Tensor
+    x: Any
+    y: Any
     block: HeadBlock
-    likelihoods: tuple[Likelihood, ...]
-    learned: tuple[Params, ...]
+    tasks: tuple[tuple[Likelihood, Params], ...]  # likelihoods, with what they learned
     sizes: Tensor  # N_i
     counts: Tensor  # M_i
 
@@ -39,25 +38,25 @@ class Constants(NamedTuple):
 class Replay(Regulariser):
     """Keeps M examples of each task, balanced over classes; points=None keeps all, and a step draws `batch` of them."""
 
-    weight: float = 1.0
+    weight: float = number(1.0)
     points: int | None = 40
     points_per_class: int | None = None
     batch: int | None = None  # examples drawn from each buffer in a step; None: the whole buffer
-    x: list[Tensor] = field(default_factory=list, init=False, repr=False)
-    y: list[Tensor] = field(default_factory=list, init=False, repr=False)
-    sizes: list[float] = field(default_factory=list, init=False, repr=False)  # N_i
+    x: list[Tensor] = remembered(list)
+    y: list[Tensor] = remembered(list)
+    sizes: list[float] = remembered(list)  # N_i
     name: ClassVar[str] = "replay"
     uses_heads: ClassVar[bool] = True
+    trains_heads = True
 
     def __post_init__(self) -> None:
-        check_weight("weight of replay", self.weight)
-        self.trains_heads = True
+        super().__post_init__()
         self.batchable = self.points is not None or self.points_per_class is not None
 
-    def check(self, likelihood: Likelihood, y: Tensor) -> None:
+    def check(self, likelihood: Likelihood, examples: int) -> None:
         M = self._points(likelihood)
-        if M is not None and len(y) < M:
-            raise DataError(f"{len(y)} examples are fewer than the {M} to keep; lower points, or bring more data")
+        if M is not None and examples < M:
+            raise DataError(f"{examples} examples are fewer than the {M} to keep; lower points, or bring more data")
 
     def _points(self, likelihood: Likelihood) -> int | None:
         if self.points_per_class is None or likelihood.classes is None:
@@ -68,14 +67,13 @@ class Replay(Regulariser):
         if not self.x:
             return ()
         sampled = task.tasks_per_step is not None and len(self.x) > task.tasks_per_step
-        if sampled and any(one.likelihood.classes is None for one in task.past):
-            raise DataError("past_tasks_per_step with replay is for tasks with classes; leave it out")
+        if sampled and (self.batch is not None or any(one.likelihood.classes is None for one in task.past)):
+            raise DataError("past_tasks_per_step with replay is for tasks with classes and whole buffers; leave it out")
         return Constants(
             x=stacked_points(self.x) if sampled else tuple(self.x),
             y=stacked_points(self.y) if sampled else tuple(self.y),
             block=make_block(task.past),
-            likelihoods=tuple(one.likelihood for one in task.past),
-            learned=tuple(one.likelihood_params for one in task.past),
+            tasks=tuple((one.likelihood, one.likelihood_params) for one in task.past),
             sizes=self.x[0].new_tensor(self.sizes, dtype=torch.float64),
             counts=self.y[0].new_tensor([len(y) for y in self.y], dtype=torch.int64),
         )  # fmt: skip
@@ -99,22 +97,17 @@ class Replay(Regulariser):
         if draws:
             pairs = [(x[rows], y[rows]) for (x, y), rows in zip(pairs, draws, strict=True)]
         Phi = step.features(step.theta, torch.cat([x for x, _ in pairs]))
-        heads, losses = constants.block.now(step), []
-        for i, (part, (_, y)) in enumerate(zip(Phi.split([len(x) for x, _ in pairs]), pairs, strict=True)):
-            likelihood = constants.likelihoods[i]
-            f = part @ heads[i, : likelihood.functions].mT
-            losses.append(-likelihood.log_prob(f, y, constants.learned[i]).mean())
+        parts, heads, losses = Phi.split([len(x) for x, _ in pairs]), constants.block.now(step), []
+        for part, (_, y), head, (likelihood, learned) in zip(parts, pairs, heads, constants.tasks, strict=True):
+            losses.append(-likelihood.log_prob(part @ head[: likelihood.functions].mT, y, learned).mean())
         each = torch.stack(losses)
         return (constants.sizes.to(each.dtype) * each).sum()
 
     def _sampled(self, step: Step, constants: Constants) -> Tensor:
         """The same estimated from some buffers; padding of points and classes counts for nothing."""
-        tasks, x, y = step.tasks, constants.x, constants.y
-        assert tasks is not None
-        assert isinstance(x, Tensor)
-        assert isinstance(y, Tensor)
-        x, y = x[tasks], y[tasks]
-        counts, block = constants.counts[tasks], constants.block.at(tasks)
+        tasks = step.tasks
+        x, y, counts = (part[tasks] for part in (constants.x, constants.y, constants.counts))
+        block = constants.block.at(tasks)
         Phi = step.features(step.theta, x.flatten(0, 1)).unflatten(0, x.shape[:2])
         loss = -log_prob(Phi @ block.now(step).mT, y, block)  # [k, M]
         real = torch.arange(x.shape[1], device=x.device) < counts[:, None]
@@ -134,9 +127,3 @@ class Replay(Regulariser):
 
     def kept_inputs(self) -> list[Tensor]:
         return list(self.x)
-
-    def state(self) -> Tree:
-        return {"x": self.x, "y": self.y, "sizes": self.sizes}
-
-    def load(self, state: Tree) -> None:
-        self.x, self.y, self.sizes = list(state["x"]), list(state["y"]), [float(n) for n in state["sizes"]]

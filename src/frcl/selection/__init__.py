@@ -17,37 +17,13 @@ from frcl.selection.base import (
     swap_search,
 )
 from frcl.selection.supervised import classification_error, negative_elbo, negative_log_predictive
-from frcl.selection.trace import (
-    TraceSearch,
-    plan_by_inputs,
-    run_searches,
-    select_by_inputs,
-    trace_greedy,
-    trace_swaps,
-)
+from frcl.selection.trace import TraceSearch, plan_by_inputs, run_searches, select_by_inputs, trace_greedy, trace_swaps
 
 __all__ = [
-    "CRITERIA",
-    "Criterion",
-    "Recipe",
-    "Search",
-    "Selected",
-    "Start",
-    "TaskData",
-    "TraceSearch",
-    "classification_error",
-    "criterion",
-    "negative_elbo",
-    "negative_log_predictive",
-    "plan_by_inputs",
-    "random_start",
-    "run_searches",
-    "select_by_inputs",
-    "select_by_targets",
-    "swap_search",
-    "trace_greedy",
-    "trace_swaps",
-]
+    "CRITERIA", "Criterion", "Recipe", "Search", "Selected", "Start", "TaskData", "TraceSearch", "classification_error",
+    "criterion", "negative_elbo", "negative_log_predictive", "plan_by_inputs", "random_start", "run_searches",
+    "select_by_inputs", "select_by_targets", "swap_search", "trace_greedy", "trace_swaps",
+]  # fmt: skip
 
 for _module in pkgutil.iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")

@@ -119,17 +119,11 @@ def random_start(N: int, M: int, generator: torch.Generator, classes: Tensor | N
     order = torch.randperm(N, generator=generator, device=generator.device).cpu()
     if classes is None:
         return order[:M]
-    return _balanced(order, classes.cpu())[:M]
-
-
-def _balanced(order: Tensor, classes: Tensor) -> Tensor:
-    """`order` rearranged so that every class appears once before any appears twice, and so on."""
-    labels = classes[order]
-    rank = torch.empty_like(order)
+    labels, rank = classes.cpu()[order], torch.empty_like(order)
     for label in labels.unique():
         where = (labels == label).nonzero()[:, 0]
-        rank[where] = torch.arange(len(where))
-    return order[torch.argsort(rank, stable=True)]
+        rank[where] = torch.arange(len(where))  # every class appears once before any appears twice, and so on
+    return order[torch.argsort(rank, stable=True)][:M]
 
 
 def swap_search(
@@ -157,10 +151,10 @@ def select_by_targets(
     """M points by a supervised criterion, judged on at most `recipe.examples` of the task's examples."""
     objective = CRITERIA[recipe.criterion].objective
     assert objective is not None
-    N, examples = len(task.Phi), recipe.examples
+    N, examples = len(task.Phi), max(recipe.examples, 2 * M)
     rows = torch.arange(N)
-    if max(examples, 2 * M) < N:
-        rows = random_start(N, max(examples, 2 * M), generator, classes)
+    if examples < N:
+        rows = random_start(N, examples, generator, classes)
         task = replace(task, Phi=task.Phi[rows.to(task.Phi.device)], y=task.y[rows.to(task.y.device)])
     start = random_start(len(rows), M, generator, None if classes is None else classes.cpu()[rows])
     found = swap_search(lambda index: objective(task, index), len(rows), start, recipe.steps, generator)

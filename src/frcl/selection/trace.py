@@ -125,11 +125,11 @@ def trace_search(Phi: Tensor, start: Tensor, noise: float, steps: int, generator
 
 def run_searches(searches: Sequence[TraceSearch]) -> list[Selected]:
     """What each search finds; those of the same sizes are run side by side, where their features are."""
+    if not searches:
+        return []
     groups: dict[object, list[int]] = {}
     for i, search in enumerate(searches):
         groups.setdefault(search.sizes, []).append(i)
-    if not groups:
-        return []
     works = [partial(_side_by_side, [searches[i] for i in members]) for members in groups.values()]
     found: dict[int, Selected] = {}
     swaps_of = [works[0]()] if len(works) == 1 else spread(works, searches[0].Phi.device)
@@ -183,17 +183,11 @@ class Swaps:
         root = inverse_lower(cholesky(add_diagonal(self.Phi_z @ self.Phi_z.mT, self.noise)))
         return -(root.mT @ root)
 
-    def values(self) -> Tensor:
-        """T(Z) of each search, [S]."""
-        return trace_term(self.gram, self.Phi_z, self.noise)
-
     def run(self) -> None:
         """All proposals, one step of all searches after another."""
-        self.before = self.values()
+        self.before = trace_term(self.gram, self.Phi_z, self.noise)  # T(Z) of each search, [S]
         step = self.step
-        if (
-            self.device.type == "cuda" and self.steps >= REFRESH
-        ):  # a shorter one is not worth a recording, and may have no proposals to warm up on
+        if self.device.type == "cuda" and self.steps >= REFRESH:  # fewer are not worth a recording
             step = captured(step, (self.table, self.index, self.P, self.clock), self.device)
         self.recorded = step  # a recording must live until it has been carried out
         for done in range(0, self.steps, REFRESH):
@@ -201,7 +195,7 @@ class Swaps:
                 self.P.copy_(self.direct())
             for _ in range(min(REFRESH, self.steps - done)):
                 step()
-        self.after = self.values()
+        self.after = trace_term(self.gram, self.Phi_z, self.noise)
 
     def step(self) -> None:
         """The next proposal of each search, accepted where T falls and the candidate is not in Z.

@@ -216,7 +216,7 @@ def test_omniglot_archives_are_read_once_and_the_compact_file_after(tmp_path: Pa
     assert load_omniglot(tmp_path, files=files).digest() == drawings.digest()
     assert [one.needed for one in files.status(tmp_path)] == [False, False, False]
     made.write_bytes(made.read_bytes()[:-100])  # damaged: not used
-    with pytest.raises(DataError, match=r"one\.zip, two\.zip could not be had"):
+    with pytest.raises(DataError, match=r"one\.zip, two\.zip could not be found or downloaded"):
         load_omniglot(tmp_path, files=files)
 
 

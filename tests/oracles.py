@@ -3,8 +3,9 @@
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import MultivariateNormal, kl_divergence
+from torch.func import functional_call
 
 from frcl.posterior import Posterior
 from frcl.summary import FunctionBelief
@@ -57,3 +58,15 @@ def exact_log_marginal(Phi: Tensor, y: Tensor, noise: float) -> float:
     """log N(y | 0, ΦΦᵀ + s² I) of GP regression."""
     K = Phi @ Phi.mT + noise * torch.eye(len(Phi), dtype=Phi.dtype)
     return float(MultivariateNormal(torch.zeros_like(y), covariance_matrix=K).log_prob(y))
+
+
+def functions(net: nn.Module, theta: dict[str, Tensor], head: Tensor, x: Tensor) -> Tensor:
+    """[n, C], without the library."""
+    Phi = functional_call(net, theta, (x,))
+    return Phi @ head[:, :-1].mT + head[:, -1]
+
+
+def gradients(value, params):
+    """By name, zero where the value does not depend on it."""
+    found = torch.autograd.grad(value, list(params.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(params, found, strict=True))

@@ -32,7 +32,8 @@ class Method:
     """A method of continual learning.
 
     `make` takes the network, the options, and by keyword a device and, for methods that find boundaries themselves, a
-    detector and labels. The others have `needs_boundaries`: they must be told when a task ends.
+    detector and labels. The others have `needs_boundaries`: they must be told when a task ends. `defaults_of` names a
+    method whose defaults of a benchmark this one has too, under its own.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Method:
     options: MethodOptions
     make: Make
     needs_boundaries: bool = True
+    defaults_of: str | None = None
 
 
 def baseline(place: str) -> Make:
@@ -65,7 +67,7 @@ METHODS: Registry[Method] = Registry("method")
 for _method in (
     Method("frcl", "functional regularisation at inducing points: the paper's method", FRCLOptions(), _frcl, False),
     Method("frcl-plus", "FRCL and three more regularisers: current inputs, stored predictions, curvature",
-           PLUS, _frcl, False),
+           PLUS, _frcl, False, defaults_of="frcl"),
     Method("finetune", "no protection", baselines.FinetuneOptions(), _penalised),
     Method("joint", "all data so far at each task: an upper bound", baselines.JointOptions(), _penalised),
     Method("single", "a fresh network per task: the other upper bound", baselines.SingleOptions(),

@@ -15,7 +15,7 @@ from frcl.data import BENCHMARKS
 from frcl.data.options import BenchmarkOptions
 from frcl.errors import OptionError
 from frcl.learners.options import FRCLOptions
-from frcl.methods import default_options
+from frcl.methods import METHODS, default_options
 from frcl.options import NOT_NEGATIVE, MethodOptions, Options, from_plain, option
 from frcl.registry import suggestion
 
@@ -106,7 +106,6 @@ class Config:
 
 
 PARTS = ("stream", "network", "learner", "detector", "run")
-AFTER = {"frcl-plus": "frcl"}  # a method, and the one whose defaults of a benchmark it has too
 PLAIN = ("benchmark", "method", "seeds", "device", "data", "hidden_boundaries")
 
 
@@ -153,7 +152,7 @@ def _benchmark_defaults(benchmark: str, method: str, options: Any) -> dict[str, 
     found: Mapping[str, Any] = bundled("defaults.toml").get(benchmark, carried)
     names = [f.name for f in fields(options)]
     training = {name: value for name, value in found.get("training", {}).items() if name in names}
-    base = found.get(AFTER.get(method, ""), {})
+    base = found.get(METHODS[method].defaults_of or "", {})
     return {"network": found.get("network", {}), "learner": {**training, **base, **found.get(method, {})}}
 
 

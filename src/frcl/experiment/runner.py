@@ -108,6 +108,7 @@ def new_learner(config: Config, benchmark: Benchmark, seed: int) -> Learner:
         device=config.device,
         detector=config.detector.detector() if hidden else None,
         labels=stream_labels(benchmark) if hidden else None,
+        method=config.method,
     )
 
 

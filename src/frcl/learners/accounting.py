@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
+from frcl.trees import total_bytes
+
 KINDS = {
     "points": "stored inputs, with their labels where those are stored",
     "posterior": "Gaussian beliefs, and what was learned with a likelihood",
@@ -17,13 +19,9 @@ KINDS = {
 Parts = dict[str, int]  # bytes by kind; a kind of which there is nothing is left out
 
 
-def tensor_bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
 def parts_of(kept: Mapping[str, Iterable[Tensor]]) -> Parts:
     """The bytes of tensors by kind."""
-    found = {kind: tensor_bytes(tensors) for kind, tensors in kept.items()}
+    found = {kind: total_bytes(list(tensors)) for kind, tensors in kept.items()}
     return {kind: size for kind, size in found.items() if size}
 
 

@@ -28,6 +28,7 @@ ORDER = [
     "graphs",
     "linalg",
     "features",
+    "exact",
     "likelihoods",
     "posterior",
     "prior",

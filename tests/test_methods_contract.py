@@ -16,10 +16,12 @@ from frcl.registry import Registry
 from streams import blobs, same_tensors
 
 NAMES = list(METHODS)
+TRAINED = [name for name in NAMES if name != "exact-gp"]  # those that take gradient steps
 STORES_DATA = {"frcl", "frcl-plus", "joint", "replay", "vcl-random", "vcl-kcenter"}
-HAS_VARIANCE = {"frcl", "frcl-plus", "dlp", "vcl", "vcl-random", "vcl-kcenter"}
+HAS_VARIANCE = {"exact-gp", "frcl", "frcl-plus", "dlp", "vcl", "vcl-random", "vcl-kcenter"}
 KEPT = {
     "frcl": {"points", "posterior"}, "frcl-plus": {"points", "posterior", "heads", "fisher", "anchor", "network"},
+    "exact-gp": {"statistics"},
     "finetune": {"heads"}, "joint": {"heads", "points"}, "single": {"heads", "network"}, "replay": {"heads", "points"},
     "lwf": {"heads", "network"}, "vcl": {"posterior"}, "progressive": {"network"},
     **{name: {"posterior", "points"} for name in ("vcl-random", "vcl-kcenter")},
@@ -96,7 +98,7 @@ def test_predictions_change_nothing_and_repeat(name):
     torch.testing.assert_close(learner.predict(TASKS[0][0][:3], task=0).probs, first.probs[:3], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TRAINED)
 @pytest.mark.parametrize("at", [1, 17, 40, 55])
 def test_resume_in_the_middle_of_a_task_is_bit_for_bit(name, at):
     states = []
@@ -190,6 +192,8 @@ def test_bad_input_is_refused_and_changes_nothing(name):
         (x, torch.zeros_like(y), LabelError),
         (x[:, 0], y, DataError),
     ]:
+        if error is LabelError and name == "exact-gp":
+            continue  # one class may come alone
         with pytest.raises(error):
             learner.fit(bad_x, bad_y)
     for task in (1, -1, 99):
@@ -202,7 +206,7 @@ def test_bad_input_is_refused_and_changes_nothing(name):
     assert before["meta"] == after["meta"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TRAINED)
 def test_an_open_task_wants_its_own_data(name):
     learner = make(name)
 

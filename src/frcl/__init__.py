@@ -13,6 +13,7 @@ from frcl.errors import (
 )
 from frcl.features import MLP, ConvNet
 from frcl.learners.ensemble import Ensemble
+from frcl.learners.exact_gp import ExactGP
 from frcl.learners.frcl import FRCL
 from frcl.learners.load import load
 from frcl.learners.options import FRCLOptions
@@ -43,6 +44,7 @@ __all__ = [
     "Curvature",
     "DataError",
     "Ensemble",
+    "ExactGP",
     "FRCLOptions",
     "FRCLPlus",
     "FrclError",

@@ -17,6 +17,8 @@ from torch import nn
 from frcl.baselines import options as baselines
 from frcl.boundary import BoundaryDetector
 from frcl.errors import OptionError
+from frcl.learners.exact_gp import ExactGP
+from frcl.learners.exact_options import ExactGPOptions
 from frcl.learners.frcl import FRCL
 from frcl.learners.options import PLUS, FRCLOptions
 from frcl.learners.protocol import Learner
@@ -62,12 +64,19 @@ def _frcl(net: nn.Module, options: FRCLOptions, **settings: Any) -> Learner:
 _penalised = baseline("frcl.baselines.penalised:Penalised")
 _vcl = baseline("frcl.baselines.vcl:VCL")
 
+
+def _exact_gp(net: nn.Module, options: ExactGPOptions, *, device: Any, **_: Any) -> Learner:
+    return ExactGP(options=options, device=device)
+
+
 METHODS: Registry[Method] = Registry("method")
 
 for _method in (
     Method("frcl", "functional regularisation at inducing points: the paper's method", FRCLOptions(), _frcl, False),
     Method("frcl-plus", "FRCL and three more regularisers: current inputs, stored predictions, curvature",
            PLUS, _frcl, False, defaults_of="frcl"),
+    Method("exact-gp", "an exact Gaussian process on fixed random features; the network is not used", ExactGPOptions(),
+           _exact_gp),
     Method("finetune", "no protection", baselines.FinetuneOptions(), _penalised),
     Method("joint", "all data so far at each task: an upper bound", baselines.JointOptions(), _penalised),
     Method("single", "a fresh network per task: the other upper bound", baselines.SingleOptions(),

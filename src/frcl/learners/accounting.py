@@ -12,6 +12,7 @@ KINDS = {
     "points": "stored inputs, with their labels where those are stored",
     "posterior": "Gaussian beliefs, and what was learned with a likelihood",
     "heads": "last-layer weights of past tasks; twice where a task goes on training them",
+    "statistics": "sums over examples, from which a posterior is solved when asked",
     "fisher": "importances of weights: Fisher information, or what a method has in its place",
     "anchor": "weights that the importances refer to",
     "network": "other copies of a network; also those that are held only while a task is learned",

@@ -85,6 +85,21 @@ def check_task(task: int | None, count: int, begin: str = "fit()") -> int:
     return int(task)
 
 
+def checked_tasks(tasks: Any, count: int, inputs: int, begin: str = "fit()") -> Tensor:
+    """The task of each input, [inputs] int64, from one number for all or an array with one for each."""
+    if isinstance(tasks, int | np.integer) or np.ndim(tasks) == 0:
+        return torch.full((inputs,), check_task(tasks, count, begin))
+    numbers = tasks.detach().cpu() if isinstance(tasks, Tensor) else torch.as_tensor(np.asarray(tasks))
+    if numbers.shape != (inputs,) or numbers.is_floating_point() or numbers.dtype == torch.bool:
+        raise TaskError(
+            f"task is one number, or an array of {inputs} whole numbers, one for each input; got "
+            f"{numbers.dtype} of shape {tuple(numbers.shape)}"
+        )
+    for number in numbers.unique().tolist():
+        check_task(number, count, begin)
+    return numbers.long()
+
+
 SLICE = 1 << 20  # numbers that are summed up at once
 ODD = -0x61C8864680B583EB  # 2⁶⁴ over the golden ratio, as a signed number
 

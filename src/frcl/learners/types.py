@@ -24,8 +24,13 @@ class Prediction:
     labels           the most probable label of each input; None for numeric targets
     classes          the labels of the task; None for numeric targets
     target_mean, target_variance   of the target y, [n, C] each; None for classes
+    task_probs       p(task | x) [n, T] where no task was named; None otherwise
+    novelty          how unlike everything learned each input is, [n]: about 1 for inputs like those learned; None where
+                     the method has no such measure
 
-    Probabilities are those of f divided by the task's temperature, where it has one.
+    Probabilities are those of f divided by the task's temperature, where it has one. Where no task was named, `mean`
+    and `variance` are those of the indicators of the classes, or of the mixture of the tasks' functions for numeric
+    targets.
     """
 
     mean: Tensor
@@ -36,6 +41,8 @@ class Prediction:
     target_mean: Tensor | None = None
     target_variance: Tensor | None = None
     density: Callable[[Any], Tensor] | None = field(default=None, repr=False, compare=False)
+    task_probs: Tensor | None = None
+    novelty: Tensor | None = None
 
     def log_predictive(self, y: Any) -> Tensor:
         """log p(y | x) of targets y, one for each input, in nats, [n]."""

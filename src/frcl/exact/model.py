@@ -1,0 +1,188 @@
+"""A linear model on fixed features, learned by adding up sums task by task and solved when it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from frcl.errors import CheckpointError, NumericalError, TaskError
+from frcl.exact.linear import (
+    Classes,
+    Linear,
+    class_log_probs,
+    class_model,
+    degrees_of_freedom,
+    leverage,
+    solve_by_evidence,
+)
+from frcl.exact.sums import LARGEST_EXACT, Sums, narrowed, plus, sums_of, symmetric, triangle
+from frcl.trees import total_bytes
+
+Features = Callable[[Tensor], Tensor]  # inputs [n, ...] → whole numbers [n, K]
+
+
+@dataclass(frozen=True)
+class Block:
+    """What is kept of one task, beside its part of the common gram matrix."""
+
+    cross: Tensor  # [K, C] of its own targets
+    squares: Tensor  # [C]
+    examples: Tensor  # N, []
+    gram: Tensor | None = None  # its own part, where it is kept
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """The gram matrix of all examples, and a block for each task; nothing of this is changed in place."""
+
+    gram: Tensor | None = None  # [K, K]; None before the first example
+    blocks: tuple[Block, ...] = ()
+
+
+class Believed(NamedTuple):
+    """What the model believes about inputs."""
+
+    mean: Tensor  # of the functions, [n, C]
+    variance: Tensor  # of each of them, [n]; without the noise
+    log_probs: Tensor | None  # of the classes, [n, C]; None where the targets are numbers
+    novelty: Tensor  # how unlike the examples, [n]: one on average over those seen
+
+
+def added(tasks: Tasks, number: int, new: Sums, *, own_gram: bool) -> Tasks:
+    """With more examples of a task: a known one, whose targets may have become more, or the next one."""
+    gram = new.gram if tasks.gram is None else tasks.gram + new.gram
+    if float(gram.diagonal().max()) >= LARGEST_EXACT:
+        raise NumericalError("the sums over all examples are too large to be exact; begin another learner")
+    block = Block(new.cross, new.squares, new.examples, new.gram if own_gram else None)
+    if number < len(tasks.blocks):
+        old = tasks.blocks[number]
+        more = new.cross.shape[1] - old.cross.shape[1]
+        block = Block(
+            F.pad(old.cross, (0, more)) + new.cross, F.pad(old.squares, (0, more)) + new.squares,
+            old.examples + new.examples, None if old.gram is None else old.gram + new.gram,
+        )  # fmt: skip
+    return Tasks(gram, (*tasks.blocks[:number], block, *tasks.blocks[number + 1 :]))
+
+
+def without(tasks: Tasks, number: int, old: Sums | None) -> Tasks:
+    """As if a task had never been added; `old` are its sums where its gram matrix was not kept.
+
+    The other tasks keep their numbers: an empty block stands for it.
+    """
+    block = tasks.blocks[number]
+    gram = block.gram if old is None else old.gram
+    if gram is None or tasks.gram is None:
+        raise TaskError(
+            "the gram matrices of single tasks are not kept: give the task's data again, or choose per_task=True"
+        )
+    if old is not None and not (_same(old.cross, block.cross) and _same(old.squares, block.squares)):
+        raise TaskError(f"these are not exactly the examples of task {number}; give all of its data, and no other")
+    empty = Block(block.cross[:, :0], block.squares[:0], torch.zeros_like(block.examples))
+    if block.gram is not None:
+        empty = replace(empty, gram=torch.zeros_like(gram))
+    blocks = (*tasks.blocks[:number], empty, *tasks.blocks[number + 1 :])
+    return Tasks(tasks.gram - gram, blocks)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Equal, apart from the rounding of numeric targets."""
+    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-9, atol=1e-9)
+
+
+def all_sums(tasks: Tasks, *, classes: bool) -> Sums:
+    """The sums of all tasks: classes of different tasks are different columns, numbers share theirs."""
+    blocks = [block for block in tasks.blocks if block.squares.numel()]
+    if tasks.gram is None or not blocks:
+        raise TaskError("nothing has been learned yet; call fit() first")
+    crosses, squares = [block.cross for block in blocks], [block.squares for block in blocks]
+    count = torch.stack([block.examples for block in blocks]).sum()
+    if classes:
+        return Sums(tasks.gram, torch.cat(crosses, 1), torch.cat(squares), count)
+    return Sums(tasks.gram, torch.stack(crosses).sum(0), torch.stack(squares).sum(0), count)
+
+
+def stored(tasks: Tasks) -> Tasks:
+    """As it is kept: lower triangles, and whole numbers in 32 bits where they fit."""
+
+    def gram(one: Tensor | None) -> Tensor | None:
+        return None if one is None else narrowed(triangle(one))
+
+    blocks = [Block(narrowed(b.cross), narrowed(b.squares), narrowed(b.examples), gram(b.gram)) for b in tasks.blocks]
+    return Tasks(gram(tasks.gram), tuple(blocks))
+
+
+def restored(kept: Tasks) -> Tasks:
+    """The inverse of `stored`; parts that do not belong together are refused."""
+    sizes = {len(block.cross) for block in kept.blocks}
+    if len(sizes) > 1 or (kept.gram is None) != (not sizes):
+        raise CheckpointError("the sums in this state do not belong together")
+
+    def gram(one: Tensor | None, K: int) -> Tensor | None:
+        if one is not None and one.shape != (K * (K + 1) // 2,):
+            raise CheckpointError(f"the state has a triangle of {one.numel()} numbers for {K} features")
+        return None if one is None else symmetric(one, K)
+
+    blocks = []
+    for b in kept.blocks:
+        if b.cross.ndim != 2 or b.squares.shape != b.cross.shape[1:] or b.examples.ndim:
+            raise CheckpointError("the sums in this state do not belong together")
+        blocks.append(Block(b.cross.double(), b.squares.double(), b.examples.double(), gram(b.gram, len(b.cross))))
+    return Tasks(gram(kept.gram, *sizes) if sizes else None, tuple(blocks))
+
+
+def stored_bytes(tasks: Tasks) -> int:
+    """Bytes of what `stored` gives."""
+    kept = stored(tasks)
+    parts = [kept.gram, *(part for b in kept.blocks for part in (b.cross, b.squares, b.examples, b.gram))]
+    return total_bytes([part for part in parts if part is not None])
+
+
+@dataclass(eq=False)
+class ExactModel:
+    """The sums of all tasks and the posterior, which is solved once after every change."""
+
+    features: Features
+    classes: bool = True  # whether targets are indicators of classes
+    chunk: int = 4096  # examples whose features are held at once
+    tasks: Tasks = Tasks()
+    _solved: tuple[Tasks, Sums, Linear, Classes | None, Tensor] | None = field(default=None, repr=False)
+
+    def of(self, x: Tensor, Y: Tensor) -> Sums:
+        """The sums of examples x, Y [n, C]."""
+        total: Sums | None = None
+        with torch.no_grad():
+            for some, targets in zip(x.split(self.chunk), Y.double().split(self.chunk), strict=True):
+                part = sums_of(self.features(some), targets)
+                total = part if total is None else plus(total, part)
+        assert total is not None
+        return total
+
+    def believe(self, x: Tensor) -> Believed:
+        """Mean, variance and class probabilities of all inputs, under all that was added."""
+        sums, linear, classes, freedom = self._solve()
+        parts = []
+        for some in x.split(self.chunk):
+            Phi = self.features(some)
+            f, h = Phi @ linear.weights, leverage(linear, Phi)
+            log_probs = f.new_empty(0) if classes is None else class_log_probs(classes, f)
+            parts.append((f, linear.noise * h, log_probs, h * sums.examples / freedom))
+        mean, variance, log_probs, novelty = (torch.cat(each) for each in zip(*parts, strict=True))
+        return Believed(mean, variance, None if classes is None else log_probs, novelty)
+
+    @property
+    def noise(self) -> Tensor:
+        """σ², the variance of the targets around the functions."""
+        return self._solve()[1].noise
+
+    def _solve(self) -> tuple[Sums, Linear, Classes | None, Tensor]:
+        if self._solved is None or self._solved[0] is not self.tasks:
+            sums = all_sums(self.tasks, classes=self.classes)
+            linear = solve_by_evidence(sums)
+            model = class_model(sums, linear) if self.classes else None
+            self._solved = self.tasks, sums, linear, model, degrees_of_freedom(sums, linear)
+        return self._solved[1:]

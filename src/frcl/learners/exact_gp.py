@@ -1,0 +1,274 @@
+"""ExactGP: a Bayesian linear model on fixed features. Nothing is forgotten, and the order of tasks does not matter."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from frcl import codec
+from frcl.engine.program import Program
+from frcl.errors import CheckpointError, DataError, LabelError, TaskError
+from frcl.exact.model import Believed, ExactModel, Tasks, added, restored, stored, stored_bytes, without
+from frcl.features import check_features, check_network, network_failures
+from frcl.features.fixed import RandomFeatures, whole_features
+from frcl.files import save_state
+from frcl.learners.accounting import Parts
+from frcl.learners.exact_options import ExactGPOptions
+from frcl.learners.inputs import check_lengths, check_task, checked_inputs, checked_tasks
+from frcl.learners.lockstep import OnStep, Work
+from frcl.learners.mixture import over_labels, summed
+from frcl.learners.types import Prediction
+from frcl.likelihoods import Gaussian, Label, as_values
+from frcl.likelihoods.targets import refuse_what_looks_like_labels
+from frcl.options import changed
+
+
+@dataclass(frozen=True)
+class ExactState:
+    """Everything that changes."""
+
+    labels: list[list[Label]] = field(default_factory=list)  # of each task, in the order of its columns
+    outputs: int = 0  # width of numeric targets; 0: the targets are labels
+    input_shape: tuple[int, ...] | None = None
+    input_floating: bool | None = None
+
+
+@dataclass
+class SavedExact:
+    """Everything that is written; sums as `stored` gives them."""
+
+    exact_gp: dict[str, Any]  # options
+    own_network: bool
+    state: ExactState
+    tasks: Tasks
+
+
+class ExactGP:
+    """A Gaussian process on features that are never trained: random ones, or those of a frozen network.
+
+    ΦᵀΦ and ΦᵀY are added task by task or minibatch by minibatch, in any order; the posterior is solved when asked, with
+    noise and prior by the marginal likelihood. For classes a column of Y stands for a label of a task, and the class
+    probabilities follow from the distribution of the functions within each class. Regression tasks are examples of one
+    function: the targets of all tasks must have the same width.
+
+    Parameters
+    ----------
+    features : int or nn.Module
+        How many random features, 550 by default; or a network, frozen and copied, whose outputs are the features.
+    device : str or torch.device, optional
+        Where to compute; the network's own device, or the CPU.
+    options : ExactGPOptions, optional
+        All options at once; keywords change it.
+    """
+
+    def __init__(
+        self,
+        features: int | nn.Module | None = None,
+        *,
+        device: str | torch.device | None = None,
+        options: ExactGPOptions | None = None,
+        **keywords: Any,
+    ) -> None:
+        counted = {} if features is None or isinstance(features, nn.Module) else {"features": features}
+        self.options = changed(ExactGPOptions() if options is None else options, {**counted, **keywords})
+        self.net: nn.Module | None = None
+        self.device = torch.device("cpu" if device is None else device)
+        if isinstance(features, nn.Module):
+            check_network(features)
+            if device is None:
+                self.device = next((p.device for p in features.parameters()), self.device)
+            self.net = copy.deepcopy(features).to(self.device).requires_grad_(False)
+        self._random: RandomFeatures | None = None
+        self._state = ExactState()
+        self._model = ExactModel(self.features, chunk=self.options.batch_size)
+
+    def __repr__(self) -> str:
+        kind = f"{self.options.count} random features" if self.net is None else type(self.net).__name__
+        return f"ExactGP({kind}; {len(self._state.labels)} tasks learned, {self.memory_bytes():,} bytes kept)"
+
+    # -- learning ---------------------------------------------------------------------------------------
+
+    def fit(self, x: Any, y: Any, *, size: int | None = None, on_step: OnStep = None) -> None:
+        """Add all data of a new task. `size` and `on_step` have no meaning: every example counts once, in no steps."""
+        self._add(x, y, len(self._state.labels))
+
+    def learn(self, x: Any, y: Any, *, size: int | None = None) -> Work[None]:
+        """The work of fit()."""
+        nothing: Iterator[Program] = iter(())
+        yield from nothing
+        self.fit(x, y)
+
+    def observe(self, x: Any, y: Any, task: int | None = None) -> None:
+        """Add a minibatch to a task, the latest by default; the number after the latest begins a new task."""
+        known = len(self._state.labels)
+        self._add(x, y, max(known - 1, 0) if task is None else check_task(task, known + 1))
+
+    def forget(self, task: int, x: Any | None = None, y: Any | None = None) -> None:
+        """Subtract a task as if it had never been added; the others keep their numbers.
+
+        All its data must be given again, unless the option `per_task` keeps its sums.
+        """
+        number = check_task(task, len(self._state.labels))
+        if not self._model.tasks.blocks[number].squares.numel():
+            raise TaskError(f"task {number} has been forgotten before")
+        old = None
+        if x is not None and y is not None:
+            state = self._with_targets(y, number)
+            old = self._model.of(self._inputs(x, y), self._targets(y, state, number))
+            if state != self._state:
+                raise TaskError(f"these are not exactly the examples of task {number}: there are other labels")
+        tasks = without(self._model.tasks, number, old)
+        labels = [[] if i == number else own for i, own in enumerate(self._state.labels)]
+        self._state, self._model.tasks = replace(self._state, labels=labels), tasks
+
+    # -- prediction -------------------------------------------------------------------------------------
+
+    def predict(self, x: Any, task: int | Sequence[int] | Tensor | None = None) -> Prediction:
+        """What is believed about x: over all labels ever seen, or in a task, or each input in a task of its own."""
+        state, inputs = self._state, self._inputs(x)
+        numbers = None if task is None else checked_tasks(task, len(state.labels), len(inputs)).to(self.device)
+        with torch.no_grad(), network_failures():
+            found = self._model.believe(inputs)
+            return self._numbers(found) if state.outputs else self._classes(found, numbers)
+
+    def _classes(self, found: Believed, numbers: Tensor | None) -> Prediction:
+        assert found.log_probs is not None
+        labels = [label for own in self._state.labels for label in own]
+        of_task = torch.tensor([k for k, own in enumerate(self._state.labels) for _ in own], device=self.device)
+        log_probs, keep = found.log_probs, slice(None)
+        if numbers is not None:
+            log_probs = log_probs.masked_fill(of_task != numbers[:, None], -torch.inf).log_softmax(1)
+            if len(numbers.unique()) == 1:  # one task: its own labels alone
+                keep = (of_task == numbers[0]).nonzero()[:, 0]  # type: ignore[assignment]
+                labels = list(self._state.labels[int(numbers[0])])
+                if not labels:
+                    raise TaskError(f"task {int(numbers[0])} has been forgotten")
+        probs = log_probs.exp().float()
+        tasks = None if numbers is not None else summed(probs, of_task, len(self._state.labels))
+        spread = found.variance[:, None].expand_as(found.mean).float()
+        moments = found.mean.float()[:, keep], spread[:, keep]
+        return over_labels(probs[:, keep], labels, tasks, found.novelty.float(), moments)
+
+    def _numbers(self, found: Believed) -> Prediction:
+        mean, spread = found.mean.float(), found.variance[:, None].expand_as(found.mean)
+        total = spread + self._model.noise
+
+        def density(y: Any) -> Tensor:
+            gap = (Gaussian(self._state.outputs).encode(y, self.device, torch.float64) - found.mean).square()
+            return (-0.5 * (gap / total + (2 * torch.pi * total).log())).sum(1).float()
+
+        return Prediction(
+            mean, spread.float(), target_mean=mean, target_variance=total.float(), density=density,
+            novelty=found.novelty.float(),
+        )  # fmt: skip
+
+    # -- keeping ----------------------------------------------------------------------------------------
+
+    def memory_bytes(self) -> int:
+        """Bytes that are kept of past tasks."""
+        return sum(self.memory_parts().values())
+
+    def memory_parts(self) -> Parts:
+        """The same by kind. Sums are counted as they are saved: exact whole numbers, of 32 bits where they fit."""
+        return {"statistics": stored_bytes(self._model.tasks)} if self._model.tasks.blocks else {}
+
+    def kept_inputs(self) -> list[Tensor]:
+        """No inputs are kept."""
+        return []
+
+    def past_divergences(self) -> list[float]:
+        """Not a measure that this method has."""
+        return []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides what happens next, exactly: {"meta": JSON-able, "tensors": by name}."""
+        kept = stored(self._model.tasks)
+        return codec.pack(SavedExact(asdict(self.options), self.net is not None, self._state, kept))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly where the learner that gave `state` was; refused as a whole if it does not fit."""
+        saved = codec.unpack(SavedExact, state, self.device)
+        if saved.exact_gp != asdict(self.options) or saved.own_network != (self.net is not None):
+            raise CheckpointError("the state was made by a learner with other options or features")
+        own, tasks = saved.state, restored(saved.tasks)
+        widths = [len(block.squares) for block in tasks.blocks]
+        if widths != [own.outputs or len(labels) for labels in own.labels]:
+            raise CheckpointError("the labels of this state do not fit its sums")
+        self._state, self._random = own, None
+        self._model = ExactModel(self.features, not own.outputs, self.options.batch_size, tasks)
+
+    def save(self, path: str | Path) -> None:
+        """Write the state to one file, atomically; `frcl.load` reads it. A network of the user is not in it."""
+        state = self.state_dict()
+        save_state(path, state["meta"], state["tensors"])
+
+    # -- one addition -----------------------------------------------------------------------------------
+
+    def features(self, x: Tensor) -> Tensor:
+        """The fixed features of inputs: whole numbers [n, K], the last of them the bias."""
+        if self.net is not None:
+            return whole_features(self.net(x))
+        if self._random is None:
+            made = RandomFeatures(tuple(x.shape[1:]), self.options.count, self.options.kind, self.options.seed)
+            self._random = made.to(self.device)
+        return whole_features(self._random(x))
+
+    def _add(self, x: Any, y: Any, number: int) -> None:
+        inputs = self._inputs(x, y)
+        if self.net is not None and not self._state.labels:
+            check_features(self.net, inputs)
+        state = self._with_targets(y, number)
+        with network_failures():
+            new = self._model.of(inputs, self._targets(y, state, number))
+        tasks = added(self._model.tasks, number, new, own_gram=self.options.per_task)
+        floating = inputs.is_floating_point()
+        self._state = replace(state, input_shape=tuple(inputs.shape[1:]), input_floating=floating)
+        self._model.tasks, self._model.classes = tasks, not state.outputs
+
+    def _with_targets(self, y: Any, number: int) -> ExactState:
+        """The state with what these targets of a task bring: labels that it has not had, or the width of numbers."""
+        state, values = self._state, as_values(y)
+        labels = [*state.labels, *([[]] if number == len(state.labels) else [])]
+        if isinstance(values, Tensor) and values.is_floating_point():
+            refuse_what_looks_like_labels(values)
+            outputs = Gaussian.from_targets(values, None, {}).outputs
+            if state.labels and state.outputs != outputs:
+                raise DataError(f"the targets are {outputs} numbers; earlier ones were {state.outputs or 'labels'}")
+            return replace(state, labels=labels, outputs=outputs)
+        if state.outputs:
+            raise DataError("the targets are labels; earlier ones were numbers. Use another learner for them.")
+        if values.ndim != 1:
+            raise LabelError(f"labels must be one per example, [N]; got shape {tuple(values.shape)}")
+        found = (values.unique() if isinstance(values, Tensor) else np.unique(values)).tolist()
+        known = [label for own in labels for label in own]
+        if known and isinstance(known[0], str) != isinstance(found[0], str):
+            raise LabelError(f"the labels are like {found[0]!r}; earlier ones were like {known[0]!r}")
+        labels[number] = [*labels[number], *(label for label in found if label not in labels[number])]
+        return replace(state, labels=labels)
+
+    def _targets(self, y: Any, state: ExactState, number: int) -> Tensor:
+        """Targets [n, C]: numbers, or indicators of the labels of the task."""
+        if state.outputs:
+            return Gaussian(state.outputs).encode(y, self.device, torch.float64)
+        values = as_values(y)
+        given = values.cpu().numpy() if isinstance(values, Tensor) else values
+        own = np.array(state.labels[number])
+        order = np.argsort(own)
+        index = torch.from_numpy(order[np.searchsorted(own, given, sorter=order)])
+        return F.one_hot(index, len(own)).double().to(self.device)
+
+    def _inputs(self, x: Any, y: Any | None = None) -> Tensor:
+        shape, floating = self._state.input_shape, self._state.input_floating
+        dtype = next((p.dtype for p in self.net.parameters()), torch.float32) if self.net is not None else torch.float32
+        inputs = checked_inputs(x, shape, dtype, self.device, floating)
+        if y is not None:
+            check_lengths(inputs, y)
+        return inputs

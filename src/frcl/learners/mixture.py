@@ -1,0 +1,93 @@
+"""Predictions without a task: p(y | x) = Σ_k p(k | x) p(y | x, k) over all labels ever seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from frcl.errors import TaskError
+from frcl.learners.types import Prediction
+from frcl.likelihoods import Label, Softmax
+
+
+def summed(values: Tensor, groups: Sequence[int] | Tensor, count: int) -> Tensor:
+    """[n, count]: the sums of the columns of values [n, C] that belong to each group."""
+    index = torch.as_tensor(groups, device=values.device)
+    return values.new_zeros(len(values), count).index_add_(1, index, values)
+
+
+def all_labels(each: Sequence[Label]) -> tuple[Label, ...]:
+    """Labels of several tasks, sorted and without repetition; integers and strings are not mixed."""
+    if len({isinstance(label, str) for label in each}) > 1:
+        raise TaskError("some tasks have integers as labels and others strings; name a task, or rename the labels")
+    return tuple(sorted(set(each)))
+
+
+def over_labels(
+    probs: Tensor, of_label: Sequence[Label], task_probs: Tensor | None, novelty: Tensor | None,
+    moments: tuple[Tensor, Tensor] | None = None,
+) -> Prediction:  # fmt: skip
+    """A prediction over all labels from the probabilities [n, C] of columns that each belong to a label.
+
+    `moments` are mean and variance of independent functions, one per column; else those of the indicators.
+    """
+    classes = all_labels(of_label)
+    index = [classes.index(label) for label in of_label]
+    own = summed(probs, index, len(classes))
+    mean, variance = (
+        (own, own * (1 - own)) if moments is None else (summed(part, index, len(classes)) for part in moments)
+    )
+
+    def density(y: Any) -> Tensor:
+        known = Softmax(classes)
+        return own.gather(1, known.encode(y, own.device, own.dtype)[:, None])[:, 0].log()
+
+    best = own.argmax(1)
+    labels = (
+        np.array(classes)[best.cpu().numpy()] if isinstance(classes[0], str) else torch.tensor(classes).to(best)[best]
+    )
+    return Prediction(mean, variance, own, labels, classes, density=density, task_probs=task_probs, novelty=novelty)
+
+
+def mixed(each: Sequence[Prediction], task_probs: Tensor, novelty: Tensor | None, *, named: bool = False) -> Prediction:
+    """The mixture of what every task predicts, with weights [n, T]; `named` if the weights say which task was named.
+
+    For numbers mean and variance are Σ_k p_k μ_k and Σ_k p_k (σ_k² + μ_k²) − (Σ_k p_k μ_k)².
+    """
+    shown = None if named else task_probs
+    columns = [(one.probs, one.classes) for one in each if one.probs is not None and one.classes is not None]
+    if len(columns) == len(each):
+        weighted = [task_probs[:, k, None] * probs for k, (probs, _) in enumerate(columns)]
+        labels = [label for _, classes in columns for label in classes]
+        return over_labels(torch.cat(weighted, 1), labels, shown, novelty)
+    targets = [one for one in each if one.target_mean is not None]
+    if len(targets) < len(each) or len({one.mean.shape for one in each}) > 1:
+        raise TaskError(
+            "the tasks have different kinds of targets, classes and numbers or numbers of different width, so that "
+            "they have no common distribution; name a task"
+        )
+    mean, variance = mixture_moments([(one.mean, one.variance) for one in each], task_probs)
+    target = mixture_moments([(one.target_mean, one.target_variance) for one in each], task_probs)  # type: ignore[misc]
+
+    def density(y: Any) -> Tensor:
+        own = torch.stack([one.log_predictive(y) for one in each], 1)
+        return (own + task_probs.log()).logsumexp(1)
+
+    return Prediction(mean, variance, None, None, None, *target, density, shown, novelty)
+
+
+def mixture_moments(each: Sequence[tuple[Tensor, Tensor]], weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance [n, C] of a mixture of distributions with these means and variances; weights [n, T]."""
+    means, variances = (torch.stack(part, 1) for part in zip(*each, strict=True))  # [n, T, C]
+    w = weights[..., None]
+    mean = (w * means).sum(1)
+    return mean, (w * (variances + (means - mean[:, None]).square())).sum(1)
+
+
+def one_hot(numbers: Tensor, count: int, like: Tensor) -> Tensor:
+    """Weights [n, T] that are one for the named task."""
+    return torch.nn.functional.one_hot(numbers, count).to(like)

@@ -1,0 +1,408 @@
+"""The exact Gaussian process on fixed features: formulas against scikit-learn and brute force, then the learner."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import multivariate_normal
+from sklearn.datasets import load_digits
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.linear_model import BayesianRidge, Ridge
+
+import frcl
+from frcl import MLP, ExactGP
+from frcl.errors import CheckpointError, DataError, LabelError, NumericalError, OptionError, TaskError
+from frcl.exact.linear import (
+    TEMPER,
+    class_log_probs,
+    class_model,
+    degrees_of_freedom,
+    leverage,
+    solve,
+    solve_by_evidence,
+)
+from frcl.exact.sums import Sums, narrowed, plus, sums_of, symmetric, triangle
+from frcl.features.fixed import LIMIT, STEPS, RandomFeatures, image_shape, whole_features
+
+
+def examples(n=60, K=7, C=2, seed=0, noise=0.3):
+    generator = torch.Generator().manual_seed(seed)
+    Phi = torch.randn(n, K, generator=generator, dtype=torch.float64)
+    W = torch.randn(K, C, generator=generator, dtype=torch.float64)
+    return Phi, Phi @ W + noise * torch.randn(n, C, generator=generator, dtype=torch.float64)
+
+
+def close(a, b, **tolerance):
+    torch.testing.assert_close(torch.as_tensor(a).double(), torch.as_tensor(b).double(), **tolerance)
+
+
+# -- formulas
+
+
+@pytest.mark.parametrize("ridge", [0.01, 1.0, 30.0])
+def test_weights_are_those_of_ridge_regression(ridge):
+    Phi, Y = examples()
+    linear = solve(sums_of(Phi, Y), torch.tensor(ridge, dtype=torch.float64))
+    expected = Ridge(alpha=ridge, fit_intercept=False).fit(Phi.numpy(), Y.numpy())
+    close(linear.weights, expected.coef_.T, rtol=1e-8, atol=1e-10)
+
+
+def test_mean_variance_and_evidence_are_those_of_the_gaussian_process():
+    """Brute force over all examples with the kernel (σ²/λ) φᵀφ'."""
+    Phi, Y = examples(n=25, K=5, C=2)
+    new = examples(n=8, K=5, seed=3)[0]
+    linear = solve(sums_of(Phi, Y), torch.tensor(2.0, dtype=torch.float64))
+    s, scale = linear.noise, linear.noise / 2.0
+    K = scale * Phi @ Phi.mT + s * torch.eye(25, dtype=torch.float64)
+    k = scale * new @ Phi.mT
+    close(new @ linear.weights, k @ torch.linalg.solve(K, Y), rtol=1e-9, atol=1e-10)
+    variance = scale * new.square().sum(1) - (k * torch.linalg.solve(K, k.mT).mT).sum(1)
+    close(s * leverage(linear, new), variance, rtol=1e-8, atol=1e-10)
+    log_p = sum(multivariate_normal(np.zeros(25), K.numpy()).logpdf(Y[:, c].numpy()) for c in range(2))
+    close(linear.log_evidence, log_p, rtol=1e-9, atol=1e-9)
+
+
+def test_the_noise_maximises_the_evidence_at_that_ridge():
+    Phi, Y = examples(n=25, K=5, C=1)
+    linear = solve(sums_of(Phi, Y), torch.tensor(2.0, dtype=torch.float64))
+
+    def evidence(noise):
+        K = noise / 2.0 * Phi @ Phi.mT + noise * torch.eye(25, dtype=torch.float64)
+        return multivariate_normal(np.zeros(25), K.numpy()).logpdf(Y[:, 0].numpy())
+
+    best = evidence(float(linear.noise))
+    assert best > evidence(1.05 * float(linear.noise))
+    assert best > evidence(0.95 * float(linear.noise))
+
+
+def test_the_ridge_is_that_of_bayesian_ridge_regression():
+    Phi, Y = examples(n=80, K=6, C=1, noise=1.0)
+    linear = solve_by_evidence(sums_of(Phi, Y))
+    other = BayesianRidge(
+        fit_intercept=False, alpha_1=0, alpha_2=0, lambda_1=0, lambda_2=0, tol=1e-10, max_iter=5000
+    ).fit(Phi.numpy(), Y[:, 0].numpy())
+    assert math.isclose(float(linear.ridge), other.lambda_ / other.alpha_, rel_tol=0.05)
+    assert math.isclose(float(linear.noise), 1 / other.alpha_, rel_tol=0.01)
+    close(linear.weights[:, 0], other.coef_, rtol=5e-3, atol=1e-3)
+
+
+def test_degrees_of_freedom_are_the_sum_of_the_leverages():
+    Phi, Y = examples()
+    sums = sums_of(Phi, Y)
+    linear = solve(sums, torch.tensor(5.0, dtype=torch.float64))
+    close(degrees_of_freedom(sums, linear), leverage(linear, Phi).sum(), rtol=1e-10, atol=1e-10)
+
+
+def clusters(seed=0, n=400):
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % 3
+    centres = torch.tensor([[0.0, 0, 1], [2, 0, 1], [0, 2, 1]], dtype=torch.float64)
+    noise = torch.randn(n, 3, generator=generator, dtype=torch.float64) * torch.tensor([1.0, 0.5, 0.0])
+    return centres[y] + noise, y
+
+
+def test_class_means_and_scale_are_the_moments_of_the_functions_within_classes():
+    Phi, y = clusters()
+    Y = torch.nn.functional.one_hot(y, 3).double()
+    sums = sums_of(Phi, Y)
+    linear = solve(sums, torch.tensor(1.0, dtype=torch.float64))
+    model, f = class_model(sums, linear), Phi @ linear.weights
+    means = torch.stack([f[y == c].mean(0) for c in range(3)], 1)
+    close(model.means, means, rtol=1e-10, atol=1e-12)
+    within = sum((f[y == c] - f[y == c].mean(0)).mT @ (f[y == c] - f[y == c].mean(0)) for c in range(3)) / len(f)
+    variance = linear.noise * leverage(linear, Phi).mean()
+    close(model.chol @ model.chol.mT, within + variance * torch.eye(3, dtype=torch.float64), rtol=1e-9, atol=1e-12)
+    close(model.log_prior.exp(), [134 / 400, 133 / 400, 133 / 400])
+
+
+def test_classes_are_those_of_linear_discriminant_analysis():
+    Phi, y = clusters(n=3000)
+    Y = torch.nn.functional.one_hot(y, 3).double()
+    sums = sums_of(Phi, Y)
+    linear = solve(sums, torch.tensor(1e-6, dtype=torch.float64))
+    probs = class_log_probs(class_model(sums, linear), Phi @ linear.weights).exp()
+    close(probs.sum(1), torch.ones(3000))
+    other = LinearDiscriminantAnalysis().fit(Phi[:, :2].numpy(), y.numpy()).predict(Phi[:, :2].numpy())
+    assert float((probs.argmax(1).numpy() == other).mean()) > 0.99
+
+
+def test_class_probabilities_follow_bayes_rule_with_a_tempered_student_t():
+    from scipy.stats import multivariate_t
+
+    Phi, y = clusters()
+    sums = sums_of(Phi, torch.nn.functional.one_hot(y, 3).double())
+    linear = solve(sums, torch.tensor(1.0, dtype=torch.float64))
+    model, f = class_model(sums, linear), (Phi @ linear.weights)[:5]
+    S = (model.chol @ model.chol.mT).numpy()
+    logs = [
+        TEMPER * multivariate_t(model.means[:, c].numpy(), S, df=3).logpdf(f.numpy()) + float(model.log_prior[c])
+        for c in range(3)
+    ]
+    close(class_log_probs(model, f), torch.tensor(np.array(logs)).mT.log_softmax(1), rtol=1e-8, atol=1e-8)
+
+
+def test_no_features_no_posterior():
+    zero = Sums(*(torch.zeros(shape, dtype=torch.float64) for shape in ((2, 2), (2, 1), (1,), ())))
+    with pytest.raises(NumericalError, match="zero"):
+        solve_by_evidence(zero)
+
+
+# -- storage and features
+
+
+def test_a_triangle_keeps_a_symmetric_matrix():
+    A = torch.arange(9.0).reshape(3, 3)
+    A = A + A.mT
+    assert torch.equal(symmetric(narrowed(triangle(A)), 3), A.double())
+    assert narrowed(triangle(A)).dtype == torch.int32
+    assert narrowed(A * 2**40).dtype == torch.int64
+    assert narrowed(A / 3).is_floating_point()
+
+
+def test_dense_features_sample_the_arc_cosine_kernel():
+    """E[max(wᵀa, 0) max(wᵀb, 0)] = (sin θ + (π − θ) cos θ) / 2π for unit vectors at the angle θ."""
+    x = torch.tensor([[1.0, 0.0], [0.5, -2.0], [3.0, 1.0]])
+    made = RandomFeatures((2,), 200_000)(x)
+    unit = torch.nn.functional.pad(x.double(), (0, 1), value=1.0)
+    unit = unit / unit.norm(dim=1, keepdim=True)
+    angle = (unit @ unit.mT).clamp(-1, 1).arccos()
+    expected = (angle.sin() + (math.pi - angle) * angle.cos()) / (2 * math.pi)
+    close(made @ made.mT / made.shape[1], expected, rtol=0, atol=0.01)
+
+
+def test_convolutional_features_are_the_same_for_flat_and_shaped_images():
+    x = torch.rand(3, 64, generator=torch.Generator().manual_seed(0))
+    flat, shaped = RandomFeatures((64,), 50, "conv"), RandomFeatures((1, 8, 8), 50)
+    assert shaped.kind == "conv"
+    assert RandomFeatures((64,), 50).kind == "dense"
+    assert torch.equal(flat(x), shaped(x.view(3, 1, 8, 8)))
+    assert flat(x).shape == (3, 50)
+    by_hand = torch.nn.functional.unfold(x.view(3, 1, 8, 8).double(), 3)  # [3, 9, 36]
+    maps = (flat.get_buffer("weights").flatten(1) @ by_hand).abs().view(3, -1, 6, 6)
+    close(flat(x), maps.view(3, -1, 3, 2, 3, 2).mean((3, 5)).flatten(1)[:, :50], rtol=1e-10, atol=1e-12)
+    with pytest.raises(DataError, match="square"):
+        image_shape((65,))
+
+
+def test_features_are_rounded_for_each_input_by_itself():
+    features = torch.tensor([[3.0, -4.0], [300.0, -400.0], [0.0, 0.0]])
+    rms = math.sqrt(12.5)
+    row = [round(3 / rms * STEPS), round(-4 / rms * STEPS), STEPS]
+    assert whole_features(features).tolist() == [row, row, [0, 0, STEPS]]
+    assert float(whole_features(torch.eye(200)).max()) == LIMIT
+    with pytest.raises(NumericalError, match="finite"):
+        whole_features(torch.full((1, 2), math.inf))
+
+
+# -- the learner
+
+
+def digit_tasks():
+    pixels, labels = load_digits(return_X_y=True)
+    x, y = torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(labels)
+    return [
+        (x[torch.isin(y, torch.tensor(pair))], y[torch.isin(y, torch.tensor(pair))])
+        for pair in ((0, 1), (2, 3), (4, 5))
+    ]
+
+
+TASKS = digit_tasks()
+X = torch.cat([x[:40] for x, _ in TASKS])
+
+
+def taught(tasks=TASKS, **options):
+    learner = ExactGP(**{"features": 60, **options})
+    for x, y in tasks:
+        learner.fit(x, y)
+    return learner
+
+
+def same(first, second, atol=1e-6):
+    a, b = first.predict(X), second.predict(X)
+    assert a.classes == b.classes
+    for name in ("mean", "variance", "probs", "novelty"):
+        close(getattr(a, name), getattr(b, name), rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("kind", ["dense", "conv"])
+def test_the_order_of_tasks_and_minibatches_does_not_matter(kind):
+    forward, backward = taught(kind=kind), taught(TASKS[::-1], kind=kind)
+    same(forward, backward)
+    assert torch.equal(forward._model.tasks.gram, backward._model.tasks.gram)
+    pieces = ExactGP(60, kind=kind)
+    for number, (x, y) in enumerate(TASKS):
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
+        for some in order.split(37):
+            pieces.observe(x[some], y[some], task=number)
+    same(forward, pieces)
+    assert torch.equal(forward._model.tasks.gram, pieces._model.tasks.gram)
+
+
+def test_tasks_give_the_posterior_of_one_fit_on_the_union():
+    union = ExactGP(60)
+    union.fit(torch.cat([x for x, _ in TASKS]), torch.cat([y for _, y in TASKS]))
+    same(taught(), union)
+
+
+def test_the_posterior_is_that_of_a_ridge_regression_on_the_features():
+    learner = taught()
+    Phi, y = learner.features(torch.cat([x for x, _ in TASKS])), torch.cat([y for _, y in TASKS])
+    Y = torch.nn.functional.one_hot(y, 6).double()
+    learner.predict(X)
+    ridge = float(learner._model._solve()[1].ridge)
+    expected = Ridge(alpha=ridge, fit_intercept=False).fit(Phi.numpy(), Y.numpy()).predict(learner.features(X).numpy())
+    close(learner.predict(X).mean, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("per_task", [False, True])
+def test_a_forgotten_task_leaves_no_trace(per_task):
+    learner = taught(per_task=per_task)
+    learner.forget(1, *(() if per_task else TASKS[1]))
+    rest = taught([TASKS[0], TASKS[2]])
+    same(learner, rest)
+    p = learner.predict(X)
+    assert p.task_probs.shape == (len(X), 3)
+    assert float(p.task_probs[:, 1].abs().max()) == 0
+    with pytest.raises(TaskError, match="forgotten"):
+        learner.forget(1, *TASKS[1])
+    with pytest.raises(TaskError, match="forgotten"):
+        learner.predict(X, task=1)
+
+
+def test_only_the_data_of_a_task_can_be_forgotten():
+    learner = taught()
+    before = learner.state_dict()["tensors"]
+    with pytest.raises(TaskError, match="per_task"):
+        learner.forget(1)
+    with pytest.raises(TaskError, match="exactly"):
+        learner.forget(1, TASKS[1][0][1:], TASKS[1][1][1:])
+    with pytest.raises(TaskError, match="labels"):
+        learner.forget(1, *TASKS[0])
+    after = learner.state_dict()["tensors"]
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_saved_learner_continues_exactly(tmp_path):
+    learner = taught(TASKS[:2])
+    learner.save(tmp_path / "gp.frcl")
+    loaded = frcl.load(tmp_path / "gp.frcl")
+    for one in (learner, loaded):
+        one.fit(*TASKS[2])
+    same(learner, loaded, atol=0)
+    kept = learner.state_dict()["tensors"]
+    assert all(tensor.dtype == torch.int32 for tensor in kept.values())
+    assert learner.memory_bytes() == sum(4 * tensor.numel() for tensor in kept.values())
+    assert learner.memory_bytes() == 4 * (61 * 62 // 2 + 61 * 6 + 6 + 3)
+    with pytest.raises(CheckpointError, match="other options"):
+        ExactGP(61).load_state_dict(learner.state_dict())
+
+
+def test_a_frozen_network_gives_the_features(tmp_path):
+    net = MLP(64, (40,), last="relu", seed=3)
+    learner = ExactGP(net)
+    for x, y in TASKS:
+        learner.fit(x, y)
+    close(learner.features(X), whole_features(net(X).detach()), rtol=0, atol=0)
+    assert float((learner.predict(X).labels == torch.cat([y[:40] for _, y in TASKS])).double().mean()) > 0.9
+    learner.save(tmp_path / "gp.frcl")
+    assert torch.equal(frcl.load(tmp_path / "gp.frcl", net).predict(X).probs, learner.predict(X).probs)
+    with pytest.raises(CheckpointError, match="network"):
+        frcl.load(tmp_path / "gp.frcl")
+
+
+def test_the_size_is_given_in_features_or_bytes():
+    assert ExactGP(features=7).options.count == 7
+    for memory in (100, 630_000, 630_003):
+        K = ExactGP(memory=memory).options.count + 1
+        assert 4 * K * (K + 1) // 2 <= memory < 4 * (K + 1) * (K + 2) // 2
+    with pytest.raises(OptionError):
+        ExactGP(features=0)
+
+
+def test_prediction_over_all_labels_and_in_a_task():
+    learner = taught()
+    p = learner.predict(X)
+    truth = torch.cat([y[:40] for _, y in TASKS])
+    assert p.classes == (0, 1, 2, 3, 4, 5)
+    assert float((p.labels == truth).double().mean()) > 0.93
+    close(p.task_probs, p.probs.view(-1, 3, 2).sum(-1), rtol=0, atol=1e-6)
+    one = learner.predict(X, task=1)
+    assert one.classes == (2, 3)
+    assert one.task_probs is None
+    close(one.probs, p.probs[:, 2:4] / p.probs[:, 2:4].sum(1, keepdim=True), rtol=1e-3, atol=1e-4)
+    each = learner.predict(X, task=torch.arange(3).repeat_interleave(40))
+    assert each.classes == p.classes
+    close(each.probs[40:80, 2:4], one.probs[40:80], rtol=0, atol=1e-6)
+    assert float(each.probs[:40, 2:].max()) == 0
+    close(p.log_predictive(truth), p.probs.gather(1, truth[:, None])[:, 0].log(), rtol=1e-5, atol=1e-6)
+
+
+def test_one_label_in_two_tasks_is_one_label_and_two_columns():
+    x, y = TASKS[0]
+    learner = taught([(x, y), (1 - x, y)])
+    p = learner.predict(torch.cat([x, 1 - x]))
+    assert p.classes == (0, 1)
+    assert float((p.labels == torch.cat([y, y])).double().mean()) > 0.98
+    assert float((p.task_probs.argmax(1) == torch.arange(2).repeat_interleave(len(x))).double().mean()) > 0.99
+
+
+def test_strange_inputs_are_novel():
+    p = taught().predict(torch.cat([X, X.flip(1).roll(7, 1)]))
+    known, strange = p.novelty[: len(X)], p.novelty[len(X) :]
+    assert 0.7 < float(known.mean()) < 1.5
+    assert float(strange.median()) > 2 * float(known.median())
+
+
+def test_regression_with_variance():
+    """Against a brute-force Gaussian process; the variance grows away from the data."""
+    x = torch.linspace(-2, 2, 80)[:, None]
+    y = torch.sin(2 * x[:, 0]) + 0.05 * torch.randn(80, generator=torch.Generator().manual_seed(0))
+    learner = ExactGP(features=100, batch_size=16)
+    learner.fit(x[:40], y[:40])
+    learner.fit(x[40:], y[40:])
+    new = torch.tensor([[-1.0], [0.3], [1.5], [6.0]])
+    p = learner.predict(new)
+    assert p.probs is None
+    Phi, phi, (linear, noise) = (
+        learner.features(x),
+        learner.features(new),
+        (learner._model._solve()[1], learner._model.noise),
+    )
+    K = noise / linear.ridge * Phi @ Phi.mT + noise * torch.eye(80, dtype=torch.float64)
+    k = noise / linear.ridge * phi @ Phi.mT
+    close(p.target_mean[:, 0], (k @ torch.linalg.solve(K, y.double())), rtol=0, atol=1e-5)
+    variance = noise / linear.ridge * phi.square().sum(1) - (k * torch.linalg.solve(K, k.mT).mT).sum(1)
+    close(p.variance[:, 0], variance, rtol=1e-4, atol=1e-7)
+    close(p.target_variance[:, 0], variance + noise, rtol=1e-4, atol=1e-7)
+    assert float((p.target_mean[:3, 0] - torch.sin(2 * new[:3, 0])).abs().max()) < 0.1
+    assert float(p.variance[3, 0]) > 10 * float(p.variance[1, 0])
+    expected = torch.distributions.Normal(p.target_mean[:, 0], p.target_variance[:, 0].sqrt()).log_prob(
+        torch.zeros(4) + 0.5
+    )
+    close(p.log_predictive(torch.full((4,), 0.5)), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_errors_leave_the_learner_as_it_was():
+    learner = ExactGP(10)
+    with pytest.raises(TaskError, match="fit"):
+        learner.predict(X)
+    learner = taught(TASKS[:1])
+    before = learner.state_dict()
+    for x, y, error in (
+        (TASKS[0][0], TASKS[0][1].double() + 0.5, DataError),
+        (TASKS[0][0], np.array(["a"] * len(TASKS[0][0])), LabelError),
+        (TASKS[0][0], TASKS[0][1][:-1], DataError),
+        (TASKS[0][0][:, :10], TASKS[0][1], DataError),
+    ):
+        with pytest.raises(error):
+            learner.fit(x, y)
+    after = learner.state_dict()
+    assert before["meta"] == after["meta"]
+    assert all(torch.equal(before["tensors"][name], after["tensors"][name]) for name in before["tensors"])
+
+
+def test_sums_add_up():
+    Phi, Y = examples()
+    for one, other in zip(plus(sums_of(Phi[:20], Y[:20]), sums_of(Phi[20:], Y[20:])), sums_of(Phi, Y), strict=True):
+        close(one, other)

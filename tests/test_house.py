@@ -30,7 +30,6 @@ ORDER = [
     "features",
     "likelihoods",
     "posterior",
-    "prior",
     "summary",
     "selection",
     "boundary",

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from frcl.baselines.options import TrainingOptions
-from frcl.engine.adam import AdamState, Optimiser
-from frcl.engine.program import Drawn, Loss, Program, Terms, minibatch_rows, refuse_non_finite
+from frcl.engine.program import AdamState, Drawn, Loss, Optimiser, Program, Terms, minibatch_rows, refuse_non_finite
 from frcl.errors import CheckpointError, DataError, OptionError
 from frcl.features import check_features, fixed_parts, in_chunks, is_stackable
 from frcl.learners.base import SavedLearner, SequentialLearner, State, checked_size, data_mark

@@ -188,7 +188,8 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
                 self.detector.load_state_dict(watched)
             raise
         window.add(inputs, encoded, self._state.streams["window"])
-        remember(self.detector, current, inputs, encoded)
+        if self.detector is not None:
+            remember(self.detector, current, inputs, encoded)
         return StepLog(len(self._state.past), current.step, *values, *astuple(decision))
 
     def familiarity(self, x: Any) -> Tensor:

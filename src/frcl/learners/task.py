@@ -11,7 +11,15 @@ from torch import Tensor, nn
 
 from frcl.engine.program import Drawn, Optimiser, Program, exact_number, minibatch_rows, refuse_non_finite
 from frcl.errors import DataError, OptionError
-from frcl.features import check_features, fixed_parts, has_convolutions, in_chunks, is_stackable, network_failures
+from frcl.features import (
+    FeatureMap,
+    check_features,
+    fixed_parts,
+    has_convolutions,
+    in_chunks,
+    is_stackable,
+    network_failures,
+)
 from frcl.learners.lockstep import Work
 from frcl.learners.objective import Constants, Draws, Objective, Parameters, inducing_inputs
 from frcl.learners.options import FRCLOptions
@@ -21,7 +29,7 @@ from frcl.likelihoods import Likelihood
 from frcl.posterior import Posterior, Prior, initial_posterior, kernel_features, random_mean, triangular, weight_moments
 from frcl.regularisers.functional import stacked_points
 from frcl.regularisers.heads import trained_heads, with_trained_heads
-from frcl.regularisers.protocol import FeatureMap, Task, draw_penalties, hooks
+from frcl.regularisers.protocol import Task, draw_penalties, hooks
 from frcl.seeding import fork
 from frcl.selection import (
     CRITERIA,
@@ -166,7 +174,7 @@ def split(model: Model, likelihood: Likelihood, task: int, x: Tensor, y: Tensor)
 def open_task(
     model: Model, likelihood: Likelihood, size: int, state: LearnerState, x: Tensor, y: Tensor, examples: int
 ) -> CurrentTask:
-    """A fresh posterior for a task whose first data are x and y; N is `size`; `examples` are at hand when it ends."""
+    """Begin a task whose first data are x and y; N is `size`; `examples` are at hand when it ends."""
     n = check_opening(model, likelihood, x)
     for regulariser in state.regularisers:
         regulariser.check(likelihood, examples)
@@ -191,7 +199,10 @@ def open_task(
     task = model.task(state, likelihood, float(size))
     for regulariser in state.regularisers:
         regulariser.begin(task)
-    return CurrentTask(likelihood=likelihood, N=float(size), optimiser=Optimiser(params, options.lr), Z=Z)
+    current = CurrentTask(likelihood=likelihood, N=float(size), optimiser=Optimiser(params, options.lr), Z=Z)
+    state.current, state.declared = current, None
+    state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
+    return current
 
 
 def objective_of(model: Model, state: LearnerState, likelihood: Likelihood) -> Objective:

@@ -346,6 +346,8 @@ def likelihood_for(
         else:
             labels = task_labels(values, labels)
             name = "bernoulli" if len(labels) == 2 else "softmax"
+    else:
+        check_name(name)
     kind: Any = LIKELIHOODS[name]
     known = {field.name for field in fields(kind)} - {"labels", "outputs"}  # these two come from the targets
     return cast(

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from frcl.errors import OptionError
-from frcl.features import features
+from frcl.features import FeatureMap
 from frcl.likelihoods import Likelihood
 from frcl.options import NOT_NEGATIVE, POSITIVE, check_fields
 from frcl.registry import Registry
@@ -23,17 +23,6 @@ from frcl.seeding import fork
 from frcl.trees import Params, Tree
 
 Kept = dict[str, list[Tensor]]  # what is kept of past tasks, by kind (`learners/accounting.py`)
-
-
-@dataclass(frozen=True)
-class FeatureMap:
-    """φ(x; θ): the network's outputs times a scale, with the bias column, as a pure function."""
-
-    net: nn.Module
-    scale: float = 1.0
-
-    def __call__(self, theta: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        return features(self.net, theta, x, self.scale)
 
 
 class PastTask(Protocol):

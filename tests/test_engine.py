@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from frcl.engine.adam import Optimiser, gradient, stacked
 from frcl.engine.batching import Block, can_stack
-from frcl.engine.program import Drawn, Program, Terms
+from frcl.engine.program import Drawn, Optimiser, Program, Terms, gradient, stacked
 from frcl.engine.train import Alone, StreamSteps, train
 from frcl.errors import NumericalError, TaskError
 from frcl.seeding import Streams
@@ -290,7 +289,7 @@ def test_streams_that_are_held_save_what_was_before():
     streams.hold()
     first = torch.rand(3, generator=streams["batches"])
     assert all(torch.equal(streams.state()[name], value) for name, value in before.items())
-    streams.rewind()
+    streams.restore(streams.state())
     assert torch.equal(torch.rand(3, generator=streams["batches"]), first)
     streams.hold()
     streams.release()

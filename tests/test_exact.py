@@ -13,6 +13,7 @@ from sklearn.linear_model import BayesianRidge, Ridge
 import frcl
 from frcl import MLP, ExactGP
 from frcl.errors import CheckpointError, DataError, LabelError, NumericalError, OptionError, TaskError
+from frcl.exact.fixed import LIMIT, STEPS, RandomFeatures, image_shape, whole_features
 from frcl.exact.linear import (
     TEMPER,
     class_log_probs,
@@ -23,7 +24,6 @@ from frcl.exact.linear import (
     solve_by_evidence,
 )
 from frcl.exact.sums import Sums, narrowed, plus, sums_of, symmetric, triangle
-from frcl.features.fixed import LIMIT, STEPS, RandomFeatures, image_shape, whole_features
 
 
 def examples(n=60, K=7, C=2, seed=0, noise=0.3):

@@ -31,7 +31,6 @@ ORDER = [
     "exact",
     "likelihoods",
     "posterior",
-    "prior",
     "summary",
     "selection",
     "boundary",

@@ -21,7 +21,7 @@ from frcl.learners.exact_gp import ExactGP
 from frcl.learners.exact_options import ExactGPOptions
 from frcl.learners.frcl import FRCL
 from frcl.learners.options import PLUS, FRCLOptions
-from frcl.learners.protocol import Learner
+from frcl.learners.types import Learner
 from frcl.likelihoods import Label
 from frcl.options import MethodOptions, changed
 from frcl.registry import Registry

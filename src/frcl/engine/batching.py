@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from frcl.engine.adam import stacked
-from frcl.engine.program import Drawn, Program, Terms, at_place, loaded, move
-from frcl.trees import Tree, batch_axes, named_tensors, shapes, stack
+from frcl.engine.program import Drawn, Program, Terms, Unit, at_place, gradient, loaded, stacked
+from frcl.trees import Tree, batch_axes, leaf, named_tensors, shapes, stack, tree_map
 
 LARGEST = 8 << 30  # bytes of data that may be copied for the sake of one gather instead of several
 
 
-class Block:
+class Block(Unit):
     """Programs of equal shape as one: every tensor has a leading axis [S], of which their own tensors are slices."""
 
     def __init__(self, programs: Sequence[Program]) -> None:
         self.programs = programs
         self.optimiser = stacked([program.optimiser for program in programs])
-        self._constants = stack([program.constants for program in programs])
+        self.constants = stack([program.constants for program in programs])
         self.carry = stack([program.carry for program in programs])
         for i, program in enumerate(programs):
             whole = dict(named_tensors(self.carry))
             for name, tensor in named_tensors(program.carry):
                 tensor.data = whole[name][i]
-        self._drawn: Drawn | None = None
         self._data = _joined(programs)
 
     def load(self, drawn: Sequence[Drawn]) -> None:
-        self._drawn = loaded(self._drawn, stack(drawn, 1), self.programs[0].chunk)
+        self.drawn = loaded(self.drawn, stack(drawn, 1), self.programs[0].chunk)
 
     def terms(self, at: int | Tensor) -> Terms:
-        assert self._drawn is not None
-        rows, draws = at_place(self._drawn, at)
+        assert self.drawn is not None
+        rows, draws = at_place(self.drawn, at)
         assert rows is not None
         if self._data is None:
             x, y = minibatches(self.programs, list(rows))
@@ -44,15 +43,12 @@ class Block:
             shape = rows.shape
             x = whole_x.index_select(0, picked).unflatten(0, shape)
             y = whole_y.index_select(0, picked).unflatten(0, shape)
-        return batched_loss(self.programs[0], self.optimiser.tree, self._constants, x, y, draws)
-
-    def move(self, terms: Terms) -> Tensor:
-        return move(self.programs[0], self.optimiser, self._constants, self.carry, terms).mT
+        return batched_loss(self.programs[0], self.optimiser.tree, self.constants, x, y, draws)
 
     def minibatch(self, program: int, at: int) -> tuple[Tensor, Tensor]:
-        assert self._drawn is not None
-        assert self._drawn.rows is not None
-        rows = self._drawn.rows[at, program]
+        assert self.drawn is not None
+        assert self.drawn.rows is not None
+        rows = self.drawn.rows[at, program]
         return self.programs[program].x[rows], self.programs[program].y[rows]
 
 
@@ -89,3 +85,55 @@ def _shape(program: Program) -> object:
     lr = (program.optimiser.lr, program.optimiser.decay)
     trees = shapes((program.optimiser.tree, program.constants, program.carry))
     return program.signature, trees, tuple(program.x.shape[1:]), tuple(program.y.shape[1:]), lr
+
+
+CLOSE = 0.02  # of the largest element of a gradient: rounding, in TF32 too, is far below, another function far above
+
+_verdicts: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # by network: why it cannot be batched, or ""
+
+
+def why_not(programs: Sequence[Program]) -> str:
+    """Why these programs cannot be computed as one, or "": each network is tested once in its life."""
+    if any(program.net not in _verdicts for program in programs):
+        reason = _tested(programs)
+        for program in programs:
+            _verdicts[program.net] = reason
+    return next((_verdicts[program.net] for program in programs if _verdicts[program.net]), "")
+
+
+def _tested(programs: Sequence[Program]) -> str:
+    """Compare loss and gradient of one step, batched and one by one."""
+    drawn = [_drawn(program) for program in programs]
+    x, y = minibatches(programs, [one.rows for one in drawn if one.rows is not None])
+    own = [tree_map(leaf, program.optimiser.tree) for program in programs]
+    block = tree_map(leaf, stack(own))
+    constants, draws = stack([program.constants for program in programs]), stack([one.draws for one in drawn])
+    try:
+        both = batched_loss(programs[0], block, constants, x, y, draws)
+        gradients = gradient(both.loss.sum(), dict(named_tensors(block)))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        return str(error) or type(error).__name__
+    for i, program in enumerate(programs):
+        alone = program.loss(own[i], program.constants, x[i], y[i], drawn[i].draws)
+        expected = gradient(alone.loss, dict(named_tensors(own[i]))) | {"the loss": alone.loss.detach()}
+        found = {name: value[i] for name, value in gradients.items()} | {"the loss": both.loss.detach()[i]}
+        for name, value in expected.items():
+            if not _close(found[name], value):
+                return f"together the networks do not compute what each computes alone (see {name})"
+    return ""
+
+
+def _close(found: Tensor, expected: Tensor) -> bool:
+    if not found.numel() or not bool(expected.isfinite().all()):
+        return True
+    return bool((found - expected).abs().max() <= CLOSE * expected.abs().max() + 1e-6)
+
+
+def _drawn(program: Program) -> Drawn:
+    """The randomness of one step, without a trace in the streams."""
+    streams = program.streams.state()
+    drawn = tree_map(lambda value: value[0], program.draw(1))
+    program.streams.restore(streams)
+    return drawn

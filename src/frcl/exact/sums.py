@@ -1,6 +1,6 @@
 """Sums over examples from which the posterior of a linear model follows: they add up, and can be subtracted.
 
-With features that are whole numbers (`frcl.features.fixed`) and targets that are indicators of classes every sum is a
+With features that are whole numbers (`frcl.exact.fixed`) and targets that are indicators of classes every sum is a
 whole number, exact in float64 up to 2⁵³. So the order of examples does not matter, not even by rounding, and 32 bits
 for each number keep all of it.
 """

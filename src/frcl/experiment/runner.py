@@ -26,7 +26,7 @@ from frcl.experiment.results import RESULT, Result, SeedRecord
 from frcl.features import MLP, ConvNet
 from frcl.files import alone_in, write_atomically
 from frcl.learners.lockstep import Work, finish, together
-from frcl.learners.protocol import Learner, StreamLearner
+from frcl.learners.types import Learner, StreamLearner
 from frcl.methods import make_learner
 
 Source = Callable[[int], Benchmark]

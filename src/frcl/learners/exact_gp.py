@@ -15,19 +15,18 @@ from torch import Tensor, nn
 
 from frcl import codec
 from frcl.engine.program import Program
-from frcl.errors import CheckpointError, DataError, LabelError, TaskError
+from frcl.errors import CheckpointError, DataError, LabelError, OptionError, TaskError
+from frcl.exact.fixed import RandomFeatures, whole_features
 from frcl.exact.model import Believed, ExactModel, Tasks, added, restored, stored, stored_bytes, without
 from frcl.features import check_features, check_network, network_failures
-from frcl.features.fixed import RandomFeatures, whole_features
 from frcl.files import save_state
-from frcl.learners.accounting import Parts
+from frcl.learners.base import check_lengths, check_task, checked_inputs, checked_tasks
 from frcl.learners.exact_options import ExactGPOptions
-from frcl.learners.inputs import check_lengths, check_task, checked_inputs, checked_tasks
-from frcl.learners.lockstep import OnStep, Work
+from frcl.learners.lockstep import Work
 from frcl.learners.mixture import over_labels, summed
-from frcl.learners.types import Prediction
+from frcl.learners.types import OnStep, Parts, Prediction
 from frcl.likelihoods import Gaussian, Label, as_values
-from frcl.likelihoods.targets import refuse_what_looks_like_labels
+from frcl.likelihoods.base import refuse_what_looks_like_labels
 from frcl.options import changed
 
 
@@ -109,14 +108,14 @@ class ExactGP:
     def observe(self, x: Any, y: Any, task: int | None = None) -> None:
         """Add a minibatch to a task, the latest by default; the number after the latest begins a new task."""
         known = len(self._state.labels)
-        self._add(x, y, max(known - 1, 0) if task is None else check_task(task, known + 1))
+        self._add(x, y, max(known - 1, 0) if task is None else check_task(task, known + 1, "fit()"))
 
     def forget(self, task: int, x: Any | None = None, y: Any | None = None) -> None:
         """Subtract a task as if it had never been added; the others keep their numbers.
 
         All its data must be given again, unless the option `per_task` keeps its sums.
         """
-        number = check_task(task, len(self._state.labels))
+        number = check_task(task, len(self._state.labels), "fit()")
         if not self._model.tasks.blocks[number].squares.numel():
             raise TaskError(f"task {number} has been forgotten before")
         old = None
@@ -134,7 +133,7 @@ class ExactGP:
     def predict(self, x: Any, task: int | Sequence[int] | Tensor | None = None) -> Prediction:
         """What is believed about x: over all labels ever seen, or in a task, or each input in a task of its own."""
         state, inputs = self._state, self._inputs(x)
-        numbers = None if task is None else checked_tasks(task, len(state.labels), len(inputs)).to(self.device)
+        numbers = None if task is None else checked_tasks(task, len(state.labels), len(inputs), "fit()").to(self.device)
         with torch.no_grad(), network_failures():
             found = self._model.believe(inputs)
             return self._numbers(found) if state.outputs else self._classes(found, numbers)
@@ -272,3 +271,17 @@ class ExactGP:
         if y is not None:
             check_lengths(inputs, y)
         return inputs
+
+
+def restored_exact_gp(state: dict[str, Any], net: Any, device: str | torch.device | None) -> ExactGP:
+    """The learner whose state this is; `net` is its frozen network, where it has one."""
+    own = state["meta"].get("own_network")
+    if own is True and not isinstance(net, nn.Module):
+        raise CheckpointError("this is an ExactGP on the features of a network, which is not in the file; give it")
+    try:
+        options = changed(ExactGPOptions(), dict(state["meta"]["exact_gp"]))
+    except (TypeError, ValueError, OptionError) as error:
+        raise CheckpointError(f"the checkpoint's options cannot be read: {error}") from error
+    learner = ExactGP(net if own is True else None, device=device, options=options)
+    learner.load_state_dict(state)
+    return learner

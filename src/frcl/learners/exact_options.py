@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from frcl.features.fixed import FeatureKind
+from frcl.exact.fixed import FeatureKind
 from frcl.options import NOT_NEGATIVE, MethodOptions, option
 
 BYTES = 4  # of a number in the triangle

@@ -1,0 +1,283 @@
+"""Feature networks φ(x; θ), the bias column, and the checks that a network must pass.
+
+Any `nn.Module` from inputs [B, ...] to [B, K] serves, if it is one fixed function of each input: no batch
+norm, no active dropout, finite output. The features of the model are the network's outputs times a scale,
+with a column of ones appended for the bias.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from frcl.errors import NetworkError, OptionError
+from frcl.seeding import fork
+
+PROBE_SIZE = 8
+ROUNDING = 0.02  # largest difference between batch sizes in TF32 or bfloat16, relative to the largest feature
+
+
+@dataclass(frozen=True)
+class FeatureMap:
+    """φ(x; θ) as a pure function: [scale · net(x; θ), 1], shape [B, K]; K counts the bias column."""
+
+    net: nn.Module
+    scale: float = 1.0
+
+    def __call__(self, theta: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        out: Tensor = functional_call(self.net, dict(theta), (x,))
+        return torch.cat([times(self.scale, out), out.new_ones(out.shape[0], 1)], dim=1)
+
+
+def times(factor: float, x: Tensor) -> Tensor:
+    """factor · x; x itself if the factor is one."""
+    return x if factor == 1.0 else factor * x
+
+
+def fixed_parts(net: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a network that are not trained: buffers, and parameters without a gradient."""
+    return {**{n: p for n, p in net.named_parameters() if not p.requires_grad}, **dict(net.named_buffers())}
+
+
+def has_convolutions(net: nn.Module) -> bool:
+    return any(isinstance(module, nn.modules.conv._ConvNd) for module in net.modules())
+
+
+def is_stackable(net: nn.Module) -> bool:
+    """Whether several copies of the network can be computed as one batch, and profit from it.
+
+    Batched convolutions are slower than separate ones. An embedding with `padding_idx` or `max_norm` gives other
+    results when batched.
+    """
+    return not has_convolutions(net) and not any(
+        isinstance(module, nn.Embedding) and (module.padding_idx is not None or module.max_norm is not None)
+        for module in net.modules()
+    )
+
+
+@contextmanager
+def network_failures() -> Iterator[None]:
+    """A context in which the errors that a network raises on unsuitable inputs become a NetworkError."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, IndexError, ValueError) as error:
+        raise NetworkError(f"the network failed on these inputs: {error}") from error
+
+
+def in_chunks(function: Callable[[Tensor], Tensor], x: Tensor, size: int) -> Tensor:
+    """function(x) for a large x, without gradient, a slice at a time."""
+    with torch.no_grad():
+        if len(x) <= size:
+            return function(x)
+        return torch.cat([function(part) for part in x.split(size)])
+
+
+def check_network(net: nn.Module) -> None:
+    """Refuse a network with modules that make its output depend on anything but the input and the weights."""
+    if not isinstance(net, nn.Module):
+        raise NetworkError(f"expected a network, an nn.Module; got {type(net).__name__}")
+    for name, parameter in net.named_parameters():
+        if parameter.dtype == torch.float16:
+            raise NetworkError(
+                f"the network's {name!r} is float16, which overflows in training; call net.float() first"
+            )
+    for name, module in net.named_modules():
+        kind = type(module).__name__
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) or (
+            isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
+        ):
+            raise NetworkError(
+                f"the network has {kind} at {name or 'its root'!r}: its output for one input depends on other "
+                "inputs or on running statistics, so a stored function would change by itself. "
+                "Use GroupNorm or LayerNorm, or no normalisation."
+            )
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
+            raise NetworkError(
+                f"the network has active dropout ({kind} at {name!r}, p={module.p}): features must be the same "
+                "each time. Call net.eval() before handing it over, or remove the layer."
+            )
+
+
+def check_features(net: nn.Module, x: Tensor) -> int:
+    """Run the network on a few inputs and refuse it if it is not a feature map; returns K without the bias."""
+    check_network(net)
+    probe = x[:PROBE_SIZE]
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+            first, second, alone = net(probe), net(probe), net(probe[:1])
+    except Exception as error:
+        raise NetworkError(
+            f"the network failed on inputs of shape {tuple(probe.shape)} and type {probe.dtype}: {error}. "
+            "It must map [batch, ...] to [batch, K]; integer inputs are passed as they are, so convert "
+            "images to float first."
+        ) from error
+    _check_output(net, first, probe)
+    if not torch.equal(first, second):
+        raise NetworkError(
+            "the network gives different features for the same inputs: something in it is random. "
+            "Call net.eval() before handing it over, or remove the random layer."
+        )
+    size = first.abs().max()
+    if not torch.allclose(first[:1], alone, rtol=0.0, atol=ROUNDING * float(size)):
+        raise NetworkError(
+            "the network's features for one input depend on the rest of the batch. "
+            "Use a normalisation that works on one input at a time."
+        )
+    return int(first.shape[1])
+
+
+def _check_output(net: nn.Module, first: object, probe: Tensor) -> None:
+    """Refuse an output that is not a finite matrix [B, K] of the type of the weights."""
+    if not isinstance(first, Tensor) or first.ndim != 2 or first.shape[0] != len(probe) or not first.shape[1]:
+        given = tuple(first.shape) if isinstance(first, Tensor) else type(first).__name__
+        raise NetworkError(
+            f"the network gave {given} for {len(probe)} inputs; expected a tensor [{len(probe)}, K]. "
+            "Flatten its output and leave out the classification layer."
+        )
+    if not first.is_floating_point():
+        raise NetworkError(f"the network gives features of type {first.dtype}; expected floating point")
+    expected = next((p.dtype for p in net.parameters() if p.is_floating_point()), first.dtype)
+    if first.dtype != expected:
+        raise NetworkError(
+            f"the network's weights are {expected}, its features {first.dtype}; cast its output to {expected}"
+        )
+    if not first.isfinite().all():
+        raise NetworkError(
+            "the network gives NaN or infinite features. Scale the inputs (for images, to [0, 1]) "
+            "and check its weights."
+        )
+
+
+def _initialise(net: nn.Module, seed: int) -> None:
+    """He-uniform weights and zero biases from the named stream of the seed, in order of the layers."""
+    generator = fork(seed, "network")
+    for layer in net.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu", generator=generator)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+
+class MLP(nn.Module):
+    """Fully connected network with ReLU; inputs of any shape are flattened.
+
+    `last` says whether the last layer, the features, is passed through ReLU ("relu") or not ("linear").
+    The weights come from `seed` alone, not from the global random state.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        widths: Sequence[int] = (256, 256),
+        *,
+        last: Literal["linear", "relu"] = "linear",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if inputs < 1 or not widths or min(widths) < 1:
+            raise OptionError(f"MLP needs positive sizes; got inputs={inputs}, widths={tuple(widths)}")
+        if last not in ("linear", "relu"):
+            raise OptionError(f'MLP: last is "linear" or "relu", not {last!r}')
+        sizes = [inputs, *widths]
+        layers: list[nn.Module] = [nn.Flatten()]
+        for fan_in, fan_out in itertools.pairwise(sizes):
+            layers += [nn.utils.skip_init(nn.Linear, fan_in, fan_out), nn.ReLU()]
+        if last == "linear":
+            layers.pop()
+        self.layers = nn.Sequential(*layers)
+        self.made = layers
+        _initialise(self, seed)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layers in turn. Adding the bias separately is faster than `nn.Linear` where seeds are batched."""
+        if not _as_made(self):
+            out: Tensor = self.layers(x)
+            return out
+        h = x.flatten(1)
+        for layer in list(self.layers)[1:]:
+            h = nn.functional.linear(h, layer.weight) + layer.bias if isinstance(layer, nn.Linear) else layer(h)
+        return h
+
+
+def _as_made(net: MLP | ConvNet) -> bool:
+    """Whether no layer was replaced after construction and none has a forward hook."""
+    layers = list(net.layers)
+    return layers == net.made and not any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
+
+
+def _pool(size: int, padding: Literal["valid", "same"]) -> tuple[nn.Module, int]:
+    """Max pooling 3×3 with stride 2 and the size of the map after it.
+
+    "valid" drops incomplete windows; a map smaller than the window is pooled whole, since four
+    such blocks do not fit 28×28 (28 → 13 → 6 → 2 → 1). "same" pads (28 → 14 → 7 → 4 → 2): on both sides for an odd
+    size, and on the far side only for an even one (`ceil_mode`).
+    """
+    if padding == "valid":
+        window = min(3, size)
+        return nn.MaxPool2d(window, stride=2), (size - window) // 2 + 1
+    return nn.MaxPool2d(3, stride=2, padding=size % 2, ceil_mode=size % 2 == 0), math.ceil(size / 2)
+
+
+class ConvNet(nn.Module):
+    """The paper's Omniglot network: blocks of 3×3 convolution (padding "same"), ReLU and 3×3/2 max pooling.
+
+    Takes [B, size, size] or [B, channels, size, size] and returns the flattened last map. `outputs` is the number
+    of features.
+    """
+
+    def __init__(
+        self,
+        size: int = 28,
+        *,
+        channels: int = 1,
+        filters: Sequence[int] = (64, 64, 64, 64),
+        pooling: Literal["valid", "same"] = "same",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if size < 1 or channels < 1 or not filters or min(filters) < 1:
+            raise OptionError(
+                f"ConvNet needs positive sizes; got size={size}, channels={channels}, filters={tuple(filters)}"
+            )
+        if pooling not in ("valid", "same"):
+            raise OptionError(f'ConvNet: pooling is "valid" or "same", not {pooling!r}')
+        self.channels, self.size = channels, size
+        layers: list[nn.Module] = []
+        before = channels
+        for width in filters:
+            pool, size = _pool(size, pooling)
+            layers += [nn.utils.skip_init(nn.Conv2d, before, width, 3, padding=1), nn.ReLU(), pool]
+            before = width
+        self.layers = nn.Sequential(*layers, nn.Flatten())
+        self.made = list(self.layers)
+        self.outputs = before * size * size
+        _initialise(self, seed)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layers in turn, but bias and ReLU after the pooling, on fewer entries: max(h) + b = max(h + b)."""
+        h = x.reshape(-1, self.channels, self.size, self.size)
+        if not _as_made(self):
+            out: Tensor = self.layers(h)
+            return out
+        for i in range(0, len(self.layers) - 1, 3):
+            convolution, pool = self.layers[i], self.layers[i + 2]
+            assert isinstance(convolution, nn.Conv2d)
+            assert convolution.bias is not None
+            h = pool(nn.functional.conv2d(h, convolution.weight, padding=1))
+            h = _channels_last(torch.relu(h + convolution.bias[:, None, None]))
+        return h.flatten(1)
+
+
+def _channels_last(h: Tensor) -> Tensor:
+    """The same map in channels-last memory format on CUDA, where convolutions are faster in it."""
+    return h.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) if h.is_cuda else h

@@ -172,9 +172,9 @@ def test_the_mean_alone_is_that_of_a_prediction(options):
     learner = interrupted(**options)
     x = TASKS[1][0]
     for one in (learner, *learner.members):
-        for task in (0, 1, None):
+        for task in (0, 1):
             torch.testing.assert_close(one.mean(x, task), one.predict(x, task).mean, rtol=1e-10, atol=1e-12)
-        assert not one.mean(x).requires_grad
+        assert not one.mean(x, 0).requires_grad
         with pytest.raises(TaskError, match="unknown task 2"):
             one.mean(x, 2)
 

@@ -36,6 +36,7 @@ ORDER = [
     "boundary",
     "regularisers",
     "engine",
+    "inference",
     "learners",
     "baselines",
     "methods",

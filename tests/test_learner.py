@@ -100,9 +100,11 @@ def test_label_values_of_any_kind():
     assert p.classes == ("cat", "dog", "owl")
     assert float((p.labels == names).mean()) > 0.9
     learner.fit(x, (y > 0))  # booleans
-    assert learner.predict(x).classes == (0, 1)
+    assert learner.predict(x, task=1).classes == (0, 1)
     learner.fit(x.tolist(), (y * 100 - 50).tolist())  # plain lists
-    assert learner.predict(x).classes == (-50, 50, 150)
+    assert learner.predict(x, task=2).classes == (-50, 50, 150)
+    with pytest.raises(frcl.TaskError, match="integers as labels and others strings"):
+        learner.predict(x)
 
 
 def test_plus_minus_one_and_zero_one_are_the_same_task():

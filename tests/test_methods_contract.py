@@ -269,6 +269,6 @@ def test_other_packages_add_methods_by_an_entry_point(monkeypatch):
 
 def test_names_are_what_the_command_line_promises():
     assert NAMES == [
-        "frcl", "frcl-plus", "finetune", "joint", "single", "replay", "ewc", "online-ewc", "dlp", "si",
+        "frcl", "frcl-plus", "exact-gp", "finetune", "joint", "single", "replay", "ewc", "online-ewc", "dlp", "si",
         "vcl", "vcl-random", "vcl-kcenter", "lwf", "progressive", "pnc",
     ]  # fmt: skip

@@ -218,7 +218,7 @@ def test_a_step_is_flat_in_the_number_of_tasks():
         model, state = learner._model, learner._state
         constants, objective = (
             constants_of(model, state, state.current),
-            objective_of(model, state, learner.likelihood()),
+            objective_of(model, state, learner.likelihood(len(state.past))),
         )
         draws = Draws(torch.zeros(8, 16, 3, dtype=D), torch.tensor([1]), ((),) * 4)
         with Operations() as operations:

@@ -20,6 +20,7 @@ from frcl.baselines.options import TrainingOptions
 from frcl.engine.program import AdamState, Drawn, Loss, Optimiser, Program, Terms, minibatch_rows, refuse_non_finite
 from frcl.errors import CheckpointError, DataError, OptionError
 from frcl.features import FeatureMap, check_features, fixed_parts, in_chunks, is_stackable
+from frcl.inference import Asked
 from frcl.learners.base import SavedLearner, SequentialLearner, State, checked_size, data_mark
 from frcl.learners.lockstep import Work
 from frcl.learners.types import OnStep, Prediction
@@ -105,6 +106,7 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
                     "use frcl.FRCL(net, regularisers=[...])"
                 )
         self.features = FeatureMap(self.net)
+        self._inference = options.inference_of_task()
         self._state = BaselineState(
             Streams(options.seed, self.device), [copy.deepcopy(one) for one in chosen], own=self.own_type()
         )
@@ -176,6 +178,7 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
             task = replace(self._task(), head=head)
             for one in state.regularisers:
                 one.end(task, x, y, state.streams["selection"])
+            state.task_sums = self._ended(state.task_sums, current.likelihood, x, y)
             state.past = [*state.past, Finished(current.likelihood, int(current.N), head)]
             state.current = state.optimiser = None
 
@@ -233,11 +236,10 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         """Steps taken of the task that is open; 0 if none is."""
         return 0 if self._state.current is None else self._now.first + self._optimiser.steps
 
-    def predict(self, x: Any, task: int | None = None) -> Prediction:
-        """What is believed about x in a task (the latest by default)."""
-        number, inputs = self._number(task), self._inputs(x)
+    def _in_tasks(self, numbers: Sequence[int], x: Tensor) -> tuple[list[Prediction], Asked]:
         with torch.no_grad():
-            return self._predict(number, inputs)
+            each = [self._predict(number, x) for number in numbers]
+        return each, Asked(x, _no_points, _no_points, [one.probs for one in each], None)
 
     def _likelihood(self, task: int) -> Softmax:
         past = self._state.past
@@ -284,6 +286,10 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
             self._state.optimiser = self._new_optimiser()
             self._state.optimiser.restore(saved.adam)  # type: ignore[arg-type]
         return self._state
+
+
+def _no_points() -> Any:
+    raise AssertionError("baselines infer the task from their heads, or from sums over all examples")
 
 
 def initial_head(classes: int, features: int, streams: Streams, dtype: torch.dtype, device: torch.device) -> Tensor:

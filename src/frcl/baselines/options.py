@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from frcl.exact.fixed import FeatureKind
+from frcl.inference import FromHeads, TaskInference, task_inference
 from frcl.options import NOT_NEGATIVE, POSITIVE, MethodOptions, option
 from frcl.regularisers import EWC, CurrentInputs, Curvature, PathIntegral, Regulariser, Replay
 from frcl.regularisers.fisher import FisherMode
@@ -18,7 +20,18 @@ class TrainingOptions(MethodOptions):
     steps: int = option(1000, "gradient steps per task")
     batch_size: int = option(128, "minibatch size")
     lr: float = option(1e-3, "Adam's learning rate", POSITIVE)
+    task_inference: FromHeads = option(
+        "heads", "p(task | x) where no task is named: from the largest probability of each head, or sums over examples"
+    )
+    task_features: int = option(
+        500, "exact: fixed random features of the input; the sums take 2 bytes times its square"
+    )
+    task_kind: FeatureKind = option("auto", "exact: 'conv' for images, 'dense' for flat inputs; auto: by the shape")
     seed: int = option(0, "root of every random stream of the learner", NOT_NEGATIVE)
+
+    def inference_of_task(self) -> TaskInference:
+        """How the task of an input is inferred."""
+        return task_inference(self.task_inference, self.task_features, self.task_kind, self.seed)
 
     def regularisers(self) -> list[Regulariser]:
         """The regularisers of the method, fresh."""

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -18,9 +18,13 @@ from frcl import codec
 from frcl.arrays import numeric_array
 from frcl.engine.train import train
 from frcl.errors import CheckpointError, DataError, FrclError, OptionError, TaskError
+from frcl.exact.model import Tasks, restored, stored, stored_bytes
 from frcl.features import check_network
+from frcl.inference import Asked, Heads, TaskInference
 from frcl.learners.lockstep import Work, steps_of
-from frcl.learners.types import OnStep, Parts, StepLog, added, parts_of
+from frcl.learners.mixture import mixed, one_hot
+from frcl.learners.types import OnStep, Parts, Prediction, StepLog, added, parts_of
+from frcl.likelihoods import Likelihood
 from frcl.options import MethodOptions
 from frcl.regularisers.protocol import Kept, Regulariser
 from frcl.seeding import Streams
@@ -44,6 +48,7 @@ class State:
     current: Any = None  # the task being learned
     input_shape: tuple[int, ...] | None = None
     input_floating: bool | None = None  # whether inputs are floats, once one was seen
+    task_sums: Tasks = field(default_factory=Tasks)  # what the inference of the task keeps
 
     def snapshot(self) -> Self:
         """A copy to go back to, or to change and then take over as a whole."""
@@ -61,6 +66,7 @@ class SavedLearner:
     regularisers: list[Any]  # the state of each
     input_shape: tuple[int, ...] | None
     input_floating: bool | None
+    task_sums: Tasks
 
 
 O = TypeVar("O", bound=MethodOptions)  # noqa: E741
@@ -75,6 +81,7 @@ class SequentialLearner(ABC, Generic[O, S]):
     """
 
     _state: S
+    _inference: TaskInference  # of the task of an input
     _saved_type: ClassVar[type[Any]]  # what is written, a SavedLearner
     _opens: ClassVar[str] = "fit()"  # what opens a task
     _way_out: ClassVar[str] = ""  # what else to do with an open task than to go on
@@ -159,13 +166,65 @@ class SequentialLearner(ABC, Generic[O, S]):
             check_lengths(inputs, y)
         return inputs
 
-    def _number(self, task: int | None) -> int:
-        """The number of a task that has been learned or is being learned; the latest for None."""
-        return check_task(task, len(self._state.past) + (self._state.current is not None), self._opens)
+    @property
+    def _count(self) -> int:
+        """The number of tasks that have been learned or are being learned."""
+        return len(self._state.past) + (self._state.current is not None)
+
+    def _number(self, task: int) -> int:
+        """The number of a task that has been learned or is being learned."""
+        return check_task(task, self._count, self._opens)
 
     def _theta(self) -> Params:
         """The weights of the network that are trained."""
         return {name: p for name, p in self.net.named_parameters() if p.requires_grad}
+
+    # -- prediction ----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _in_tasks(self, numbers: Sequence[int], x: Tensor) -> tuple[list[Prediction], Asked]:
+        """What is believed about x in each of these tasks, and what the inference of the task may ask about x."""
+
+    def _open_examples(self) -> tuple[Tensor, Tensor] | None:
+        """Inputs and encoded targets of the open task, where some are at hand."""
+        return None
+
+    def predict(self, x: Any, task: int | Sequence[int] | Tensor | None = None) -> Prediction:
+        """What is believed about x: over everything ever learned, or in a task, or each input in a task of its own.
+
+        Without a task p(y | x) = Σ_k p(k | x) p(y | x, k), over all labels of all tasks; one label in several tasks is
+        one label. `task_probs` has p(k | x).
+        """
+        count = self._count
+        if isinstance(task, int | np.integer) or count == 0:
+            number = self._number(task)  # type: ignore[arg-type]
+            return self._in_tasks([number], self._inputs(x))[0][0]
+        inputs = self._inputs(x)
+        numbers = None if task is None else checked_tasks(task, count, len(inputs), self._opens)
+        each, asked = self._in_tasks(range(count), inputs)
+        if numbers is not None:
+            return mixed(each, one_hot(numbers, count, each[0].mean), None, named=True)
+        if count == 1 and self._state.current is not None and self._open_examples() is None:
+            return replace(each[0], task_probs=each[0].mean.new_ones(len(inputs), 1))
+        with torch.no_grad():
+            found = self._inference.infer(self._sums_so_far(), asked)
+        probs = found.log_probs.exp().to(each[0].mean)
+        novelty = None if found.novelty is None else found.novelty.to(probs)
+        return replace(each[0], task_probs=probs, novelty=novelty) if count == 1 else mixed(each, probs, novelty)
+
+    def _sums_so_far(self) -> Tasks:
+        """What the inference keeps, with the examples at hand of an open task."""
+        state = self._state
+        if state.current is None or isinstance(self._inference, Heads):
+            return state.task_sums
+        examples = self._open_examples()
+        if examples is None:
+            raise TaskError(f"task {len(state.past)} is still being learned; finish it first, or name a task")
+        return self._ended(state.task_sums, state.current.likelihood, *examples)
+
+    def _ended(self, kept: Tasks, likelihood: Likelihood, x: Tensor, y: Tensor) -> Tasks:
+        """What the inference of the task keeps after one more task with these examples."""
+        return self._inference.ended(kept, x, classes_of(likelihood, y), len(likelihood.classes or (None,)))
 
     # -- keeping -------------------------------------------------------------------------------------------------
 
@@ -182,8 +241,9 @@ class SequentialLearner(ABC, Generic[O, S]):
         """The same by kind: points, posterior, heads, and what the regularisers keep."""
         if not self._state.past:
             return {}
-        theta = self._theta()
-        return added([parts_of(self._kept()), *(parts_of(one.kept(theta)) for one in self._state.regularisers)])
+        theta, sums = self._theta(), self._state.task_sums
+        parts = [parts_of(self._kept()), *(parts_of(one.kept(theta)) for one in self._state.regularisers)]
+        return added([*parts, {"statistics": stored_bytes(sums)} if sums.blocks else {}])
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides what happens next, copied: {"meta": JSON-able, "tensors": by name}.
@@ -200,6 +260,7 @@ class SequentialLearner(ABC, Generic[O, S]):
             "device": self.device.type, "net": dict(self.net.state_dict()), "trained": list(self._theta()),
             "streams": state.streams.state(), "regularisers": [one.state() for one in state.regularisers],
             "input_shape": state.input_shape, "input_floating": state.input_floating,
+            "task_sums": stored(state.task_sums),
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -231,7 +292,7 @@ class SequentialLearner(ABC, Generic[O, S]):
             streams.restore(saved.streams)
         return {
             "streams": streams, "regularisers": regularisers, "input_shape": saved.input_shape,
-            "input_floating": saved.input_floating,
+            "input_floating": saved.input_floating, "task_sums": restored(saved.task_sums),
         }  # fmt: skip
 
     def _set_weights(self, weights: Params, trained: list[str]) -> None:
@@ -309,12 +370,10 @@ def checked_size(given: int | None, otherwise: int) -> int:
     return given
 
 
-def check_task(task: int | None, count: int, begin: str) -> int:
-    """The number of one of the `count` tasks that have been learned; the latest for None."""
+def check_task(task: int, count: int, begin: str) -> int:
+    """The number of one of the `count` tasks that have been learned."""
     if count == 0:
         raise TaskError(f"nothing has been learned yet; call {begin} first")
-    if task is None:
-        return count - 1
     if not isinstance(task, int | np.integer) or isinstance(task, bool):
         raise TaskError(f"a task is named by its number, 0 to {count - 1}; got {task!r}")
     if not 0 <= task < count:
@@ -346,6 +405,11 @@ def check_lengths(x: Tensor, y: Any) -> None:
     count = shape[0] if shape else 0
     if count != len(x):
         raise DataError(f"{len(x)} inputs but {count} targets; give one target per input")
+
+
+def classes_of(likelihood: Likelihood, y: Tensor) -> Tensor:
+    """The class of each encoded target, int64 [N]; zeros where targets are numbers."""
+    return y if likelihood.classes is not None else torch.zeros(len(y), dtype=torch.int64, device=y.device)
 
 
 def data_mark(x: Tensor, *rest: object) -> str:

@@ -18,6 +18,7 @@ from frcl.learners.checkpoint import settings
 from frcl.learners.exact_gp import ExactGP, restored_exact_gp
 from frcl.learners.frcl import FRCL
 from frcl.learners.lockstep import finish, steps_of
+from frcl.learners.mixture import decoded
 from frcl.learners.options import FRCLKeywords, FRCLOptions
 from frcl.learners.types import OnStep, Parts, Prediction, StepLog, Summary, added
 from frcl.likelihoods import Label
@@ -107,14 +108,15 @@ class Ensemble:
         for member in self.members:
             member.abandon_task()
 
-    def predict(self, x: Any, task: int | None = None) -> Prediction:
+    def predict(self, x: Any, task: int | Sequence[int] | Tensor | None = None) -> Prediction:
         """The mean of the members' distributions; variances are those within members and between them together."""
         each = [member.predict(x, task) for member in self.members]
         mean, variance = _mixture([one.mean for one in each], [one.variance for one in each])
         probs = labels = target_mean = target_variance = None
         if each[0].probs is not None:
             probs = torch.stack([one.probs for one in each if one.probs is not None]).mean(0)
-            labels = self.members[0].likelihood(task).decode(probs.argmax(1))
+            assert each[0].classes is not None
+            labels = decoded(each[0].classes, probs.argmax(1))
         else:
             means = [one.target_mean for one in each if one.target_mean is not None]
             variances = [one.target_variance for one in each if one.target_variance is not None]
@@ -123,9 +125,12 @@ class Ensemble:
         def density(y: Any) -> Tensor:
             return torch.stack([one.log_predictive(y) for one in each]).logsumexp(0) - math.log(len(each))
 
-        return Prediction(mean, variance, probs, labels, each[0].classes, target_mean, target_variance, density)
+        tasks, novelty = (_average([getattr(one, name) for one in each]) for name in ("task_probs", "novelty"))
+        return Prediction(
+            mean, variance, probs, labels, each[0].classes, target_mean, target_variance, density, tasks, novelty
+        )  # fmt: skip
 
-    def mean(self, x: Any, task: int | None = None) -> Tensor:
+    def mean(self, x: Any, task: int) -> Tensor:
         """The mean of the functions alone, over the members."""
         return torch.stack([member.mean(x, task) for member in self.members]).mean(0)
 
@@ -168,6 +173,11 @@ class Ensemble:
         """Write the states to one file, atomically; `frcl.load` reads it."""
         state = self.state_dict()
         save_state(path, state["meta"], state["tensors"])
+
+
+def _average(values: Sequence[Tensor | None]) -> Tensor | None:
+    known = [value for value in values if value is not None]
+    return torch.stack(known).mean(0) if known else None
 
 
 def _mixture(means: Sequence[Tensor], variances: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from frcl.errors import OptionError, TaskError
 from frcl.features import network_failures
 from frcl.files import save_state
 from frcl.graphs import Captured
+from frcl.inference import Asked
 from frcl.learners import checkpoint
 from frcl.learners.base import SequentialLearner, checked_size, data_mark
 from frcl.learners.lockstep import Work, finish
@@ -97,6 +98,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         self._model = Model(self.net, self.options, self.dtype, self.device)
         self._state = LearnerState(Streams(self.options.seed, self.device), chosen)
         self._predictor = Predictor(self._model)
+        self._inference = self.options.inference_of_task()
 
     def __repr__(self) -> str:
         state, names = self._state, ", ".join(one.name for one in self.regularisers)
@@ -228,12 +230,15 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         """The summaries of the tasks learned so far; the task being learned, if any, comes after them."""
         return tuple(self._state.past)
 
-    def predict(self, x: Any, task: int | None = None) -> Prediction:
-        """What is believed about x in a task (the latest by default): past ones through their summary."""
-        return self._predictor.predict(self._state, self._number(task), self._inputs(x))
+    def _in_tasks(self, numbers: Sequence[int], x: Tensor) -> tuple[list[Prediction], Asked]:
+        return self._predictor.predict(self._state, numbers, x, self._open_examples())
 
-    def mean(self, x: Any, task: int | None = None) -> Tensor:
-        """The mean of the functions alone, [n, C], without variance and probabilities: as fast as a linear head."""
+    def _open_examples(self) -> tuple[Tensor, Tensor] | None:
+        current = self._state.current
+        return None if current is None or not current.window else current.window.data()
+
+    def mean(self, x: Any, task: int) -> Tensor:
+        """The mean of the functions of a task alone, [n, C], without variance: as fast as a linear head."""
         return self._predictor.mean(self._state, self._number(task), self._inputs(x))
 
     # -- keeping ----------------------------------------------------------------------------------------
@@ -243,7 +248,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         """Steps taken of the task that is open; 0 if none is."""
         return 0 if self._state.current is None else self._state.current.step
 
-    def likelihood(self, task: int | None = None) -> Likelihood:
+    def likelihood(self, task: int) -> Likelihood:
         """The likelihood of a task, which knows its labels."""
         number, past, current = self._number(task), self._state.past, self._state.current
         return past[number].likelihood if current is None or number < len(past) else current.likelihood
@@ -346,6 +351,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
                 temperature = self._predictor.temperature(after, len(after.past) - 1, *held)
                 summary = replace(summary, temperature=temperature)
                 after.past[-1] = summary
+            after.task_sums = self._ended(after.task_sums, summary.likelihood, x, y)
         except BaseException:
             streams.restore(drawn)
             raise

@@ -27,6 +27,13 @@ def all_labels(each: Sequence[Label]) -> tuple[Label, ...]:
     return tuple(sorted(set(each)))
 
 
+def decoded(classes: tuple[Label, ...], index: Tensor) -> Any:
+    """The labels of classes: a tensor of integers, or an array of strings."""
+    if isinstance(classes[0], str):
+        return np.array(classes)[index.cpu().numpy()]
+    return torch.tensor(classes, device=index.device)[index]
+
+
 def over_labels(
     probs: Tensor, of_label: Sequence[Label], task_probs: Tensor | None, novelty: Tensor | None,
     moments: tuple[Tensor, Tensor] | None = None,
@@ -46,10 +53,7 @@ def over_labels(
         known = Softmax(classes)
         return own.gather(1, known.encode(y, own.device, own.dtype)[:, None])[:, 0].log()
 
-    best = own.argmax(1)
-    labels = (
-        np.array(classes)[best.cpu().numpy()] if isinstance(classes[0], str) else torch.tensor(classes).to(best)[best]
-    )
+    labels = decoded(classes, own.argmax(1))
     return Prediction(mean, variance, own, labels, classes, density=density, task_probs=task_probs, novelty=novelty)
 
 

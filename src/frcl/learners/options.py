@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 from frcl.errors import OptionError
+from frcl.exact.fixed import FeatureKind
+from frcl.inference import FromSummaries, TaskInference, task_inference
 from frcl.likelihoods import check_name
 from frcl.options import NOT_NEGATIVE, POSITIVE, SHARE, MethodOptions, option
 from frcl.posterior import Prior
@@ -82,6 +84,14 @@ class FRCLOptions(MethodOptions):
         0.0, "share of fit()'s examples, counted in N, that only serve to choose a temperature", SHARE, 0.5
     )
 
+    task_inference: FromSummaries = option(
+        "summaries", "p(task | x) where no task is named: from the points alone, from sums over all examples, or both"
+    )
+    task_features: int = option(
+        500, "fixed random features of the input for it; the sums take 2 bytes times its square"
+    )
+    task_kind: FeatureKind = option("auto", "'conv' for images, 'dense' for flat inputs; auto: by the shape")
+
     selection: str = option("trace", "criterion by which inducing points are chosen: a name, see frcl.selection")
     search: Search = option("swap", "how it is minimised; 'greedy' is for the trace alone")
     search_steps: int = option(1000, "proposals of a swap search")
@@ -118,6 +128,10 @@ class FRCLOptions(MethodOptions):
     def recipe(self) -> Recipe:
         """How inducing points are chosen."""
         return Recipe(self.selection, self.search, self.search_steps, self.search_examples)
+
+    def inference_of_task(self) -> TaskInference:
+        """How the task of an input is inferred."""
+        return task_inference(self.task_inference, self.task_features, self.task_kind, self.seed)
 
     def regularisers(self) -> list[Regulariser]:
         """The regularisers that the weights ask for, fresh."""
@@ -175,6 +189,9 @@ class FRCLKeywords(TypedDict, total=False):
     prediction: Predicted
     head_variance: float
     held_out: float
+    task_inference: FromSummaries
+    task_features: int
+    task_kind: FeatureKind
     selection: str
     search: Search
     search_steps: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from frcl.errors import NumericalError
 from frcl.features import in_chunks, network_failures, times
+from frcl.inference import Asked, Points
+from frcl.learners.base import classes_of
 from frcl.learners.state import LearnerState
 from frcl.learners.task import Model, objective_of
 from frcl.learners.types import Prediction, Summary
@@ -25,20 +28,49 @@ class Predictor:
         self._state: LearnerState | None = None  # the state that the cached heads belong to
         self._heads: dict[int, tuple[int, Head]] = {}  # by task: the version of θ it was made for, the head
 
-    def predict(self, state: LearnerState, number: int, x: Tensor) -> Prediction:
-        """Mean, variance and the distribution of targets of all inputs in one task."""
+    def predict(
+        self, state: LearnerState, numbers: Sequence[int], x: Tensor, examples: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[list[Prediction], Asked]:
+        """Mean, variance and the distribution of targets in each of these tasks, on features computed once.
+
+        Also what the inference of the task may ask; `examples` are inputs and targets of the open task.
+        """
+        with torch.no_grad(), network_failures():
+            Phi = self._model.features(x) if any(number < len(state.past) for number in numbers) else None
+            each = [self._predict(state, number, x, Phi) for number in numbers]
+
+        def features() -> Tensor:
+            return (self._model.features(x) if Phi is None else Phi)[:, :-1]
+
+        def points() -> list[Points]:
+            found = [(one.Z, self._classes_at_points(one)) for one in state.summaries()]
+            if state.current is not None and examples is not None:
+                found.append((examples[0], classes_of(state.current.likelihood, examples[1])))
+            return [Points(at, self._model.features(at)[:, :-1], classes) for at, classes in found]
+
+        version = self._version(state), len(state.past), id(state)
+        return each, Asked(x, features, points, [one.probs for one in each], version)
+
+    def _classes_at_points(self, summary: Summary) -> Tensor:
+        """The most probable class at each inducing point, by q(u); zeros for numeric targets."""
+        likelihood, mean = summary.likelihood, summary.belief.mean.mT.to(self._model.dtype)
+        draws = self._model.predictive_draws(likelihood)
+        found = likelihood.predictive(mean, torch.zeros_like(mean), draws, summary.likelihood_params).probs
+        return torch.zeros(len(mean), dtype=torch.int64, device=mean.device) if found is None else found.argmax(1)
+
+    def _predict(self, state: LearnerState, number: int, x: Tensor, Phi: Tensor | None) -> Prediction:
+        """In one task; Phi are the features of x, for a past task."""
         past = state.past[number] if number < len(state.past) else None
         if past is not None:
             likelihood, learned, temperature = past.likelihood, past.likelihood_params, past.temperature
         else:
             assert state.current is not None
             likelihood, learned, temperature = state.current.likelihood, state.current.params.likelihood, None
-        with torch.no_grad(), network_failures():
-            pieces, (mean, variance) = self._believed(state, number, x)
-            draws = self._model.predictive_draws(likelihood)
-            if temperature is not None:
-                pieces = [Moments(*tempered(piece, temperature)) for piece in pieces]
-            each = [likelihood.predictive(*piece, draws, learned) for piece in pieces]
+        pieces, (mean, variance) = self._believed(state, number, x, Phi)
+        draws = self._model.predictive_draws(likelihood)
+        if temperature is not None:
+            pieces = [Moments(*tempered(piece, temperature)) for piece in pieces]
+        each = [likelihood.predictive(*piece, draws, learned) for piece in pieces]
         found = Predictive(*(None if part[0] is None else torch.cat(part) for part in zip(*each, strict=True)))
         labels = None if found.probs is None else likelihood.decode(found.probs.argmax(1))
 
@@ -53,7 +85,7 @@ class Predictor:
         """The temperature with which a past task predicts these examples best; it has not learned from them."""
         summary = state.past[number]
         with torch.no_grad(), network_failures():
-            _, (mean, variance) = self._believed(state, number, x)
+            _, (mean, variance) = self._believed(state, number, x, self._model.features(x))
             draws, learned = self._model.predictive_draws(summary.likelihood), summary.likelihood_params
             return best_temperature(summary.likelihood, mean, variance, y, draws, learned)
 
@@ -61,21 +93,25 @@ class Predictor:
         """The mean of the functions alone, [n, C]: for a past task the network and one product with its head."""
         with torch.no_grad(), network_failures():
             if number == len(state.past):
-                return torch.cat([self._moments(state, number, rows).mean for rows in x.split(self._model.chunk)])
+                return torch.cat([self._moments(state, number, rows, None).mean for rows in x.split(self._model.chunk)])
             weights = self._head(state, number).weights.to(self._model.dtype)
             linear, bias = times(self._model.options.feature_scale, weights[:-1]), weights[-1]
             net = self._model.net
             return in_chunks(lambda rows: torch.addmm(bias, net(rows), linear), x, self._model.chunk)
 
-    def _believed(self, state: LearnerState, number: int, x: Tensor) -> tuple[list[Moments], Moments]:
+    def _believed(
+        self, state: LearnerState, number: int, x: Tensor, Phi: Tensor | None
+    ) -> tuple[list[Moments], Moments]:
         """Mean and variance of all inputs in one task, chunk by chunk and together."""
-        pieces = [self._moments(state, number, rows) for rows in x.split(self._model.chunk)]
+        rows = x.split(self._model.chunk)
+        features = [None] * len(rows) if Phi is None else Phi.split(self._model.chunk)
+        pieces = [self._moments(state, number, *some) for some in zip(rows, features, strict=True)]
         mean, variance = (torch.cat(values) for values in zip(*pieces, strict=True))
         if not bool(mean.isfinite().all() & variance.isfinite().all()):
             raise NumericalError("the features of these inputs are too large to predict from; scale the inputs")
         return pieces, Moments(mean, variance)
 
-    def _moments(self, state: LearnerState, number: int, x: Tensor) -> Moments:
+    def _moments(self, state: LearnerState, number: int, x: Tensor, Phi: Tensor | None) -> Moments:
         model = self._model
         if number == len(state.past):
             current = state.current
@@ -83,16 +119,20 @@ class Predictor:
             objective = objective_of(model, state, current.likelihood)
             return objective.moments(current.params, current.Z, dict(model.net.named_parameters()), x)
         summary = state.past[number]
-        moments = head_moments(self._head(state, number), summary.belief, model.features(x))
+        moments = head_moments(self._head(state, number), summary.belief, model.features(x) if Phi is None else Phi)
         mean, variance = (value.to(model.dtype) for value in moments)
         if model.options.prediction != "summary":
             variance = times(model.options.head_variance, variance)
         return Moments(mean, variance if summary.spread is None else variance * summary.spread)
 
+    def _version(self, state: LearnerState) -> int:
+        """A number that changes whenever the network does, also from outside."""
+        steps = 0 if state.current is None else state.current.step
+        return steps + sum(p._version for p in self._model.net.parameters())
+
     def _head(self, state: LearnerState, number: int) -> Head:
         """The head of a past task, made again when θ has moved since."""
-        steps = 0 if state.current is None else state.current.step
-        version = steps + sum(p._version for p in self._model.net.parameters())  # also if moved from outside
+        version = self._version(state)
         if state is not self._state:
             self._state, self._heads = state, {}
         cached = self._heads.get(number)

@@ -1,0 +1,170 @@
+"""p(task | x): which task an input belongs to, from the summaries of the tasks, from sums over all examples, or both.
+
+Each way is a classifier of tasks that is Bayesian and solved in closed form (`frcl.exact`): a linear model on features
+that are never trained, in which every class of every task is a column; the probability of a task is the sum of those of
+its classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from frcl.errors import OptionError
+from frcl.exact.fixed import FeatureKind, RandomFeatures, whole_features
+from frcl.exact.model import Believed, ExactModel, Tasks, added
+
+FromSummaries = Literal["summaries", "exact", "both"]  # for learners that keep points of past tasks
+FromHeads = Literal["heads", "exact"]  # for the others
+
+
+class Points(NamedTuple):
+    """Examples that stand for a task."""
+
+    x: Tensor  # inputs [M, ...]
+    features: Tensor  # of the network as it stands, [M, K]
+    classes: Tensor  # int64 [M]; zeros for numeric targets
+
+
+class Asked(NamedTuple):
+    """Inputs whose task is wanted, and what the learner can say about them."""
+
+    x: Tensor  # [n, ...]
+    features: Callable[[], Tensor]  # of the network, [n, K]
+    points: Callable[[], Sequence[Points]]  # of each task
+    probs: Sequence[Tensor | None]  # class probabilities in each task, [n, C_k]
+    version: Hashable  # changes with the points and with the network
+
+
+class Inferred(NamedTuple):
+    """What is believed about the task of each input."""
+
+    log_probs: Tensor  # [n, T] float64
+    novelty: Tensor | None  # [n]: about one for inputs like those learned
+
+
+class TaskInference(Protocol):
+    """A way to infer the task. What it keeps of the tasks is in `Tasks`, which belong to the learner's state."""
+
+    def ended(self, kept: Tasks, x: Tensor, classes: Tensor, C: int) -> Tasks:
+        """What is kept after one more task, with classes [N] of its examples."""
+
+    def infer(self, kept: Tasks, asked: Asked) -> Inferred:
+        """The probability of each task for each input."""
+
+
+class InputFeatures:
+    """Fixed random features of inputs, made when the shape of the inputs is known."""
+
+    def __init__(self, count: int, kind: FeatureKind, seed: int) -> None:
+        self.count, self.kind, self.seed = count, kind, seed
+        self._made: RandomFeatures | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._made is None or self._made.shape != tuple(x.shape[1:]):
+            self._made = RandomFeatures(tuple(x.shape[1:]), self.count, self.kind, self.seed).to(x.device)
+        return whole_features(self._made(x))
+
+
+def by_task(found: Believed, kept: Tasks) -> Inferred:
+    """The probability of a task is the sum of those of its columns; −∞ for a task without any."""
+    assert found.log_probs is not None
+    parts = found.log_probs.split([len(block.squares) for block in kept.blocks], 1)
+    return Inferred(torch.stack([part.logsumexp(1) for part in parts], 1), found.novelty)
+
+
+class Exact:
+    """From sums over all examples of all tasks: exact and free of order, at the cost of their memory."""
+
+    def __init__(self, features: InputFeatures) -> None:
+        self._model = ExactModel(features)
+
+    def ended(self, kept: Tasks, x: Tensor, classes: Tensor, C: int) -> Tasks:
+        new = self._model.of(x, F.one_hot(classes, C))
+        seen = new.squares > 0  # a class without examples is no column
+        new = new._replace(cross=new.cross[:, seen], squares=new.squares[seen])
+        return added(kept, len(kept.blocks), new, own_gram=False)
+
+    def infer(self, kept: Tasks, asked: Asked) -> Inferred:
+        self._model.tasks = kept
+        return by_task(self._model.believe(asked.x), kept)
+
+
+class Summaries:
+    """From the points of each task alone, with fixed features of the input and those of the network as it stands.
+
+    No memory beside the points; computed again when the network has moved.
+    """
+
+    def __init__(self, features: InputFeatures) -> None:
+        self._features = features
+        self._model = ExactModel(lambda Phi: Phi)
+        self._version: Hashable = None
+
+    def ended(self, kept: Tasks, x: Tensor, classes: Tensor, C: int) -> Tasks:
+        return kept
+
+    def infer(self, kept: Tasks, asked: Asked) -> Inferred:
+        if self._version is None or self._version != asked.version:
+            self._model.tasks = self._learned(asked.points())
+            self._version = asked.version
+        chunks = zip(asked.x.split(self._model.chunk), asked.features().split(self._model.chunk), strict=True)
+        found = [by_task(self._model.believe(self._joined(*chunk)), self._model.tasks) for chunk in chunks]
+        return Inferred(torch.cat([one.log_probs for one in found]), torch.cat([one.novelty for one in found]))  # type: ignore[misc]
+
+    def _learned(self, points: Sequence[Points]) -> Tasks:
+        tasks = Tasks()
+        for number, own in enumerate(points):
+            found = own.classes.unique()  # classes without a point are no columns
+            targets = F.one_hot(torch.searchsorted(found, own.classes), len(found))
+            new = self._model.of(self._joined(own.x, own.features), targets)
+            tasks = added(tasks, number, new, own_gram=False)
+        return tasks
+
+    def _joined(self, x: Tensor, features: Tensor) -> Tensor:
+        return torch.cat([self._features(x), whole_features(features)], 1)
+
+
+class Both:
+    """The geometric mean of the two."""
+
+    def __init__(self, features: InputFeatures) -> None:
+        self._exact, self._summaries = Exact(features), Summaries(features)
+
+    def ended(self, kept: Tasks, x: Tensor, classes: Tensor, C: int) -> Tasks:
+        return self._exact.ended(kept, x, classes, C)
+
+    def infer(self, kept: Tasks, asked: Asked) -> Inferred:
+        exact, summaries = self._exact.infer(kept, asked), self._summaries.infer(kept, asked)
+        return Inferred((0.5 * (exact.log_probs + summaries.log_probs)).log_softmax(1), exact.novelty)
+
+
+class Heads:
+    """From the heads alone: p(task | x) ∝ the largest probability that the task gives to a class. Weak, but free."""
+
+    def ended(self, kept: Tasks, x: Tensor, classes: Tensor, C: int) -> Tasks:
+        return kept
+
+    def infer(self, kept: Tasks, asked: Asked) -> Inferred:
+        sureness = torch.stack([one.amax(1) for one in asked.probs if one is not None], 1)
+        log_probs = sureness.double().log().log_softmax(1)
+        return Inferred(log_probs, None)
+
+
+def task_inference(name: str, count: int, kind: FeatureKind, seed: int) -> TaskInference:
+    """The way of that name, with so many fixed features."""
+    features = InputFeatures(count, kind, seed)
+    match name:
+        case "summaries":
+            return Summaries(features)
+        case "exact":
+            return Exact(features)
+        case "both":
+            return Both(features)
+        case "heads":
+            return Heads()
+    raise OptionError(f"unknown task inference {name!r}; choose summaries, exact, both or heads")

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from frcl import NumericalError, OptionError
 from paper.figures.base import FigureSpec, figure_in_words, is_kept, make_figure
-from paper.library import Interrupted, Live, Observer, Plain, Silent, check_device, run_app
+from paper.library import Interrupted, Live, Observer, Plain, check_device, run_app
 from paper.measure import COMMAND, Place, Session, State, Wanted, attend, check_options, chosen_cells, state_of
 from paper.quick import lacking
 from paper.targets import ALL, Target, chosen_targets
@@ -164,7 +164,7 @@ def _missing_data(benchmarks: Sequence[str], place: Place) -> dict[str, str]:
 def _observer(*, quiet: bool) -> Callable[[], Observer]:
     """Creates the observer of a run: a progress bar in a terminal, else lines of text."""
     if quiet:
-        return Silent
+        return Observer
     return lambda: Live(out) if out.is_terminal else Plain(out)
 
 

@@ -14,13 +14,13 @@ from frcl import FRCL, Summary
 from frcl.boundary import welch
 from frcl.cli import run_app
 from frcl.codec import to_json
-from frcl.data.datasets import data_status
+from frcl.data.files import data_status
 from frcl.data.streams import PermutedTasks
 from frcl.data.tasks import Benchmark, Split
 from frcl.errors import BusyError
 from frcl.experiment import environment, metrics, runner
 from frcl.experiment.config import PARTS, Config, parts_of, read_toml, resolve, saved, to_dict
-from frcl.experiment.display import Live, Plain, Silent
+from frcl.experiment.display import Live, Plain
 from frcl.experiment.environment import check_device, describe, threads
 from frcl.experiment.hidden import stream_labels
 from frcl.experiment.keeper import Interrupted, Observer, read_checkpoint

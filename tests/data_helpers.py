@@ -18,9 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from frcl.data.datasets import MNIST, DataSet
 from frcl.data.drawings import Drawings, from_images, read_archives, to_compact
-from frcl.data.files import DataFile
+from frcl.data.files import MNIST, DataFile, DataSet
 from frcl.data.options import TrainOn
 from frcl.data.streams import mnist_task, read_mnist
 from frcl.data.tasks import Task
@@ -140,7 +139,8 @@ def small_omniglot(mirror: str = NOWHERE) -> tuple[DataSet, dict[str, bytes]]:
     """Two archives, with alphabets Aa (2 characters) and Cc (3), and Bb (2)."""
     contents = {"one.zip": archive({"Aa": 2, "Cc": 3}), "two.zip": archive({"Bb": 2})}
     archives = tuple(
-        DataFile(name, "omniglot", "md5", hashlib.md5(raw).hexdigest(), (mirror,)) for name, raw in contents.items()
+        DataFile(name, "omniglot", "sha256 unpacked", hashlib.sha256(raw).hexdigest(), (mirror,))
+        for name, raw in contents.items()
     )
     digest = read_archives(contents).digest()
     compact = DataFile("compact.npz", "omniglot", "sha256 of arrays", digest)

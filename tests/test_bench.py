@@ -250,8 +250,8 @@ def test_two_results_side_by_side():
     ("text", "message"),
     [
         ("nonsense", "it is not JSON"),
-        ("[]", "is not a result of `frcl bench`"),
-        ('{"accuracy": 1}', "is not a result of `frcl bench`"),
+        ("[]", "was not written by frcl"),
+        ('{"accuracy": 1}', "was not written by frcl"),
         ('{"format": "frcl-bench", "version": 99}', "format version 99"),
         ('{"format": "frcl-bench", "version": 1}', "damaged"),
     ],

@@ -161,10 +161,10 @@ def test_a_model_moves_to_the_cpu_and_goes_on_there(tmp_path):
 def test_a_run_on_the_gpu(tmp_path):
     from frcl.experiment import runner
     from frcl.experiment.config import resolve
-    from frcl.experiment.display import Silent
+    from frcl.experiment.keeper import Observer
 
     layer = {"seeds": [0], "device": "cuda", "stream": {"tasks": 3}, "learner": {"steps": 200, "points": 10}}
-    result = runner.run(resolve("split-digits", layer), tmp_path / "run", Silent())
+    result = runner.run(resolve("split-digits", layer), tmp_path / "run", Observer())
     assert result.average_accuracy.mean > 0.9
     assert result.environment["device"].startswith("cuda")
     assert result.peak_memory_bytes > 0

@@ -322,7 +322,7 @@ def test_a_toml_file_may_list_the_files(tmp_path: Path) -> None:
         ('folder = "tasks"\nzzz = 0.1', OptionError, r"unknown key 'zzz'; known are name, folder, files"),
         ('name = "x"', OptionError, "must say where the tasks are"),
         ("folder = 3", OptionError, "folder must be a string, not 3"),
-        ("folder = ", OptionError, "is not valid TOML"),
+        ("folder = ", DataError, "it is not TOML"),
         ('folder = "other"', DataError, "there is no folder"),
         ('files = ["gone.csv"]', DataError, "names 'gone.csv', but there is no file"),
         ('files = ["data.toml"]', DataError, "is neither an .npz nor a .csv file"),

@@ -10,8 +10,7 @@ import torch
 
 from data_helpers import NOWHERE, load_mnist, mirror, small_mnist, small_omniglot
 from frcl.data import BenchmarkOptions, open_benchmark
-from frcl.data.datasets import MNIST, OMNIGLOT, fetch
-from frcl.data.files import MIRRORS, data_folders, user_cache
+from frcl.data.files import MIRRORS, MNIST, OMNIGLOT, data_folders, fetch, user_cache
 from frcl.data.omniglot import load_omniglot, omniglot_tasks
 from frcl.errors import DataError, OptionError
 

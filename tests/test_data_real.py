@@ -13,8 +13,8 @@ import torch
 
 from data_helpers import load_mnist
 from frcl.data import Benchmark, BenchmarkOptions, Split, open_benchmark
-from frcl.data.datasets import MNIST, OMNIGLOT, data_status, fetch
 from frcl.data.drawings import Drawings, read_archives, read_compact, to_compact
+from frcl.data.files import MNIST, OMNIGLOT, data_status, fetch
 from frcl.data.omniglot import load_omniglot, omniglot_tasks
 
 SMALL = ("images_background_small1.zip", "images_background_small2.zip")

@@ -23,7 +23,7 @@ from frcl.data import (
     TaskList,
     open_benchmark,
 )
-from frcl.data.datasets import fetch
+from frcl.data.files import fetch
 from frcl.data.registry import known_name
 from frcl.errors import OptionError
 from frcl.experiment.config import resolve

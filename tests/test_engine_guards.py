@@ -11,8 +11,7 @@ import frcl.engine.train as train_module
 from frcl import FRCL, MLP, CheckpointError, ConvNet, Ensemble, NumericalError, TaskError
 from frcl.experiment import runner
 from frcl.experiment.config import resolve
-from frcl.experiment.display import Silent
-from frcl.experiment.keeper import Interrupted
+from frcl.experiment.keeper import Interrupted, Observer
 from frcl.learners.base import data_mark
 from frcl.learners.lockstep import together
 from frcl.methods import METHODS, make_learner
@@ -222,13 +221,13 @@ def test_a_run_that_was_changed_by_hand_is_refused_in_words(tmp_path):
     )
     stopping = iter([False] * 5)
     with pytest.raises(Interrupted):
-        runner.run(config, tmp_path / "run", Silent(), stop=lambda: next(stopping, True))
+        runner.run(config, tmp_path / "run", Observer(), stop=lambda: next(stopping, True))
     file = tmp_path / "run" / "config.toml"
     whole = file.read_text()
     file.write_text(whole.replace("seeds = [0, 1, 2]", "seeds = [0, 1]"))
     with pytest.raises(CheckpointError, match="3 learners"):
-        runner.resume(tmp_path / "run", Silent())
+        runner.resume(tmp_path / "run", Observer())
     file.write_text(whole)
     (tmp_path / "run" / "log.csv").unlink()
     with pytest.raises(CheckpointError, match=r"log\.csv is missing"):
-        runner.resume(tmp_path / "run", Silent())
+        runner.resume(tmp_path / "run", Observer())

@@ -19,9 +19,8 @@ import torch
 from frcl import CheckpointError, DataError, OptionError
 from frcl.experiment import runner
 from frcl.experiment.config import resolve
-from frcl.experiment.display import Silent
 from frcl.experiment.environment import describe
-from frcl.experiment.keeper import CHECKPOINT, Interrupted, read_checkpoint
+from frcl.experiment.keeper import CHECKPOINT, Interrupted, Observer, read_checkpoint
 from frcl.experiment.metrics import score_boundaries
 from frcl.experiment.results import MEASURED, Memory, Result, SeedRecord, read_result
 from frcl.files import alone_in, load_state, save_state
@@ -53,7 +52,7 @@ def stopping(after: int) -> Callable[[], bool]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> tuple[Path, Result]:
     folder = tmp_path_factory.mktemp("runs") / "whole"
-    return folder, runner.run(tiny(), folder, Silent())
+    return folder, runner.run(tiny(), folder, Observer())
 
 
 def test_what_a_run_writes(finished):
@@ -110,21 +109,21 @@ def test_points_are_images_of_their_tasks(finished):
 
 
 def test_same_config_same_result(finished, tmp_path, global_random_state_untouched):
-    again = runner.run(tiny(), tmp_path / "again", Silent())
+    again = runner.run(tiny(), tmp_path / "again", Observer())
     assert comparable(again) == comparable(finished[1])
     assert (tmp_path / "again" / "log.csv").read_bytes() == (finished[0] / "log.csv").read_bytes()
-    other = runner.run(tiny(seeds=[2]), tmp_path / "other", Silent())
+    other = runner.run(tiny(seeds=[2]), tmp_path / "other", Observer())
     assert not np.array_equal(other.accuracy[0], again.accuracy[0], equal_nan=True)
 
 
 def test_a_finished_run_resumes_to_the_same_result(finished):
     folder, result = finished
-    assert comparable(runner.resume(folder, Silent())) == comparable(result)
+    assert comparable(runner.resume(folder, Observer())) == comparable(result)
 
 
 def test_seeds_together_and_one_by_one_end_alike(finished, tmp_path):
     _, together = finished
-    apart = runner.run(tiny(run={"seeds_together": 1}), tmp_path / "apart", Silent())
+    apart = runner.run(tiny(run={"seeds_together": 1}), tmp_path / "apart", Observer())
     np.testing.assert_allclose(together.accuracy, apart.accuracy, rtol=0, atol=0.02)
     assert together.nll.mean == pytest.approx(apart.nll.mean, rel=1e-3)
     assert together.memory_bytes == apart.memory_bytes
@@ -134,9 +133,9 @@ def test_seeds_together_and_one_by_one_end_alike(finished, tmp_path):
 def test_a_run_stopped_politely_resumes_exactly(finished, tmp_path, after):
     stop = stopping(after)
     with pytest.raises(Interrupted, match="go on with: frcl resume"):
-        runner.run(tiny(), tmp_path / "run", Silent(), stop=stop)
+        runner.run(tiny(), tmp_path / "run", Observer(), stop=stop)
     assert not (tmp_path / "run" / "result.json").exists()
-    resumed = runner.resume(tmp_path / "run", Silent())
+    resumed = runner.resume(tmp_path / "run", Observer())
     assert comparable(resumed) == comparable(finished[1])
     for name in ("log.csv", "kl_past.csv"):
         assert (tmp_path / "run" / name).read_bytes() == (finished[0] / name).read_bytes()
@@ -145,9 +144,9 @@ def test_a_run_stopped_politely_resumes_exactly(finished, tmp_path, after):
 def _child(folder: str, begin: bool) -> None:
     torch.set_num_threads(1)
     if begin:
-        runner.run(tiny(), Path(folder), Silent())
+        runner.run(tiny(), Path(folder), Observer())
     else:
-        runner.resume(Path(folder), Silent())
+        runner.resume(Path(folder), Observer())
 
 
 def test_sigkill_at_twenty_moments(finished, tmp_path):
@@ -181,7 +180,7 @@ def test_a_folder_with_a_run_is_not_overwritten_by_accident(finished):
     folder, _ = finished
     before = (folder / "result.json").read_bytes()
     with pytest.raises(OptionError, match="already holds a run; go on with `frcl resume"):
-        runner.run(tiny(), folder, Silent())
+        runner.run(tiny(), folder, Observer())
     assert (folder / "result.json").read_bytes() == before
 
 
@@ -189,11 +188,11 @@ def test_two_processes_do_not_work_in_one_folder(finished):
     folder, result = finished
     with alone_in(folder):
         with pytest.raises(CheckpointError, match="another process is at work"):
-            runner.run(tiny(), folder, Silent(), overwrite=True)
+            runner.run(tiny(), folder, Observer(), overwrite=True)
         with pytest.raises(CheckpointError, match="another process is at work"):
-            runner.resume(folder, Silent())
+            runner.resume(folder, Observer())
     assert comparable(read_result(folder / "result.json")) == comparable(result)
-    assert comparable(runner.resume(folder, Silent())) == comparable(result)
+    assert comparable(runner.resume(folder, Observer())) == comparable(result)
 
 
 def test_a_run_that_began_meanwhile_is_not_overwritten(tmp_path, monkeypatch):
@@ -207,7 +206,7 @@ def test_a_run_that_began_meanwhile_is_not_overwritten(tmp_path, monkeypatch):
 
     monkeypatch.setattr(runner, "source_of", slow)
     with pytest.raises(OptionError, match="already holds a run"):
-        runner.run(tiny(), folder, Silent())
+        runner.run(tiny(), folder, Observer())
     assert (folder / "config.toml").read_text() == "not ours"
 
 
@@ -228,24 +227,24 @@ def test_the_commit_can_be_told(monkeypatch):
 def test_missing_data_and_devices_show_before_anything_is_written(tmp_path):
     config = resolve("split-digits", {"data": str(tmp_path / "nowhere")})
     with pytest.raises(DataError, match="does not exist"):
-        runner.run(config, tmp_path / "run", Silent())
+        runner.run(config, tmp_path / "run", Observer())
     with pytest.raises(OptionError, match="unknown device 'tpux'"):
-        runner.run(tiny(device="tpux"), tmp_path / "run", Silent())
+        runner.run(tiny(device="tpux"), tmp_path / "run", Observer())
     assert not (tmp_path / "run").exists()
 
 
 def test_foreign_folders_are_refused(tmp_path, finished):
     with pytest.raises(CheckpointError, match="holds no run"):
-        runner.resume(tmp_path, Silent())
+        runner.resume(tmp_path, Observer())
     (tmp_path / "config.toml").write_bytes((finished[0] / "config.toml").read_bytes())
     (tmp_path / CHECKPOINT).write_bytes(b"nonsense")
     with pytest.raises(CheckpointError, match="not a checkpoint"):
-        runner.resume(tmp_path, Silent())
+        runner.resume(tmp_path, Observer())
 
 
 def test_forward_transfer_compares_with_a_fresh_learner(tmp_path):
     config = tiny({**TINY, "seeds": [0], "run": {"forward_transfer": True}})
-    result = runner.run(config, tmp_path / "run", Silent())
+    result = runner.run(config, tmp_path / "run", Observer())
     benchmark = runner.benchmark_of(config, 0)
     gains = []
     for number in (1, 2):
@@ -258,7 +257,7 @@ def test_forward_transfer_compares_with_a_fresh_learner(tmp_path):
 
 
 def test_hidden_boundaries(tmp_path):
-    result = runner.run(tiny(HIDDEN, seeds=[0]), tmp_path / "run", Silent())
+    result = runner.run(tiny(HIDDEN, seeds=[0]), tmp_path / "run", Observer())
     found = result.to_json()["boundaries"]
     assert found["true"] == [60, 120]
     assert [score["threshold"] for score in found["scores"]] == [4.0, 5.0, 6.0, 7.0, 8.0]
@@ -275,7 +274,7 @@ def test_hidden_boundaries(tmp_path):
 def test_a_test_beside_is_what_the_result_shows(tmp_path):
     layer = {"detector": {"window": 3, "beside": 1, "threshold": 2.0, "thresholds": [2.0]}}
     config = resolve("split-digits", HIDDEN, layer, {"seeds": [0]})
-    result = runner.run(config, tmp_path / "beside", Silent()).boundaries
+    result = runner.run(config, tmp_path / "beside", Observer()).boundaries
     statistic, step = result.statistic, result.statistic_step
     apart = [at for at, value in zip(step, statistic, strict=True) if value > 2.0]
     expected = [at for place, at in enumerate(apart) if place == 0]
@@ -289,10 +288,10 @@ def test_a_test_beside_is_what_the_result_shows(tmp_path):
 
 
 def test_hidden_boundaries_resume_exactly(tmp_path):
-    whole = runner.run(tiny(HIDDEN), tmp_path / "whole", Silent())
+    whole = runner.run(tiny(HIDDEN), tmp_path / "whole", Observer())
     with pytest.raises(Interrupted):
-        runner.run(tiny(HIDDEN), tmp_path / "run", Silent(), stop=stopping(after=90))
-    assert comparable(runner.resume(tmp_path / "run", Silent())) == comparable(whole)
+        runner.run(tiny(HIDDEN), tmp_path / "run", Observer(), stop=stopping(after=90))
+    assert comparable(runner.resume(tmp_path / "run", Observer())) == comparable(whole)
 
 
 def test_regression_tasks_of_your_own(tmp_path):
@@ -303,7 +302,7 @@ def test_regression_tasks_of_your_own(tmp_path):
         np.savez(tmp_path / "tasks" / f"{name}.npz", x=x, y=x @ np.array(weight) + 0.05 * g.normal(size=120))
     (tmp_path / "data.toml").write_text('name = "lines"\nfolder = "tasks"\n')
     layer = {"seeds": [0], "network": {"widths": [20]}, "learner": {"steps": 400, "points": 20, "lr": 5e-3}}
-    result = runner.run(resolve(str(tmp_path / "data.toml"), layer), tmp_path / "run", Silent())
+    result = runner.run(resolve(str(tmp_path / "data.toml"), layer), tmp_path / "run", Observer())
     assert result.score == "r2"
     assert result.average_accuracy.mean > 0.9
     assert result.ece is None
@@ -312,10 +311,10 @@ def test_regression_tasks_of_your_own(tmp_path):
 
 def test_overwriting_leaves_nothing_of_the_old_run(tmp_path):
     folder = tmp_path / "run"
-    runner.run(tiny(), folder, Silent())
+    runner.run(tiny(), folder, Observer())
     (folder / "figures").mkdir()
     (folder / "figures" / "old.png").write_bytes(b"")
-    runner.run(tiny({**TINY, "seeds": [0], "run": {}}), folder, Silent(), overwrite=True)
+    runner.run(tiny({**TINY, "seeds": [0], "run": {}}), folder, Observer(), overwrite=True)
     assert not (folder / "figures").exists()
     assert not (folder / "kl_past.csv").exists()
 
@@ -330,7 +329,7 @@ def test_targets_without_any_spread_have_a_finite_score():
 
 
 def test_a_stream_counts_what_it_keeps(tmp_path):
-    result = runner.run(tiny(HIDDEN, seeds=[0]), tmp_path / "run", Silent())
+    result = runner.run(tiny(HIDDEN, seeds=[0]), tmp_path / "run", Observer())
     one_task = 4 * (5 * 64 + 5 + 5 * 5)
     found = len(result.boundaries.found) + 1
     parts = {"points": found * 1280, "posterior": found * 120}
@@ -344,7 +343,7 @@ def test_a_stream_counts_what_it_keeps(tmp_path):
 def test_what_is_kept_besides_summaries_is_counted_with_the_first_task(hidden, tmp_path):
     layer = {**(HIDDEN if hidden else TINY), "method": "frcl-plus", "seeds": [0]}
     config = tiny(layer, learner={**layer["learner"], "fisher_examples": 5})
-    memory = runner.run(config, tmp_path / "run", Silent()).memory_bytes
+    memory = runner.run(config, tmp_path / "run", Observer()).memory_bytes
     network = 4 * (64 * 12 + 12)
     one_task = 4 * (5 * 64 + 5 + 5 * 5 + 13 + 1)
     assert memory.parts["network"] == memory.parts["fisher"] == memory.parts["anchor"] == network
@@ -355,10 +354,10 @@ def test_what_is_kept_besides_summaries_is_counted_with_the_first_task(hidden, t
 def test_a_run_of_frcl_plus_that_was_stopped_resumes_exactly(tmp_path):
     layer = {**TINY, "method": "frcl-plus"}
     config = tiny(layer, learner={**TINY["learner"], "fisher_examples": 5})
-    whole = runner.run(config, tmp_path / "whole", Silent())
+    whole = runner.run(config, tmp_path / "whole", Observer())
     with pytest.raises(Interrupted):
-        runner.run(config, tmp_path / "stopped", Silent(), stop=stopping(after=40))
-    assert comparable(runner.resume(tmp_path / "stopped", Silent())) == comparable(whole)
+        runner.run(config, tmp_path / "stopped", Observer(), stop=stopping(after=40))
+    assert comparable(runner.resume(tmp_path / "stopped", Observer())) == comparable(whole)
 
 
 class Named:
@@ -384,9 +383,9 @@ def test_a_resumed_run_names_the_tasks_of_the_first_seed(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "source_of", lambda config: lambda seed: Named(inner(config)(seed), seed))
     config = tiny({**TINY, "run": {"seeds_together": 1}})
     with pytest.raises(Interrupted):
-        runner.run(config, tmp_path / "run", Silent(), stop=lambda: (tmp_path / "run" / "points.npz").exists())
+        runner.run(config, tmp_path / "run", Observer(), stop=lambda: (tmp_path / "run" / "points.npz").exists())
     assert read_checkpoint(tmp_path / "run")[0].position == 1
-    assert runner.resume(tmp_path / "run", Silent()).tasks == ("0: 0/1", "0: 2/3", "0: 4/5")
+    assert runner.resume(tmp_path / "run", Observer()).tasks == ("0: 0/1", "0: 2/3", "0: 4/5")
 
 
 DAMAGED = {
@@ -408,7 +407,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(finished, tmp_path, kind):
     (tmp_path / "config.toml").write_bytes((finished[0] / "config.toml").read_bytes())
     save_state(tmp_path / CHECKPOINT, meta, tensors)
     with pytest.raises(CheckpointError, match=f"progress.*{last}") as caught:
-        runner.resume(tmp_path, Silent())
+        runner.resume(tmp_path, Observer())
     assert "\n" not in str(caught.value)
 
 

@@ -7,7 +7,8 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from frcl.errors import BusyError, CheckpointError
+from frcl.codec import short
+from frcl.errors import BusyError, CheckpointError, DataError, FrclError
 
 FORMAT = "frcl-checkpoint"
-VERSION = 1
+VERSION = 1  # of every format that frcl writes
 LOCK = ".lock"  # in a folder that one process at a time may write to
+LARGEST_DOCUMENT = 256 << 20  # bytes of a JSON or TOML file
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -37,6 +40,50 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         name.unlink(missing_ok=True)
         raise
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """The bytes of a regular file of at most `most` bytes. Pipes and devices are refused without waiting for them."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most >> 20} MiB", str(path))
+    return content
+
+
+def read_document(
+    path: Path, parse: Callable[[str], Any], error: type[FrclError] = DataError, form: str | None = None
+) -> dict[str, Any]:
+    """The table in a JSON or TOML file, as `parse` reads it; any other file is an `error` of one line.
+
+    With `form`, the file must say that it has this format, in the version that is read here.
+    """
+    try:
+        found = parse(read_regular(path, LARGEST_DOCUMENT).decode())
+    except OSError as problem:
+        raise error(f"cannot read {path}: {problem.strerror or problem}") from problem
+    except (ValueError, RecursionError) as problem:
+        kind = "JSON" if parse is json.loads else "TOML"
+        kind = "UTF-8 text" if isinstance(problem, UnicodeDecodeError) else kind
+        raise error(f"cannot read {path}: it is not {kind} ({' '.join(str(problem).split())})") from problem
+    if not isinstance(found, dict) or found.get("format") != (form or found.get("format")):
+        raise error(f'{path} was not written by frcl: it has no "format": "{form}"; name another file')
+    if form is not None:
+        check_version(path, found.get("version"), error)
+    return found
+
+
+def check_version(path: Path, version: object, error: type[FrclError]) -> None:
+    """Refuse a file of another version."""
+    if version not in (VERSION, str(VERSION)) or isinstance(version, bool):
+        shown = version if isinstance(version, str) else short(version)
+        raise error(
+            f"{path} has format version {shown}; this frcl reads version {VERSION}. "
+            "Use the release that wrote it, or a newer one."
+        )
 
 
 @contextmanager
@@ -96,11 +143,7 @@ def load_state(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise CheckpointError(f"{path} is not a checkpoint, or is damaged: {error}") from error
     if header.get("format") != FORMAT:
         raise CheckpointError(f"{path} is a safetensors file, but not written by frcl's save()")
-    if header.get("version") != str(VERSION):
-        raise CheckpointError(
-            f"{path} has format version {header.get('version')}; this frcl reads version {VERSION}. "
-            "Use the release that wrote it, or a newer one."
-        )
+    check_version(path, header.get("version"), CheckpointError)
     if _digest(header.get("meta", ""), tensors) != header.get("digest"):
         raise CheckpointError(f"{path} is damaged: its content does not match its checksum")
     meta: dict[str, Any] = json.loads(header["meta"])

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from frcl.experiment.display import Silent
+from frcl.experiment.keeper import Observer
 from paper.cells import Cell, Paper, Table
 from paper.cli import main as paper_main
 from paper.measure import Place, Session, Wanted, measure, state_of
@@ -36,7 +36,7 @@ HIDDEN = Table(
 FIRST = TABLE.cells[0]
 
 
-class Watch(Silent):
+class Watch(Observer):
     """Records the seeds of each run; may interrupt one at a step."""
 
     def __init__(self, stop_at: int | None = None) -> None:

@@ -9,9 +9,9 @@ import torch
 from torch.distributions import Normal, kl_divergence
 
 from frcl import FRCL, MLP, BoundaryDetector, TaskError
-from frcl.data.datasets import MNIST, OMNIGLOT
+from frcl.data.files import MNIST, OMNIGLOT
 from frcl.experiment import runner
-from frcl.experiment.display import Silent
+from frcl.experiment.keeper import Observer
 from frcl.features import FeatureMap
 from frcl.report.drawing import style
 from paper.cells import Cell
@@ -80,7 +80,7 @@ def test_figure_5_is_the_stream_of_a_run(on_digits, tmp_path, monkeypatch):
     """The statistic and the switches are those of `frcl run --hidden-boundaries`, the score that of its learner."""
     monkeypatch.setitem(SMALL["learner"], "feature_scale", 0.1)  # so that a switch is found within few steps
     numbers = detection.measure_figure_5(on_digits)
-    result = runner.run(digits_config(on_digits, hidden_boundaries=True), tmp_path / "run", Silent()).boundaries
+    result = runner.run(digits_config(on_digits, hidden_boundaries=True), tmp_path / "run", Observer()).boundaries
     stream = numbers.where(kind="minibatch")
     tested = {step: value for step, value in enumerate(stream.floats("statistic")) if not math.isnan(value)}
     assert list(tested) == list(result.statistic_step)

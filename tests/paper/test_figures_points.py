@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from frcl.data import BenchmarkOptions, open_benchmark
-from frcl.data.datasets import MNIST, OMNIGLOT
+from frcl.data.files import MNIST, OMNIGLOT
 from frcl.data.streams import load_digits, read_mnist
 from frcl.data.tasks import Split
 from frcl.learners.options import FRCLOptions

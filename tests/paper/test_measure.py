@@ -13,7 +13,7 @@ from frcl import DataError, OptionError
 from frcl.codec import to_json
 from frcl.experiment import runner
 from frcl.experiment.config import resolve
-from frcl.experiment.display import Silent
+from frcl.experiment.keeper import Observer
 from frcl.experiment.metrics import over_seeds
 from frcl.methods import METHODS
 from paper.cells import BOUNDARIES_3, TABLES
@@ -187,7 +187,7 @@ def test_a_foreign_file_is_refused(tmp_path):
 def test_a_file_holds_what_the_run_found(place, tmp_path):
     assert measured(place) == [[0, 1, 2]]
     found = file_of(place)
-    result = runner.run(place.config(FIRST, (0, 1, 2)), tmp_path / "alone", Silent()).to_json()
+    result = runner.run(place.config(FIRST, (0, 1, 2)), tmp_path / "alone", Observer()).to_json()
     for name in ("average_accuracy", "accuracy_after_learning", "backward_transfer", "forgetting", "nll", "ece"):
         assert to_json(over_seeds([one[name] for one in found["seeds"]])) == result[name]
     assert [one["last_row"] for one in found["seeds"]] == [matrix[-1] for matrix in result["accuracy"]]

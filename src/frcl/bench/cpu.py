@@ -21,7 +21,7 @@ from frcl.engine.program import CHUNK, Program
 from frcl.engine.train import train
 from frcl.experiment import environment, runner
 from frcl.experiment.config import resolve
-from frcl.experiment.display import Silent
+from frcl.experiment.keeper import Observer
 from frcl.features import MLP
 from frcl.learners.frcl import FRCL
 from frcl.learners.options import PLUS
@@ -189,7 +189,7 @@ def ten_seeds(size: Sizes) -> Pair:
             "run": {"seeds_together": together, "threads": size.threads},
         }
         with tempfile.TemporaryDirectory() as folder:
-            return runner.run(resolve("split-digits", layer), Path(folder) / "run", Silent())
+            return runner.run(resolve("split-digits", layer), Path(folder) / "run", Observer())
 
     run(size.seeds, 1)  # loads the data and the libraries
     how = f"Split-Digits, {size.seeds} seeds, {size.run_steps} steps per task"

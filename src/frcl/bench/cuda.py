@@ -13,7 +13,8 @@ from typing import Any
 from frcl.bench.measure import Goal, Measurement, in_turn
 from frcl.experiment import runner
 from frcl.experiment.config import Config, resolve
-from frcl.experiment.display import Silent, in_words
+from frcl.experiment.display import in_words
+from frcl.experiment.keeper import Observer
 from frcl.learners.options import FRCLOptions
 
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -61,7 +62,7 @@ def measure_runs(
     return found
 
 
-class _Clock(Silent):
+class _Clock(Observer):
     """Starts when a run has read its data and made its learners; that set-up is not timed."""
 
     began = 0.0

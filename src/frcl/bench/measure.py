@@ -16,9 +16,9 @@ from rich.table import Table
 
 from frcl.errors import OptionError
 from frcl.experiment import environment
-from frcl.files import write_atomically
+from frcl.files import VERSION, read_document, write_atomically
 
-FORMAT, VERSION = "frcl-bench", 1
+FORMAT = "frcl-bench"
 
 Timed = Callable[[], float]  # does its work once and returns the seconds per unit of work
 
@@ -105,16 +105,7 @@ def write_results(path: Path, results: dict[str, Any]) -> None:
 
 def read_results(path: Path) -> dict[str, Any]:
     """A file that `frcl bench` wrote; any other file is refused."""
-    try:
-        results = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise OptionError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise OptionError(f"{path} is not a result of `frcl bench`: it is not JSON") from error
-    if not isinstance(results, dict) or results.get("format") != FORMAT:
-        raise OptionError(f"{path} is not a result of `frcl bench`")
-    if results.get("version") != VERSION:
-        raise OptionError(f"{path} has format version {results.get('version')}; this frcl reads version {VERSION}")
+    results = read_document(path, json.loads, OptionError, FORMAT)
     try:
         measurements_of(results), environment_line(results)
     except (KeyError, TypeError, AttributeError) as error:

@@ -22,7 +22,7 @@ from frcl.data.registry import BENCHMARKS, known_name
 from frcl.errors import FrclError, OptionError
 from frcl.experiment import runner
 from frcl.experiment.config import Config, parse_setting, parts_of, read_toml, resolve, to_toml
-from frcl.experiment.display import Live, Plain, Several, Silent, TensorBoard, in_words
+from frcl.experiment.display import Live, Plain, Several, TensorBoard, in_words
 from frcl.experiment.keeper import Interrupted, Observer
 from frcl.experiment.results import Result
 from frcl.learners.options import FRCLOptions
@@ -207,7 +207,7 @@ def data_files(
     """Show which data files are at hand and verified; with a name, download what is missing."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-    from frcl.data.datasets import data_status, fetch
+    from frcl.data.files import data_status, fetch
 
     if name is not None:
         with Progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), console=err) as bars:
@@ -273,7 +273,7 @@ def _free_folder(config: Config) -> Path:
 
 def _learn(learn: Callable[..., Result], folder: Path, tensorboard: bool, quiet: bool, as_json: bool) -> None:
     """Carry out a run, and report; the first Ctrl-C asks it to stop at the next step, the second stops it at once."""
-    observer: Observer = Silent() if quiet or as_json else Live(out) if out.is_terminal else Plain(out)
+    observer: Observer = Observer() if quiet or as_json else Live(out) if out.is_terminal else Plain(out)
     if tensorboard:
         observer = Several(observer, TensorBoard(folder / "tensorboard"))
     asked = threading.Event()

@@ -1,4 +1,4 @@
-"""A data file: found in a folder or downloaded from a mirror, and verified by its content, however it is packed."""
+"""Data sets with files: found in a folder or downloaded from a mirror, and verified by their content; `frcl data`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ import os
 import tempfile
 import time
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from frcl.data.drawings import read_compact
-from frcl.errors import DataError
+from frcl.data.drawings import read_archives, read_compact, to_compact
+from frcl.data.registry import BENCHMARKS
+from frcl.data.tasks import Progress
+from frcl.errors import DataError, OptionError
 from frcl.files import write_atomically
+from frcl.registry import suggestion
 
 FRCL_DATA = "FRCL_DATA"
 MIRRORS = "FRCL_MIRRORS"  # addresses of folders, separated by spaces, instead of the usual ones; empty: offline
@@ -26,8 +29,7 @@ GZIP = b"\x1f\x8b"
 TIMEOUT = 15.0  # seconds to wait for a connection, and for each next piece
 CHUNK = 1 << 14
 
-Check = Literal["sha256 unpacked", "md5", "sha256 of arrays"]
-Progress = Callable[[str, int, int | None], None]  # file name, bytes received, total bytes or None if unknown
+Check = Literal["sha256 unpacked", "sha256 of arrays"]
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,10 @@ class DataFile:
 
     def verified(self, raw: bytes, where: str) -> bytes:
         """The content of the file, unpacked if it was gzipped; DataError if its digest is wrong."""
-        content = unpacked(raw, where) if self.check == "sha256 unpacked" else raw
+        content = unpacked(raw, where)
+        digest = hashlib.sha256(content).hexdigest()
         if self.check == "sha256 of arrays":
             digest = read_compact(raw, where).digest()
-        else:
-            digest = hashlib.new(self.check.split()[0], content, usedforsecurity=False).hexdigest()
         if digest != self.digest:
             raise DataError(
                 f"{where} is damaged or another file: its {self.check} is {digest[:12]}…, not {self.digest[:12]}…"
@@ -178,3 +179,97 @@ def _reason(error: Exception, timeout: float) -> str:
     if name in ("ConnectionError", "ProxyError", "SSLError"):
         return "cannot connect"
     return "the connection broke" if name == "ChunkedEncodingError" else text.split(" for url")[0]
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """The files of a data set. `compact`, if any, replaces the others: `pack` makes it from their contents."""
+
+    name: str
+    files: tuple[DataFile, ...]
+    compact: DataFile | None = None
+    pack: Callable[[Mapping[str, bytes]], bytes] | None = None
+
+    def contents(self, data: Path | None = None, *, on_progress: Progress | None = None) -> dict[str, bytes]:
+        """Name → verified content of every file, or of the compact one alone; missing files are downloaded."""
+        if self.compact is None or self.pack is None:
+            return self._obtain(data, on_progress)
+        content = self.compact.find(data).content
+        if content is None:
+            content = self.pack(self._obtain(data, on_progress))
+            folder = self.compact.writable_folder(data)
+            with contextlib.suppress(OSError):  # it would only make the next start faster
+                if folder is not None:
+                    write_atomically(folder / self.compact.name, content)
+        return {self.compact.name: content}
+
+    def _obtain(self, data: Path | None, on_progress: Progress | None) -> dict[str, bytes]:
+        found = {file: file.find(data) for file in self.files}
+        missing = [file for file, one in found.items() if not one.verified]
+        problems = [problem for one in found.values() for problem in one.problems]
+        while missing:
+            folder = missing[0].writable_folder(data)
+            if folder is not None:
+                found[missing[0]] = missing[0].download(folder, on_progress=on_progress)
+            if folder is None or not found[missing[0]].verified:
+                last = found[missing[0]].problems if folder else ["none of these folders can be written to"]
+                raise DataError(
+                    f"{', '.join(file.name for file in missing)} could not be found or downloaded. "
+                    f"Looked in {', '.join(str(place) for place in data_folders(data))} and their folder {self.name}. "
+                    f"{'; '.join([*problems, *last])}. By hand: get the files from {' or '.join(missing[0].mirrors)}, "
+                    f"put them into a folder, and name it with --data or {FRCL_DATA}."
+                )
+            del missing[0]
+        return {one.name: one.content for one in found.values() if one.content is not None}
+
+    def status(self, data: Path | None = None) -> list[FileStatus]:
+        """The state of every file. Those that the compact file is made from are needed only until it is there."""
+        files = [file.find(data) for file in self.files]
+        if self.compact is None:
+            return files
+        compact = self.compact.find(data)
+        return [replace(compact, needed=False), *(replace(one, needed=not compact.verified) for one in files)]
+
+
+def _files(folder: str, mirrors: tuple[str, ...], **digests: str) -> tuple[DataFile, ...]:
+    return tuple(DataFile(name, folder, "sha256 unpacked", digest, mirrors) for name, digest in digests.items())
+
+
+_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"
+MNIST = DataSet("mnist", _files("mnist", _MNIST, **{
+    "train-images-idx3-ubyte.gz": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "train-labels-idx1-ubyte.gz": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "t10k-images-idx3-ubyte.gz": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "t10k-labels-idx1-ubyte.gz": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+}))  # fmt: skip
+_OMNIGLOT = (
+    "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/",
+    "https://github.com/brendenlake/omniglot/raw/master/python/",
+)
+_COMPACT = "3c25ed7087969a89b4ff017094e29c93b8f2a7cd28b899d1873f960a5ecafee1"
+OMNIGLOT = DataSet("omniglot", _files("omniglot", _OMNIGLOT, **{
+    "images_background.zip": "ad41ab679c8b5d90b271ef46be6987cc81211774a695c29dcc5367b2b26ee640",
+    "images_evaluation.zip": "1f61a8f3366785b057fc117d9228e78a16e3d976c8953b2a10fcc74cf0609cee",
+}), DataFile("omniglot28.npz", "omniglot", "sha256 of arrays", _COMPACT),
+   lambda archives: to_compact(read_archives(archives)))  # fmt: skip
+DATASETS = (MNIST, OMNIGLOT)
+
+
+def data_status(data: Path | None = None) -> list[FileStatus]:
+    """The state of every file of the data sets."""
+    return [status for dataset in DATASETS for status in dataset.status(data)]
+
+
+def fetch(
+    name: str, data: Path | None = None, *, on_progress: Progress | None = None, datasets: Sequence[DataSet] = DATASETS
+) -> list[FileStatus]:
+    """Make sure that the files of a benchmark or data set are present; download those that are missing."""
+    wanted = BENCHMARKS[name].dataset if name in BENCHMARKS else name
+    known = {dataset.name: dataset for dataset in datasets}
+    if wanted is None or wanted == "digits":
+        return []
+    if wanted not in known:
+        near = suggestion(name, (*known, "digits"))
+        raise OptionError(f"there is no data set {name!r}{near} (or the name of a benchmark)")
+    known[wanted].contents(data, on_progress=on_progress)
+    return known[wanted].status(data)

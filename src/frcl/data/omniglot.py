@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from frcl.data.datasets import OMNIGLOT, DataSet
 from frcl.data.drawings import DRAWERS, SIDE, Drawings, read_compact
-from frcl.data.files import Progress
+from frcl.data.files import OMNIGLOT, DataSet
 from frcl.data.options import OMNIGLOT as OMNIGLOT_OPTIONS
 from frcl.data.options import BenchmarkOptions, OmniglotSplit
 from frcl.data.registry import BENCHMARKS, BenchmarkSpec, Request, Source
-from frcl.data.tasks import Benchmark, Device, Split, Task, checked_number, first_tasks
+from frcl.data.tasks import Benchmark, Device, Progress, Split, Task, checked_number, first_tasks
 from frcl.seeding import fork
 
 SHARES = (12, 4, 4)  # of the 20 drawings of a character: train, validation, test

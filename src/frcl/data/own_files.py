@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from frcl.errors import DataError, OptionError
+from frcl.files import read_document
 from frcl.registry import suggestion
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -35,12 +36,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """The settings in a .toml file, or the default ones of a folder: `name`, `files` and those of DEFAULTS."""
     if path.suffix.lower() != ".toml":
         return DEFAULTS | {"name": path.resolve().name, "files": _files_in(path)}
-    try:
-        table = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise OptionError(f"{path} is not valid TOML: {error}") from error
+    table = read_document(path, tomllib.loads)
     for key, value in table.items():
         if key not in KEYS:
             raise OptionError(f"{path}: unknown key {key!r}{suggestion(key, KEYS)}")

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from frcl.data.files import Progress
 from frcl.data.options import BenchmarkOptions
 from frcl.data.own import own_tasks
-from frcl.data.tasks import Benchmark, Device
+from frcl.data.tasks import Benchmark, Device, Progress
 from frcl.errors import DataError, OptionError
 from frcl.registry import Registry, suggestion
 

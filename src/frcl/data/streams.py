@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frcl.data.datasets import MNIST, DataSet
-from frcl.data.files import Progress
+from frcl.data.files import MNIST, DataSet
 from frcl.data.options import PERMUTED, BenchmarkOptions, TrainOn
 from frcl.data.registry import BENCHMARKS, BenchmarkSpec, Request
-from frcl.data.tasks import Benchmark, Split, Task, TaskList, checked_number, first_tasks
+from frcl.data.tasks import Benchmark, Progress, Split, Task, TaskList, checked_number, first_tasks
 from frcl.errors import DataError
 from frcl.seeding import fork
 

@@ -13,6 +13,7 @@ from frcl.errors import OptionError, TaskError
 
 T = TypeVar("T")
 Device = torch.device | str
+Progress = Callable[[str, int, int | None], None]  # file name, bytes received, total bytes or None if unknown
 
 
 @dataclass(frozen=True)

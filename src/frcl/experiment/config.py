@@ -14,6 +14,7 @@ from frcl.boundary import BoundaryDetector
 from frcl.data import BENCHMARKS
 from frcl.data.options import BenchmarkOptions
 from frcl.errors import OptionError
+from frcl.files import read_document
 from frcl.learners.options import FRCLOptions
 from frcl.methods import METHODS, default_options
 from frcl.options import NOT_NEGATIVE, MethodOptions, Options, from_plain, option
@@ -95,7 +96,7 @@ class Config:
         for name, kind in (("device", str), ("hidden_boundaries", bool)):
             if not isinstance(getattr(self, name), kind):
                 raise OptionError(f"{name} must be of type {kind.__name__}, not {getattr(self, name)!r}")
-        if not (self.data is None or isinstance(self.data, str)):
+        if not isinstance(self.data, str | None):
             raise OptionError(f"data is the path of a folder, not {self.data!r}")
         if not isinstance(self.seeds, tuple) or any(type(seed) is not int or seed < 0 for seed in self.seeds):
             raise OptionError(f"seeds must be whole numbers that are not negative; got {self.seeds!r}")
@@ -157,17 +158,15 @@ def _benchmark_defaults(benchmark: str, method: str, options: Any) -> dict[str, 
 
 
 def _check_names(layer: Mapping[str, Any], parts: Mapping[str, Any], method: str) -> None:
-    for name, value in layer.items():
-        if name not in PLAIN and name not in PARTS:
-            raise OptionError(f"unknown option {name!r}{suggestion(name, [*PLAIN, *PARTS])}")
-        if name in PARTS:
-            if not isinstance(value, Mapping):
-                raise OptionError(f"{name!r} is a table of options, not {value!r}")
-            known = [f.name for f in fields(parts[name])]
-            for key in value:
-                if key not in known:
-                    owner = f"method {method}" if name == "learner" else f"[{name}]"
-                    raise OptionError(f"unknown option {key!r} of {owner}{suggestion(key, known)}")
+    for name in layer.keys() - {*PLAIN, *PARTS}:
+        raise OptionError(f"unknown option {name!r}{suggestion(name, [*PLAIN, *PARTS])}")
+    for name, values in ((part, layer[part]) for part in PARTS if part in layer):
+        if not isinstance(values, Mapping):
+            raise OptionError(f"{name!r} is a table of options, not {values!r}")
+        known = [f.name for f in fields(parts[name])]
+        for key in (key for key in values if key not in known):
+            owner = f"method {method}" if name == "learner" else f"[{name}]"
+            raise OptionError(f"unknown option {key!r} of {owner}{suggestion(key, known)}")
 
 
 def parse_setting(text: str, method: str = "frcl", flag: str = "--set") -> dict[str, Any]:
@@ -225,7 +224,4 @@ def to_toml(config: Config) -> str:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """A config file as a layer for `resolve`."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise OptionError(f"cannot read {path}: {error}") from error
+    return read_document(path, tomllib.loads, OptionError)

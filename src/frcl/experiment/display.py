@@ -25,10 +25,6 @@ FIELDS = (("{task.description}", len("seed 10 task 10/10")), ("{task.fields[term
 PLAIN_SECONDS = 10.0  # between two lines while a task is learned
 
 
-class Silent(Observer):
-    """Shows nothing."""
-
-
 class Plain(Observer):
     """One line per task, and one every few seconds: for logs and pipes."""
 

@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from frcl.codec import Damaged, from_json, short, to_json
+from frcl.codec import Damaged, from_json, to_json
 from frcl.errors import DataError
 from frcl.experiment.metrics import BoundaryScore, Floats, Interval, Scores
-from frcl.files import write_atomically
+from frcl.files import VERSION, read_document, write_atomically
 
 RESULT = "result.json"
-FORMAT, VERSION = "frcl-result", 1
+FORMAT = "frcl-result"
 MEASURED = ("seconds", "peak_memory_bytes", "environment", "command", "started")  # differ between equal runs
 Score = Literal["accuracy", "r2"]
 MetricName = Literal[
@@ -197,24 +197,9 @@ def write_result(path: Path, result: Result) -> None:
 
 def read_result(path: Path) -> Result:
     """The result that a run wrote; a foreign or damaged file is refused in one line."""
+    if not path.exists():
+        raise DataError(f"{path.parent} is not a run folder: it has no {path.name}")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise DataError(f"{path.parent} is not a run folder: it has no {path.name}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is damaged: it is not UTF-8 text") from error
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is damaged: it is not JSON ({' '.join(str(error).split())})") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise DataError(f'{path} was not written by frcl: it has no "format": "{FORMAT}"; name another folder')
-    if found.get("version") != VERSION:
-        raise DataError(
-            f"{path} has format version {short(found.get('version'))}; this frcl reads version {VERSION}. "
-            "Use the release that wrote it, or a newer one."
-        )
-    try:
-        return from_json(Result, found)
+        return from_json(Result, read_document(path, json.loads, form=FORMAT))
     except (Damaged, RecursionError) as error:
         raise DataError(f"{path} is damaged: {error}; run the benchmark again to replace it") from error

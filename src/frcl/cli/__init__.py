@@ -78,6 +78,9 @@ def run(
     steps: Annotated[int | None, Option(help=_doc("steps"))] = None,
     selection: Annotated[str | None, Option(help=_doc("selection"))] = None,
     inference: Annotated[str | None, Option(help=_doc("inference"))] = None,
+    scenario: Annotated[
+        str | None, Option(help="What the headline is: accuracy with the task, or without: class.")
+    ] = None,
     hidden_boundaries: Annotated[bool, Option("--hidden-boundaries", help=HIDDEN)] = False,
     device: Device = None,
     data: Data = None,
@@ -97,6 +100,7 @@ def run(
         "method": method,
         "seeds": None if seeds is None else _seeds(seeds),
         "device": device,
+        "scenario": scenario,
         "data": data and str(data.resolve()),
         "hidden_boundaries": hidden_boundaries or None,
         "stream": _given(tasks=tasks),
@@ -141,11 +145,28 @@ def compare(paths: Paths, as_json: Json = False) -> None:
         return typer.echo(json.dumps(asdict(found), indent=1))
     rows = []
     for row in found.rows:
-        scores = ((row.average_accuracy, 100), (row.forgetting, 100), (row.nll, 1), (row.ece, 1))
+        scores = (
+            (row.average_accuracy, 100),
+            (row.agnostic_accuracy, 100),
+            (row.forgetting, 100),
+            (row.nll, 1),
+            (row.ece, 1),
+        )
         cells = [in_words(metric, scale) for metric, scale in scores]
         ends = ["" if v is None else f"{v:,.0f}" for v in (row.memory_bytes, row.seconds)]
         rows.append((row.label, row.benchmark, row.seeds, *cells, *ends))
-    headings = ("run", "benchmark", "seeds", "accuracy %", "forgetting %", "NLL", "ECE", "bytes kept", "seconds")
+    headings = (
+        "run",
+        "benchmark",
+        "seeds",
+        "accuracy %",
+        "no task %",
+        "forgetting %",
+        "NLL",
+        "ECE",
+        "bytes kept",
+        "seconds",
+    )
     show_table(rows, *headings)
     for pair in found.pairs:
         gap = pair.difference
@@ -164,7 +185,7 @@ def tune(
     data: Data = None,
     settings: Settings = None,
     tries: Annotated[list[str] | None, Option("--try", help=TRY)] = None,
-    by: Annotated[str, Option(help="What decides: accuracy, nll or ece.")] = "accuracy",
+    by: Annotated[str, Option(help="What decides: accuracy, nll, ece or agnostic.")] = "accuracy",
     as_json: Json = False,
 ) -> None:
     """Choose options among a grid on validation data of the first tasks; test data is never touched."""

@@ -31,7 +31,12 @@ def say_result(result: Result, page: Path) -> None:
     scale, unit, name = 100.0, " %", "average accuracy"
     if result.score == "r2":
         scale, unit, name = 1.0, "", "average share of variance explained (R²)"
-    say(f"{name} {in_words(result.average_accuracy, scale, unit)}")
+    lines = [f"{name} {in_words(result.average_accuracy, scale, unit)}"]
+    if result.agnostic_accuracy is not None:
+        inferred = f", task inferred {in_words(result.task_accuracy, 100.0, ' %')}" if result.task_accuracy else ""
+        lines.append(f"{name} without the task {in_words(result.agnostic_accuracy, scale, unit)}{inferred}")
+    for line in reversed(lines) if result.config.get("scenario") == "class" else lines:
+        say(line)
     say(f"forgetting {in_words(result.forgetting, scale, unit)}")
     say(f"NLL {in_words(result.nll, digits=3)}, ECE {in_words(result.ece, digits=3)}")
     say(f"report: {page}")

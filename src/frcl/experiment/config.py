@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from frcl.boundary import BoundaryDetector
 from frcl.data import BENCHMARKS
@@ -19,6 +19,8 @@ from frcl.learners.options import FRCLOptions
 from frcl.methods import METHODS, default_options
 from frcl.options import NOT_NEGATIVE, MethodOptions, Options, from_plain, option
 from frcl.registry import suggestion
+
+Scenario = Literal["task", "class"]  # whether the task is named at test time, or inferred
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class Config:
     device: str = "cpu"
     data: str | None = None
     hidden_boundaries: bool = False
+    scenario: Scenario = "task"
     stream: BenchmarkOptions = field(default_factory=BenchmarkOptions)
     network: NetworkOptions = field(default_factory=NetworkOptions)
     learner: MethodOptions = field(default_factory=FRCLOptions)
@@ -96,6 +99,8 @@ class Config:
         for name, kind in (("device", str), ("hidden_boundaries", bool)):
             if not isinstance(getattr(self, name), kind):
                 raise OptionError(f"{name} must be of type {kind.__name__}, not {getattr(self, name)!r}")
+        if self.scenario not in get_args(Scenario):
+            raise OptionError(f"scenario is {' or '.join(get_args(Scenario))}, not {self.scenario!r}")
         if not isinstance(self.data, str | None):
             raise OptionError(f"data is the path of a folder, not {self.data!r}")
         if not isinstance(self.seeds, tuple) or any(type(seed) is not int or seed < 0 for seed in self.seeds):
@@ -107,7 +112,7 @@ class Config:
 
 
 PARTS = ("stream", "network", "learner", "detector", "run")
-PLAIN = ("benchmark", "method", "seeds", "device", "data", "hidden_boundaries")
+PLAIN = ("benchmark", "method", "seeds", "device", "data", "hidden_boundaries", "scenario")
 
 
 def parts_of(method: str) -> dict[str, Any]:

@@ -148,6 +148,7 @@ class Keeper:
         scores: dict[str, Any] = {metric.__name__: over_seeds(metric(R)) for metric in metrics.OF_MATRIX}
         for name in ("nll", "brier", "ece", "auroc"):
             scores[name] = over_seeds([getattr(record.final, name) for record in records])
+        scores |= _agnostic(records)
         kept = records[0].bytes
         result = Result(
             benchmark=first.name,
@@ -178,6 +179,22 @@ class Keeper:
         arrays: dict[str, Any] = {f"task_{i}": Z.cpu().numpy() for i, Z in enumerate(inputs)}
         np.savez_compressed(buffer, **arrays)
         write_atomically(self.folder / POINTS, buffer.getvalue())
+
+
+def _agnostic(records: Sequence[SeedRecord]) -> dict[str, Any]:
+    """The metrics where no task is named; nothing where the tasks have no common targets."""
+    if any(len(record.agnostic) < len(record.rows) for record in records):
+        return {}
+    R = np.stack([metrics.accuracy_matrix(record.agnostic) for record in records])
+    novelty = [[value for value in record.novelty_auroc if value is not None] for record in records]
+    return {
+        "agnostic": R,
+        "agnostic_accuracy": over_seeds(metrics.average_accuracy(R)),
+        "task_accuracy": over_seeds([record.task_accuracy[-1] for record in records]),
+        "agnostic_nll": over_seeds([record.agnostic_final.nll for record in records]),
+        "agnostic_ece": over_seeds([record.agnostic_final.ece for record in records]),
+        "novelty_auroc": over_seeds([sum(one) / len(one) if one else None for one in novelty]),
+    }
 
 
 def read_checkpoint(folder: Path) -> tuple[Progress, list[dict[str, Any]] | None]:

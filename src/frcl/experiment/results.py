@@ -20,7 +20,7 @@ MEASURED = ("seconds", "peak_memory_bytes", "environment", "command", "started")
 Score = Literal["accuracy", "r2"]
 MetricName = Literal[
     "average_accuracy", "accuracy_after_learning", "backward_transfer", "forward_transfer", "forgetting", "nll",
-    "brier", "ece", "auroc",
+    "brier", "ece", "auroc", "agnostic_accuracy", "task_accuracy", "agnostic_nll", "agnostic_ece", "novelty_auroc",
 ]  # fmt: skip
 METRICS: tuple[MetricName, ...] = MetricName.__args__  # type: ignore[attr-defined]
 Part = Literal["train", "select", "evaluate"]
@@ -37,6 +37,10 @@ class SeedRecord:
     learned_as: list[int] = field(default_factory=list)  # number of the learner's task that predicts for each task
     score: Score = "accuracy"  # the quantity in `rows`
     final: Scores = field(default_factory=Scores)
+    agnostic: list[list[float]] = field(default_factory=list)  # as `rows`, where no task is named
+    agnostic_final: Scores = field(default_factory=Scores)
+    task_accuracy: list[float | None] = field(default_factory=list)  # of the inferred task, after each task
+    novelty_auroc: list[float | None] = field(default_factory=list)  # of the next task, after each task
     true: list[int] = field(default_factory=list)  # hidden boundaries: minibatches of the switches,
     found: list[int] = field(default_factory=list)  # of the declared switches,
     statistic: list[float | None] = field(default_factory=list)  # and the test statistic of every minibatch
@@ -151,6 +155,12 @@ class Result:
     brier: Interval | None = None
     ece: Interval | None = None
     auroc: Interval | None = None
+    agnostic: Floats | None = None  # as `accuracy`, where no task is named
+    agnostic_accuracy: Interval | None = None
+    task_accuracy: Interval | None = None
+    agnostic_nll: Interval | None = None
+    agnostic_ece: Interval | None = None
+    novelty_auroc: Interval | None = None
     calibration: CalibrationCurve | None = None
     memory_bytes: Memory | None = None
     boundaries: Boundaries | None = None
@@ -165,6 +175,8 @@ class Result:
         if not self.benchmark or not self.method or not self.seeds or not self.tasks:
             raise Damaged("it names no benchmark, no method, no seeds or no tasks")
         _check_matrix(self.accuracy, len(self.seeds), len(self.tasks), 0.0 if self.score == "accuracy" else -np.inf)
+        if self.agnostic is not None:
+            _check_matrix(self.agnostic, len(self.seeds), len(self.tasks), 0.0 if self.score == "accuracy" else -np.inf)
         for name in METRICS:
             metric = self.metric(name)
             if metric is not None and len(metric.per_seed) != len(self.seeds):

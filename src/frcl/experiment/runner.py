@@ -18,6 +18,7 @@ from frcl.data.registry import benchmark_source
 from frcl.data.tasks import Benchmark
 from frcl.errors import CheckpointError, OptionError
 from frcl.experiment import environment
+from frcl.experiment.agnostic import agnostic_row
 from frcl.experiment.config import Config, NetworkOptions, read_toml, saved, to_toml
 from frcl.experiment.hidden import anonymous, end_stream, learn_stream, stream_labels
 from frcl.experiment.keeper import CHECKPOINT, PAST_LOG, POINTS, Keeper, Observer, Progress, read_checkpoint
@@ -233,6 +234,12 @@ def _evaluate(one: Seed, task: int) -> None:
     record.rows.append([one.score(on, learned) for on, learned in enumerate(record.learned_as)])
     if one.learner.predict(one.benchmark.test_split(len(record.rows) - 1).x[:1], task).probs is None:
         record.score = "r2"
+    row = agnostic_row(one.learner, one.benchmark, record.learned_as, whole=len(record.rows) == len(one.benchmark))
+    if row is not None:
+        record.agnostic.append(row.accuracy)
+        record.agnostic_final = row.scores
+        record.task_accuracy.append(row.task_accuracy)
+        record.novelty_auroc.append(row.novelty_auroc)
     record.parts = one.learner.memory_parts()
     record.bytes.append(sum(record.parts.values()))
 

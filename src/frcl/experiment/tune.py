@@ -10,13 +10,14 @@ from typing import Any
 
 from frcl.data.tasks import Benchmark, Seen
 from frcl.errors import NumericalError, OptionError
+from frcl.experiment.agnostic import agnostic_row
 from frcl.experiment.config import Config, bundled, parse_setting, resolve
 from frcl.experiment.environment import threads
 from frcl.experiment.metrics import Scores, means
 from frcl.experiment.runner import Seed, benchmark_of, new_learner, seeds_at_once
 from frcl.learners.lockstep import finish
 
-BY = ("accuracy", "nll", "ece")  # what may decide
+BY = ("accuracy", "nll", "ece", "agnostic")  # what may decide
 TASKS = 3  # how many tasks of the benchmark are used, the first ones
 
 
@@ -33,18 +34,28 @@ class Trial:
 
     options: dict[str, Any]
     reached: Scores
+    agnostic: float | None = None  # accuracy where no task is named
 
     def to_json(self) -> dict[str, Any]:
-        return {"options": self.options, **{name: getattr(self.reached, name) for name in BY}}
+        return {"options": self.options, **{name: self.value(name) for name in BY}}
 
     def show(self) -> str:
-        shown = (("{:7.2%}", self.reached.accuracy), ("NLL {:.4f}", self.reached.nll), ("ECE {:.4f}", self.reached.ece))
+        shown = (
+            ("{:7.2%}", self.reached.accuracy),
+            ("NLL {:.4f}", self.reached.nll),
+            ("ECE {:.4f}", self.reached.ece),
+            ("{:.2%} without the task", self.agnostic),
+        )
         return ", ".join(form.format(value).replace("%", " %") for form, value in shown if value is not None)
 
     def merit(self, by: str) -> float:
         """What is best where it is highest."""
-        value = getattr(self.reached, by)
-        return -math.inf if value is None else float(value if by == "accuracy" else -value)
+        value = self.value(by)
+        return -math.inf if value is None else float(-value if by in ("nll", "ece") else value)
+
+    def value(self, by: str) -> float | None:
+        found: float | None = self.agnostic if by == "agnostic" else getattr(self.reached, by)
+        return found
 
 
 def grid_of(method: str) -> dict[str, list[Any]]:
@@ -85,9 +96,10 @@ def tuning_config(method: str, benchmark: str, layer: Mapping[str, Any], options
     return config
 
 
-def try_out(config: Config) -> Scores:
-    """Learn the tasks with every seed, then look at the validation data of all."""
+def try_out(config: Config) -> tuple[Scores, float | None]:
+    """Learn the tasks with every seed, then look at the validation data of all; also where no task is named."""
     found: list[Scores] = []
+    agnostic: list[float] = []
     at_once = seeds_at_once(config)
     with threads(config.run.threads, tf32=config.run.tf32):
         for first in range(0, len(config.seeds), at_once):
@@ -98,7 +110,11 @@ def try_out(config: Config) -> Scores:
             for number in range(len(group[0].benchmark)):
                 finish([one.learn(number) for one in group])
             found += [one.judge(on) for one in group for on in range(len(one.benchmark))]
-    return means(found)
+            rows = [
+                agnostic_row(one.learner, one.benchmark, [*range(len(one.benchmark))], whole=False) for one in group
+            ]
+            agnostic += [value for row in rows if row is not None for value in row.accuracy]
+    return means(found), sum(agnostic) / len(agnostic) if agnostic else None
 
 
 def tune(
@@ -120,7 +136,7 @@ def tune(
     done: list[Trial] = []
 
     def attempt(options: dict[str, Any]) -> float:
-        trial = Trial(options, try_out(tuning_config(method, benchmark, layer, options)))
+        trial = Trial(options, *try_out(tuning_config(method, benchmark, layer, options)))
         if by == "ece" and trial.reached.ece is None:
             raise OptionError(f"--by ece: what {benchmark} predicts are numbers, not classes; choose accuracy or nll")
         done.append(trial)

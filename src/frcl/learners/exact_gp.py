@@ -61,7 +61,7 @@ class ExactGP:
     Parameters
     ----------
     features : int or nn.Module
-        How many random features, 550 by default; or a network, frozen and copied, whose outputs are the features.
+        How many random features, 540 by default; or a network, frozen and copied, whose outputs are the features.
     device : str or torch.device, optional
         Where to compute; the network's own device, or the CPU.
     options : ExactGPOptions, optional

@@ -109,6 +109,7 @@ class ComparisonRow:
     method: str
     seeds: int
     average_accuracy: Interval | None
+    agnostic_accuracy: Interval | None
     forgetting: Interval | None
     nll: Interval | None
     ece: Interval | None
@@ -146,9 +147,10 @@ def comparison_rows(runs: Sequence[Run]) -> Comparison:
 
 def _row(run: Run, label: str) -> ComparisonRow:
     result = run.result
-    average, forgetting, nll, ece = (BY_KEY[key].of(result) for key in ("average_accuracy", "forgetting", "nll", "ece"))
+    keys = ("average_accuracy", "agnostic_accuracy", "forgetting", "nll", "ece")
+    scores = [BY_KEY[key].of(result) for key in keys]  # type: ignore[index]
     names = (label, result.benchmark, result.method, len(result.seeds))
-    return ComparisonRow(*names, average, forgetting, nll, ece, run.memory, run.seconds)
+    return ComparisonRow(*names, *scores, run.memory, run.seconds)  # type: ignore[call-arg, arg-type]
 
 
 def _pair(first: Run, first_label: str, second: Run, second_label: str) -> PairedDifference | None:

@@ -20,7 +20,7 @@ from frcl.report.run import ComparisonRow, PairedDifference, Run, comparison_row
 
 Rows = Sequence[tuple[str, ...]]
 PARTS = ("mean", "std", "low", "high")
-COMPARED: tuple[MetricName, ...] = ("average_accuracy", "forgetting", "nll", "ece")
+COMPARED: tuple[MetricName, ...] = ("average_accuracy", "agnostic_accuracy", "forgetting", "nll", "ece")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,317 @@
+"""Predictions without a task: the mixture against its definition, the inference of the task, every learner."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch.distributions import Categorical, MixtureSameFamily, Normal
+
+import frcl
+from frcl import FRCL, MLP, Ensemble, Prediction, TaskError
+from frcl.exact.fixed import whole_features
+from frcl.exact.model import ExactModel, Tasks, added, all_sums
+from frcl.inference import Asked, Exact, InputFeatures, Points, Summaries, task_inference
+from frcl.learners.mixture import mixed, mixture_moments, over_labels, summed
+from frcl.methods import METHODS, make_learner
+from streams import same_tensors
+
+
+def close(a, b, **tolerance):
+    torch.testing.assert_close(torch.as_tensor(a).double(), torch.as_tensor(b).double(), **tolerance)
+
+
+def digit_tasks(pairs=((0, 1), (2, 3), (4, 5))):
+    pixels, labels = load_digits(return_X_y=True)
+    x, y = torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(labels)
+    return [(x[which], y[which]) for which in (torch.isin(y, torch.tensor(pair)) for pair in pairs)]
+
+
+TASKS = digit_tasks()
+X = torch.cat([x[:50] for x, _ in TASKS])
+Y = torch.cat([y[:50] for _, y in TASKS])
+OF_TASK = torch.arange(3).repeat_interleave(50)
+SMALL = {"steps": 150, "batch_size": 32, "points": 12, "lr": 3e-3, "search_steps": 20, "compress_steps": 50}
+
+
+def learner_of(name="frcl", tasks=TASKS, **changes):
+    options = METHODS[name].options
+    have = {field.name for field in fields(options)}
+    given = {
+        key: value for key, value in {**SMALL, "features": 60, "task_features": 60, **changes}.items() if key in have
+    }
+    learner = make_learner(MLP(64, (32, 16), seed=1), replace(options, **given), seed=0, method=name)
+    for x, y in tasks:
+        learner.fit(x, y)
+    return learner
+
+
+# -- the mixture
+
+
+def some_probs(n, C, seed):
+    return torch.rand(n, C, generator=torch.Generator().manual_seed(seed)).softmax(1)
+
+
+def in_classes(classes, seed, n=5):
+    probs = some_probs(n, len(classes), seed)
+    return Prediction(probs, probs, probs, None, classes)
+
+
+def test_labels_of_tasks_are_mixed_with_the_probabilities_of_the_tasks():
+    each, weights = [in_classes((3, 1), 1), in_classes((1, 2, 7), 2)], some_probs(5, 2, 3)
+    p = mixed(each, weights, None)
+    assert p.classes == (1, 2, 3, 7)
+    for i in range(5):
+        expected = dict.fromkeys(p.classes, 0.0)
+        for k, one in enumerate(each):
+            for c, label in enumerate(one.classes):
+                expected[label] += float(weights[i, k] * one.probs[i, c])
+        close(p.probs[i], list(expected.values()), rtol=1e-6, atol=1e-7)
+    assert p.labels.tolist() == [p.classes[i] for i in p.probs.argmax(1)]
+    assert torch.equal(p.task_probs, weights)
+    close(p.variance, p.probs * (1 - p.probs))
+    close(p.log_predictive([3, 1, 2, 7, 1]), p.probs[range(5), [2, 0, 1, 3, 0]].log(), rtol=1e-6, atol=1e-7)
+    assert mixed(each, weights, None, named=True).task_probs is None
+
+
+def test_strings_stay_strings_and_are_not_mixed_with_numbers():
+    weights = some_probs(5, 2, 3)
+    p = mixed([in_classes(("b", "a"), 1), in_classes(("a", "c"), 2)], weights, None)
+    assert p.classes == ("a", "b", "c")
+    assert isinstance(p.labels, np.ndarray)
+    with pytest.raises(TaskError, match="strings"):
+        mixed([in_classes(("b", "a"), 1), in_classes((1, 2), 2)], weights, None)
+
+
+def numbers(seed, C=2, n=4):
+    mean, variance = torch.randn(n, C, generator=torch.Generator().manual_seed(seed)), some_probs(n, C, seed)
+
+    def density(y):
+        return Normal(mean, (variance + 0.1).sqrt()).log_prob(y).sum(1)
+
+    return Prediction(mean, variance, target_mean=mean, target_variance=variance + 0.1, density=density)
+
+
+def test_moments_and_density_of_numbers_are_those_of_a_mixture():
+    each, weights = [numbers(1), numbers(2), numbers(3)], some_probs(4, 3, 4)
+    p = mixed(each, weights, None)
+    means, stds = (torch.stack([getattr(one, name) for one in each], -1) for name in ("target_mean", "target_variance"))
+    mixture = MixtureSameFamily(Categorical(weights[:, None].expand(4, 2, 3)), Normal(means, stds.sqrt()))
+    close(p.target_mean, mixture.mean, rtol=1e-5, atol=1e-6)
+    close(p.target_variance, mixture.variance, rtol=1e-5, atol=1e-6)
+    y = torch.zeros(4, 2)
+    expected = (
+        torch.stack([w * one.log_predictive(y).exp() for w, one in zip(weights.T, each, strict=True)]).sum(0).log()
+    )
+    close(p.log_predictive(y), expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(TaskError, match="different kinds"):
+        mixed([numbers(1), in_classes((0, 1), 1, 4)], some_probs(4, 2, 1), None)
+    with pytest.raises(TaskError, match="different kinds"):
+        mixed([numbers(1), numbers(1, C=1)], some_probs(4, 2, 1), None)
+
+
+def test_one_certain_task_is_no_mixture():
+    mean, variance = mixture_moments([(torch.ones(2, 1), torch.ones(2, 1)), (9 * torch.ones(2, 1), torch.ones(2, 1))],
+                                     torch.tensor([[1.0, 0.0], [0.5, 0.5]]))  # fmt: skip
+    assert mean.tolist() == [[1.0], [5.0]]
+    assert variance.tolist() == [[1.0], [17.0]]
+
+
+def test_columns_are_summed_by_group():
+    assert summed(torch.tensor([[1.0, 2.0, 4.0]]), [1, 0, 1], 3).tolist() == [[2.0, 5.0, 0.0]]
+    p = over_labels(torch.tensor([[0.2, 0.5, 0.3]]), [4, 2, 4], None, None)
+    close(p.probs, [[0.5, 0.5]])
+
+
+# -- the inference of the task
+
+
+def asked(points=(), features=None, version=0):
+    return Asked(X, lambda: X[:, :8] if features is None else features, lambda: points, [], version)
+
+
+def test_exact_inference_is_the_exact_model_with_a_column_for_every_class_of_every_task():
+    features, kept = InputFeatures(40, "auto", 0), Tasks()
+    way, model, whole = Exact(features), ExactModel(features), Tasks()
+    for number, (x, y) in enumerate(TASKS):
+        kept = way.ended(kept, x, y - 2 * number, 2)
+        whole = added(whole, number, model.of(x, torch.nn.functional.one_hot(y - 2 * number, 2)), own_gram=False)
+    model.tasks = whole
+    probs = model.believe(X).log_probs.exp()
+    found = way.infer(kept, asked())
+    close(found.log_probs.exp(), probs.view(-1, 3, 2).sum(-1), rtol=1e-9, atol=1e-12)
+    assert float((found.log_probs.argmax(1) == OF_TASK).double().mean()) > 0.9
+
+
+def test_a_class_without_examples_is_no_column():
+    way = Exact(InputFeatures(20, "auto", 0))
+    kept = way.ended(Tasks(), *TASKS[0], 5)
+    assert kept.blocks[0].squares.tolist() == TASKS[0][1].bincount().double().tolist()
+
+
+def points_of(count=20):
+    return [Points(x[:count], x[:count, :8], y[:count] - 2 * k) for k, (x, y) in enumerate(TASKS)]
+
+
+def test_summaries_are_the_exact_model_of_the_points_on_both_kinds_of_features():
+    features = InputFeatures(40, "auto", 0)
+    found = Summaries(features).infer(Tasks(), asked(points_of()))
+    model, kept = ExactModel(lambda Phi: Phi), Tasks()
+    for number, one in enumerate(points_of()):
+        Phi = torch.cat([features(one.x), whole_features(one.features)], 1)
+        kept = added(kept, number, model.of(Phi, torch.nn.functional.one_hot(one.classes)), own_gram=False)
+    model.tasks = kept
+    assert float(all_sums(kept, classes=True).examples) == 60
+    probs = model.believe(torch.cat([features(X), whole_features(X[:, :8])], 1)).log_probs.exp()
+    close(found.log_probs.exp(), probs.view(-1, 3, 2).sum(-1), rtol=1e-9, atol=1e-12)
+    assert float((found.log_probs.argmax(1) == OF_TASK).double().mean()) > 0.9
+
+
+def test_summaries_are_learned_again_when_the_network_has_moved_and_only_then():
+    way = Summaries(InputFeatures(10, "auto", 0))
+    first = way.infer(Tasks(), asked(points_of(), version=0)).log_probs
+    with pytest.raises(RuntimeError):
+        way.infer(Tasks(), asked(points_of(), features=-X, version=0))  # other features do not fit the model
+    moved = [one._replace(features=one.features.flip(1)) for one in points_of()]
+    assert torch.equal(way.infer(Tasks(), asked(moved, version=0)).log_probs, first)
+    assert not torch.equal(way.infer(Tasks(), asked(moved, version=1)).log_probs, first)
+
+
+def test_both_is_the_geometric_mean():
+    ways = {name: task_inference(name, 40, "auto", 0) for name in ("summaries", "exact", "both")}
+    kept = Tasks()
+    for number, (x, y) in enumerate(TASKS):
+        kept = ways["exact"].ended(kept, x, y - 2 * number, 2)
+    logs = {name: way.infer(kept, asked(points_of())).log_probs for name, way in ways.items()}
+    close(logs["both"], (0.5 * (logs["exact"] + logs["summaries"])).log_softmax(1), rtol=1e-9, atol=1e-9)
+
+
+def test_heads_are_compared_by_their_largest_probability():
+    probs = [torch.tensor([[0.9, 0.1]]), torch.tensor([[0.2, 0.3, 0.5]])]
+    found = task_inference("heads", 1, "auto", 0).infer(Tasks(), asked()._replace(probs=probs))
+    close(found.log_probs.exp(), [[0.9 / 1.4, 0.5 / 1.4]], rtol=1e-6, atol=1e-7)
+
+
+# -- learners
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_every_method_predicts_over_all_labels(name):
+    learner = learner_of(name)
+    p = learner.predict(X)
+    assert p.classes == (0, 1, 2, 3, 4, 5)
+    assert p.task_probs.shape == (150, 3)
+    close(p.task_probs.sum(1), torch.ones(150), rtol=0, atol=1e-5)
+    close(p.probs.sum(1), torch.ones(150), rtol=0, atol=1e-5)
+    named = learner.predict(X, task=OF_TASK)
+    for k in range(3):
+        own = k == OF_TASK
+        close(named.probs[own][:, 2 * k : 2 * k + 2], learner.predict(X, task=k).probs[own], rtol=0, atol=1e-6)
+    assert float((named.labels == Y).double().mean()) > 0.8
+    if name != "exact-gp":
+        expected = sum(p.task_probs[:, k, None] * learner.predict(X, task=k).probs for k in (1,))
+        close(p.probs[:, 2:4], expected, rtol=0, atol=1e-5)
+    assert (p.novelty is None) == (name not in ("frcl", "frcl-plus", "exact-gp"))
+
+
+@pytest.mark.parametrize("way", ["summaries", "exact", "both"])
+def test_tasks_are_inferred(way, tmp_path):
+    learner = learner_of(task_inference=way, points=30)
+    p = learner.predict(X)
+    assert float((p.task_probs.argmax(1) == OF_TASK).double().mean()) > 0.9
+    assert float((p.labels == Y).double().mean()) > 0.85
+    assert ("statistics" in learner.memory_parts()) == (way != "summaries")
+    learner.save(tmp_path / "learner.frcl")
+    loaded = frcl.load(tmp_path / "learner.frcl", MLP(64, (32, 16)))
+    assert torch.equal(loaded.predict(X).probs, p.probs)
+    assert same_tensors(loaded.state_dict()["tensors"], learner.state_dict()["tensors"])
+
+
+def test_a_baseline_can_keep_sums_too():
+    learner = learner_of("finetune", task_inference="exact")
+    assert float((learner.predict(X).task_probs.argmax(1) == OF_TASK).double().mean()) > 0.9
+    assert learner.memory_parts()["statistics"] == 4 * (61 * 62 // 2 + 61 * 6 + 6 + 3)
+
+
+def test_one_task_is_predicted_by_itself():
+    learner = learner_of(tasks=TASKS[:1])
+    p, own = learner.predict(X[:50]), learner.predict(X[:50], task=0)
+    assert torch.equal(p.probs, own.probs)
+    assert torch.equal(p.mean, own.mean)
+    close(p.task_probs, torch.ones(50, 1))
+    assert float(learner.predict(X[50:]).novelty.median()) > 1.2 * float(p.novelty.median())
+
+
+def test_permuted_inputs_share_their_labels():
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(5))
+    x, y = TASKS[0]
+    learner = learner_of(tasks=[(x, y), (x[:, order], y)])
+    p = learner.predict(torch.cat([x, x[:, order]]))
+    assert p.classes == (0, 1)
+    assert float((p.task_probs.argmax(1) == torch.arange(2).repeat_interleave(len(x))).double().mean()) > 0.99
+    assert float((p.labels == torch.cat([y, y])).double().mean()) > 0.97
+
+
+def test_regression_tasks_are_mixed():
+    x = torch.linspace(-1, 1, 60)[:, None]
+    tasks = [(x - 3, torch.sin(3 * x[:, 0])), (x + 3, torch.cos(3 * x[:, 0]) + 4)]
+    learner = FRCL(MLP(1, (32, 16)), points=10, steps=200, lr=5e-3, task_features=40)
+    for one in tasks:
+        learner.fit(*one)
+    p = learner.predict(torch.cat([tasks[0][0], tasks[1][0]]))
+    assert p.probs is None
+    assert float((p.task_probs.argmax(1) == torch.arange(2).repeat_interleave(60)).double().mean()) > 0.95
+    own = learner.predict(tasks[1][0], task=1)
+    sure = p.task_probs[60:, 1] > 0.999
+    close(p.target_mean[60:][sure], own.target_mean[sure], rtol=0, atol=0.05)
+    assert p.log_predictive(torch.cat([y for _, y in tasks])).isfinite().all()
+
+
+def test_a_stream_needs_no_task_number():
+    learner = FRCL(MLP(64, (32, 16)), points=12, lr=5e-3, task_features=60, labels=None)
+    for x, y in TASKS[:2]:
+        learner.start_task(labels=sorted(set(y.tolist())))
+        for start in range(0, 300, 30):
+            learner.observe(x[start : start + 30], y[start : start + 30])
+        if y[0] < 2:
+            learner.end_task()
+    p = learner.predict(X[:100])  # the second task is still open
+    assert p.classes == (0, 1, 2, 3)
+    assert float((p.task_probs.argmax(1) == OF_TASK[:100]).double().mean()) > 0.9
+
+
+def test_an_interrupted_fit_has_no_examples_to_infer_its_task_from():
+    class Stop(Exception):
+        pass
+
+    def stop(log):
+        raise Stop
+
+    learner = learner_of(tasks=TASKS[:1])
+    with pytest.raises(Stop):
+        learner.fit(*TASKS[1], on_step=stop)
+    with pytest.raises(TaskError, match="still being learned"):
+        learner.predict(X)
+    assert learner.predict(X, task=1).classes == (2, 3)
+
+
+def test_an_ensemble_averages_its_members():
+    ensemble = Ensemble(MLP(64, (32, 16)), members=2, points=12, steps=60, task_features=40)
+    for x, y in TASKS[:2]:
+        ensemble.fit(x, y)
+    p, each = ensemble.predict(X), [member.predict(X) for member in ensemble.members]
+    for name in ("probs", "task_probs", "novelty"):
+        close(getattr(p, name), (getattr(each[0], name) + getattr(each[1], name)) / 2, rtol=1e-5, atol=1e-6)
+    assert p.classes == (0, 1, 2, 3)
+    assert ensemble.predict(X, task=OF_TASK.clamp_max(1)).classes == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "task", [[0, 1], torch.zeros(150), torch.ones(150, dtype=torch.bool), [7] * 150, [-1] * 150, "0", 1.5, True]
+)
+def test_odd_task_numbers_are_refused(task):
+    learner = learner_of("finetune")
+    with pytest.raises(TaskError):
+        learner.predict(X, task=task)

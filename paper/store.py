@@ -14,7 +14,8 @@ from paper.library import Config, Finished, default_options, metrics, to_dict, w
 
 FORMAT, VERSION = "frcl-cell", 1
 WHOLE = 10  # the largest number of tasks for which the whole accuracy matrix is kept
-UNLEARNED = ("seeds", "device", "data", "run")  # options that do not affect what is learned
+UNLEARNED = ("seeds", "device", "data", "run", "scenario")  # options that do not affect what is learned
+INFERENCE = ("task_inference", "task_features", "task_kind")  # options of the learner for predictions without a task
 RUN_KEYS = ("started", "seconds", "memory_bytes", "peak_memory_bytes", "environment")
 Document = dict[str, Any]
 
@@ -31,6 +32,7 @@ def learned_options(config: Config) -> dict[str, Any]:
     values = {name: value for name, value in to_dict(config).items() if name not in UNLEARNED}
     if not config.hidden_boundaries:
         del values["detector"]
+    values["learner"] = {name: value for name, value in values["learner"].items() if name not in INFERENCE}
     return values
 
 

@@ -180,7 +180,7 @@ def test_marks_tell_data_apart(dtype):
     assert len(set(marks)) == 5
 
 
-@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "exact-gp"])  # which has no steps
 def test_an_open_task_wants_its_own_labels_too(method):
     options = METHODS[method].options
     given = {key: value for key, value in SMALL.items() if hasattr(options, key)}

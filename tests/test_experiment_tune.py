@@ -84,9 +84,12 @@ def test_a_trial_has_the_scores_of_a_run_on_validation_data():
     assert reached.ece == pytest.approx(float(sum(errors) / 4), abs=1e-5)
 
 
-@pytest.mark.parametrize(("by", "best"), [("accuracy", "a"), ("nll", "b"), ("ece", "c")])
+@pytest.mark.parametrize(("by", "best"), [("accuracy", "a"), ("nll", "b"), ("ece", "c"), ("agnostic", "b")])
 def test_what_decides_may_be_chosen(monkeypatch, by, best):
-    made = {"a": Scores(0.9, 0.5, ece=0.2), "b": Scores(0.8, 0.1, ece=0.3), "c": Scores(0.7, 0.6, ece=0.1)}
+    made = {
+        "a": Scores(0.9, 0.5, ece=0.2, agnostic=0.3), "b": Scores(0.8, 0.1, ece=0.3, agnostic=0.4),
+        "c": Scores(0.7, 0.6, ece=0.1, agnostic=0.2),
+    }  # fmt: skip
     names = iter(made)
     monkeypatch.setattr(module, "try_out", lambda config: made[next(names)])
     found = tune("finetune", "split-digits", TINY, grid={"steps": [1, 2, 3]}, by=by)

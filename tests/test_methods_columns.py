@@ -327,9 +327,9 @@ def test_states_that_do_not_fit_are_refused(kind):
 @pytest.mark.parametrize("kind", ["progressive", "pnc"])
 def test_a_new_column_is_learned_by_the_cross_entropy_of_what_it_predicts(kind):
     learner = make(kind)
-    for x, y in BLOBS:
+    for number, (x, y) in enumerate(BLOBS):
         terms, program = next_terms(learner, (x, y))
-        torch.testing.assert_close(terms.loss, F.cross_entropy(learner.predict(x).mean, program.y))
+        torch.testing.assert_close(terms.loss, F.cross_entropy(learner.predict(x, number).mean, program.y))
         assert torch.equal(terms.log_likelihood, -terms.loss)
         assert not terms.kl_now.any()
         assert not terms.kl_past.any()
@@ -594,15 +594,15 @@ def test_while_a_task_is_in_progress_its_active_column_predicts():
     learner.fit(*BLOBS[0])
     x, y = BLOBS[1]
     at_compress_start(learner, (x, y))
-    assert accuracy(learner, x, y) > 0.9
-    torch.testing.assert_close(learner.predict(x).mean, learner._active_functions(x).detach())
+    assert accuracy(learner, x, y, 1) > 0.9
+    torch.testing.assert_close(learner.predict(x, 1).mean, learner._active_functions(x).detach())
     old = learner.predict(BLOBS[0][0], 0).mean
     Phi = torch.cat([learner.net(BLOBS[0][0]), torch.ones(len(BLOBS[0][0]), 1)], 1)
     torch.testing.assert_close(old, (Phi @ learner.state_dict()["tensors"]["past/0/head"].T).detach())
     learner.fit(x, y)
     Phi = torch.cat([learner.net(x), torch.ones(len(x), 1)], 1)
     torch.testing.assert_close(
-        learner.predict(x).mean, (Phi @ learner.state_dict()["tensors"]["past/1/head"].T).detach()
+        learner.predict(x, 1).mean, (Phi @ learner.state_dict()["tensors"]["past/1/head"].T).detach()
     )
 
 

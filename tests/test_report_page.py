@@ -53,7 +53,7 @@ def test_headline_numbers_are_those_of_the_result(folder, rich):
     assert f"−{100 * abs(result.backward_transfer.mean):.2f} pp" in cards["Backward transfer"].text()
     assert "262\N{NO-BREAK SPACE}kB" in cards["Memory kept"].text()
     assert "40.5\N{NO-BREAK SPACE}s" in cards["Time"].text()
-    assert len(cards) == 12
+    assert len(cards) == 17
 
 
 def test_the_matrix_in_the_page_is_the_right_way_round(folder, rich):

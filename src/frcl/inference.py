@@ -156,7 +156,7 @@ class Heads:
 
 
 def task_inference(name: str, count: int, kind: FeatureKind, seed: int) -> TaskInference:
-    """The way of that name, with so many fixed features."""
+    """The way of that name, with `count` fixed random features."""
     features = InputFeatures(count, kind, seed)
     match name:
         case "summaries":

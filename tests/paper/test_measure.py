@@ -43,7 +43,7 @@ def test_all_cells_are_there_and_can_be_run():
                 assert (config.learner.points, config.learner.points_per_class) == (int(points[1]), None)
             if "(" in cell.row:
                 assert f"({config.learner.selection})" in cell.row
-    assert {cell.method for cell in TABLES[-1].cells} == set(METHODS)
+    assert {cell.method for cell in TABLES[-1].cells} == set(METHODS) - {"exact-gp"}
 
 
 def test_what_matters_most_is_run_first():

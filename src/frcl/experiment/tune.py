@@ -34,28 +34,23 @@ class Trial:
 
     options: dict[str, Any]
     reached: Scores
-    agnostic: float | None = None  # accuracy where no task is named
 
     def to_json(self) -> dict[str, Any]:
-        return {"options": self.options, **{name: self.value(name) for name in BY}}
+        return {"options": self.options, **{name: getattr(self.reached, name) for name in BY}}
 
     def show(self) -> str:
         shown = (
             ("{:7.2%}", self.reached.accuracy),
             ("NLL {:.4f}", self.reached.nll),
             ("ECE {:.4f}", self.reached.ece),
-            ("{:.2%} without the task", self.agnostic),
+            ("{:.2%} without the task", self.reached.agnostic),
         )
         return ", ".join(form.format(value).replace("%", " %") for form, value in shown if value is not None)
 
     def merit(self, by: str) -> float:
         """What is best where it is highest."""
-        value = self.value(by)
+        value = getattr(self.reached, by)
         return -math.inf if value is None else float(-value if by in ("nll", "ece") else value)
-
-    def value(self, by: str) -> float | None:
-        found: float | None = self.agnostic if by == "agnostic" else getattr(self.reached, by)
-        return found
 
 
 def grid_of(method: str) -> dict[str, list[Any]]:
@@ -96,7 +91,7 @@ def tuning_config(method: str, benchmark: str, layer: Mapping[str, Any], options
     return config
 
 
-def try_out(config: Config) -> tuple[Scores, float | None]:
+def try_out(config: Config) -> Scores:
     """Learn the tasks with every seed, then look at the validation data of all; also where no task is named."""
     found: list[Scores] = []
     agnostic: list[float] = []
@@ -114,7 +109,7 @@ def try_out(config: Config) -> tuple[Scores, float | None]:
                 agnostic_row(one.learner, one.benchmark, [*range(len(one.benchmark))], whole=False) for one in group
             ]
             agnostic += [value for row in rows if row is not None for value in row.accuracy]
-    return means(found), sum(agnostic) / len(agnostic) if agnostic else None
+    return replace(means(found), agnostic=sum(agnostic) / len(agnostic) if agnostic else None)
 
 
 def tune(
@@ -136,7 +131,7 @@ def tune(
     done: list[Trial] = []
 
     def attempt(options: dict[str, Any]) -> float:
-        trial = Trial(options, *try_out(tuning_config(method, benchmark, layer, options)))
+        trial = Trial(options, try_out(tuning_config(method, benchmark, layer, options)))
         if by == "ece" and trial.reached.ece is None:
             raise OptionError(f"--by ece: what {benchmark} predicts are numbers, not classes; choose accuracy or nll")
         done.append(trial)

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from frcl import codec
-from frcl.arrays import numeric_array
+from frcl.arrays import check_lengths, numeric_array
 from frcl.engine.train import train
 from frcl.errors import CheckpointError, DataError, FrclError, OptionError, TaskError
 from frcl.exact.model import Tasks, restored, stored, stored_bytes
 from frcl.features import check_network
 from frcl.inference import Asked, Heads, TaskInference
 from frcl.learners.lockstep import Work, steps_of
-from frcl.learners.mixture import mixed, one_hot
+from frcl.learners.mixture import check_task, checked_tasks, classes_of, mixed, one_hot
 from frcl.learners.types import OnStep, Parts, Prediction, StepLog, added, parts_of
 from frcl.likelihoods import Likelihood
 from frcl.options import MethodOptions
@@ -368,48 +368,6 @@ def checked_size(given: int | None, otherwise: int) -> int:
     if given < 1:
         raise OptionError(f"size is the number of examples of the task, at least 1; got {given}")
     return given
-
-
-def check_task(task: int, count: int, begin: str) -> int:
-    """The number of one of the `count` tasks that have been learned."""
-    if count == 0:
-        raise TaskError(f"nothing has been learned yet; call {begin} first")
-    if not isinstance(task, int | np.integer) or isinstance(task, bool):
-        raise TaskError(f"a task is named by its number, 0 to {count - 1}; got {task!r}")
-    if not 0 <= task < count:
-        raise TaskError(f"unknown task {task}; tasks 0 to {count - 1} have been learned")
-    return int(task)
-
-
-def checked_tasks(tasks: Any, count: int, inputs: int, begin: str) -> Tensor:
-    """The task of each input, [inputs] int64, from one number for all or an array with one for each."""
-    if isinstance(tasks, int | np.integer) or np.ndim(tasks) == 0:
-        return torch.full((inputs,), check_task(tasks, count, begin))
-    numbers = tasks.detach().cpu() if isinstance(tasks, Tensor) else torch.as_tensor(np.asarray(tasks))
-    if numbers.shape != (inputs,) or numbers.is_floating_point() or numbers.dtype == torch.bool:
-        raise TaskError(
-            f"task is one number, or an array of {inputs} whole numbers, one for each input; got "
-            f"{numbers.dtype} of shape {tuple(numbers.shape)}"
-        )
-    for number in numbers.unique().tolist():
-        check_task(number, count, begin)
-    return numbers.long()
-
-
-def check_lengths(x: Tensor, y: Any) -> None:
-    """One target per input."""
-    try:
-        shape = tuple(y.shape) if isinstance(y, Tensor) else np.shape(y)
-    except ValueError as error:
-        raise DataError(f"targets are not a regular array: {error}") from error
-    count = shape[0] if shape else 0
-    if count != len(x):
-        raise DataError(f"{len(x)} inputs but {count} targets; give one target per input")
-
-
-def classes_of(likelihood: Likelihood, y: Tensor) -> Tensor:
-    """The class of each encoded target, int64 [N]; zeros where targets are numbers."""
-    return y if likelihood.classes is not None else torch.zeros(len(y), dtype=torch.int64, device=y.device)
 
 
 def data_mark(x: Tensor, *rest: object) -> str:

@@ -1,4 +1,4 @@
-"""Predictions without a task: p(y | x) = Σ_k p(k | x) p(y | x, k) over all labels ever seen."""
+"""Predictions without a task, p(y | x) = Σ_k p(k | x) p(y | x, k) over all labels ever seen; checks of task numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,38 @@ from torch import Tensor
 
 from frcl.errors import TaskError
 from frcl.learners.types import Prediction
-from frcl.likelihoods import Label, Softmax
+from frcl.likelihoods import Label, Likelihood, Softmax
+
+
+def check_task(task: int, count: int, begin: str) -> int:
+    """The number of one of the `count` tasks that have been learned."""
+    if count == 0:
+        raise TaskError(f"nothing has been learned yet; call {begin} first")
+    if not isinstance(task, int | np.integer) or isinstance(task, bool):
+        raise TaskError(f"a task is named by its number, 0 to {count - 1}; got {task!r}")
+    if not 0 <= task < count:
+        raise TaskError(f"unknown task {task}; tasks 0 to {count - 1} have been learned")
+    return int(task)
+
+
+def checked_tasks(tasks: Any, count: int, inputs: int, begin: str) -> Tensor:
+    """The task of each input, [inputs] int64, from one number for all or an array with one for each."""
+    if isinstance(tasks, int | np.integer) or np.ndim(tasks) == 0:
+        return torch.full((inputs,), check_task(tasks, count, begin))
+    numbers = tasks.detach().cpu() if isinstance(tasks, Tensor) else torch.as_tensor(np.asarray(tasks))
+    if numbers.shape != (inputs,) or numbers.is_floating_point() or numbers.dtype == torch.bool:
+        raise TaskError(
+            f"task is one number, or an array of {inputs} whole numbers, one for each input; got "
+            f"{numbers.dtype} of shape {tuple(numbers.shape)}"
+        )
+    for number in numbers.unique().tolist():
+        check_task(number, count, begin)
+    return numbers.long()
+
+
+def classes_of(likelihood: Likelihood, y: Tensor) -> Tensor:
+    """The class of each encoded target, int64 [N]; zeros where targets are numbers."""
+    return y if likelihood.classes is not None else torch.zeros(len(y), dtype=torch.int64, device=y.device)
 
 
 def summed(values: Tensor, groups: Sequence[int] | Tensor, count: int) -> Tensor:

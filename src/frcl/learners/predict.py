@@ -11,7 +11,7 @@ from torch import Tensor
 from frcl.errors import NumericalError
 from frcl.features import in_chunks, network_failures, times
 from frcl.inference import Asked, Points
-from frcl.learners.base import classes_of
+from frcl.learners.mixture import classes_of
 from frcl.learners.state import LearnerState
 from frcl.learners.task import Model, objective_of
 from frcl.learners.types import Prediction, Summary

@@ -360,7 +360,7 @@ MUTANTS = (
            'with locked(path.with_name(f".{path.stem}.lock"), wait=True):', "if True:",
            "tests/paper/test_processes.py"),
     Mutant("NLL and ECE chosen where they are highest", "experiment/tune.py",
-           'value if by == "accuracy" else -value', "value", "tests/test_experiment_tune.py"),
+           '-value if by in ("nll", "ece") else value', "value", "tests/test_experiment_tune.py"),
     Mutant("calibration compared on other seeds", "paper/frontier.py",
            'if seed["seed"] in both', "", "tests/paper/test_frontier.py"),
     Mutant("variance between members left out", "learners/ensemble.py",

@@ -347,6 +347,13 @@ MUTANTS = (
            '{"seed": chosen.seed + i}', '{"seed": chosen.seed}', "tests/test_ensemble.py"),
     Mutant("some members left with a task that others could not begin", "learners/ensemble.py",
            "self.load_state_dict(before)", "pass", "tests/test_ensemble.py"),
+    Mutant("batch norm folded into a convolution that is read elsewhere", "features/batch_norm.py",
+           " and len(before.users) == 1", "", "tests/test_features_batch_norm.py"),
+    Mutant("batch norm folded into a convolution that is used twice", "features/batch_norm.py",
+           "if once and kinds", "if kinds", "tests/test_features_batch_norm.py"),
+    Mutant("batch norm without statistics accepted", "features/batch_norm.py",
+           "if is_batch_norm(module) and module.running_mean is None:\n        return True", "",
+           "tests/test_features_batch_norm.py"),
 )  # fmt: skip
 
 

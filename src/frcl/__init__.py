@@ -11,7 +11,7 @@ from frcl.errors import (
     OptionError,
     TaskError,
 )
-from frcl.features import MLP, ConvNet
+from frcl.features import MLP, ConvNet, freeze_batch_norm
 from frcl.learners.ensemble import Ensemble
 from frcl.learners.frcl import FRCL
 from frcl.learners.load import load
@@ -60,5 +60,6 @@ __all__ = [
     "StepLog",
     "Summary",
     "TaskError",
+    "freeze_batch_norm",
     "load",
 ]

@@ -1,10 +1,11 @@
 """Feature networks φ(x; θ), the bias column, and the checks that a network must pass.
 
-Any `nn.Module` from inputs [B, ...] to [B, K] serves, if it is one fixed function of each input: no batch
-norm, no active dropout, finite output. The features of the model are the network's outputs times a scale,
+Any `nn.Module` from inputs [B, ...] to [B, K] serves, if it is one fixed function of each input: batch
+norm frozen, no active dropout, finite output. The features of the model are the network's outputs times a scale,
 with a column of ones appended for the bias.
 """
 
+from frcl.features.batch_norm import freeze_batch_norm
 from frcl.features.functional import (
     check_features,
     check_network,
@@ -25,6 +26,7 @@ __all__ = [
     "check_network",
     "features",
     "fixed_parts",
+    "freeze_batch_norm",
     "has_convolutions",
     "in_chunks",
     "is_stackable",

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from frcl.errors import NetworkError
+from frcl.features.batch_norm import depends_on_batches
 
 PROBE_SIZE = 8
 ROUNDING = 0.02  # largest difference between batch sizes in TF32 or bfloat16, relative to the largest feature
@@ -77,13 +78,11 @@ def check_network(net: nn.Module) -> None:
             )
     for name, module in net.named_modules():
         kind = type(module).__name__
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) or (
-            isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
-        ):
+        if depends_on_batches(module):
             raise NetworkError(
-                f"the network has {kind} at {name or 'its root'!r}: its output for one input depends on other "
-                "inputs or on running statistics, so a stored function would change by itself. "
-                "Use GroupNorm or LayerNorm, or no normalisation."
+                f"the network has {kind} at {name or 'its root'!r} that is not frozen: its output for one input "
+                "depends on other inputs or on running statistics, so a stored function would change by itself. "
+                "If it has been trained, freeze it: net = frcl.freeze_batch_norm(net). Else use GroupNorm or LayerNorm."
             )
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
             raise NetworkError(

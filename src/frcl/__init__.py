@@ -11,7 +11,7 @@ from frcl.errors import (
     OptionError,
     TaskError,
 )
-from frcl.features import MLP, ConvNet, freeze_batch_norm
+from frcl.features import MLP, CifarNet, ConvNet, ResNet18, freeze_batch_norm
 from frcl.learners.ensemble import Ensemble
 from frcl.learners.frcl import FRCL
 from frcl.learners.load import load
@@ -38,6 +38,7 @@ __all__ = [
     "MLP",
     "BoundaryDetector",
     "CheckpointError",
+    "CifarNet",
     "ConvNet",
     "CurrentInputs",
     "Curvature",
@@ -57,6 +58,7 @@ __all__ = [
     "RecentredKL",
     "Regulariser",
     "Replay",
+    "ResNet18",
     "StepLog",
     "Summary",
     "TaskError",

@@ -17,11 +17,14 @@ from frcl.features.functional import (
     network_failures,
     times,
 )
+from frcl.features.image_networks import CifarNet, ResNet18
 from frcl.features.networks import MLP, ConvNet
 
 __all__ = [
     "MLP",
+    "CifarNet",
     "ConvNet",
+    "ResNet18",
     "check_features",
     "check_network",
     "features",

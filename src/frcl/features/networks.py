@@ -14,7 +14,7 @@ from frcl.errors import OptionError
 from frcl.seeding import fork
 
 
-def _initialise(net: nn.Module, seed: int) -> None:
+def initialise(net: nn.Module, seed: int) -> None:
     """He-uniform weights and zero biases from the named stream of the seed, in order of the layers."""
     generator = fork(seed, "network")
     for layer in net.modules():
@@ -52,7 +52,7 @@ class MLP(nn.Module):
             layers.pop()
         self.layers = nn.Sequential(*layers)
         self.made = layers
-        _initialise(self, seed)
+        initialise(self, seed)
 
     def forward(self, x: Tensor) -> Tensor:
         """The layers in turn. Adding the bias separately is faster than `nn.Linear` where seeds are batched."""
@@ -117,7 +117,7 @@ class ConvNet(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Flatten())
         self.made = list(self.layers)
         self.outputs = before * size * size
-        _initialise(self, seed)
+        initialise(self, seed)
 
     def forward(self, x: Tensor) -> Tensor:
         """The layers in turn, but bias and ReLU after the pooling, on fewer entries: max(h) + b = max(h + b)."""

@@ -290,7 +290,7 @@ def test_streams_that_are_held_save_what_was_before():
     streams.hold()
     first = torch.rand(3, generator=streams["batches"])
     assert all(torch.equal(streams.state()[name], value) for name, value in before.items())
-    streams.rewind()
+    streams.restore(streams.state())
     assert torch.equal(torch.rand(3, generator=streams["batches"]), first)
     streams.hold()
     streams.release()

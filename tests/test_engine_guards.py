@@ -13,7 +13,7 @@ from frcl.experiment import runner
 from frcl.experiment.config import resolve
 from frcl.experiment.display import Silent
 from frcl.experiment.keeper import Interrupted
-from frcl.learners.inputs import data_mark
+from frcl.learners.base import data_mark
 from frcl.learners.lockstep import together
 from frcl.methods import METHODS, make_learner
 from streams import blobs

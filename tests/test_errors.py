@@ -283,7 +283,7 @@ def test_features_of_another_type_are_refused():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_one_value_that_is_not_finite_is_seen_among_many_and_large_ones_are_not_taken_for_it(bad):
-    from frcl.learners.inputs import all_finite
+    from frcl.learners.base import all_finite
 
     x = torch.full((50, 40), 1e38)  # whose sum overflows
     assert all_finite(x)

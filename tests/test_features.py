@@ -51,7 +51,7 @@ def test_convnet_on_28_by_28():
 
 
 def test_same_pooling_equals_a_brute_force_maximum():
-    from frcl.features.networks import _pool
+    from frcl.features import _pool
 
     x = torch.randn(1, 1, 7, 7, generator=torch.Generator().manual_seed(1))
     pool, after = _pool(7, "same")

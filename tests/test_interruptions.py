@@ -60,7 +60,7 @@ def test_a_traceback_that_is_kept_does_no_harm(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("frcl.learners.lockstep.run_searches", failing)
+        patch.setattr("frcl.learners.base.run_searches", failing)
         with pytest.raises(KeyboardInterrupt) as kept:
             stopped.fit(*tasks[0])
     for task in tasks:

@@ -156,7 +156,7 @@ def test_function_space_inference(options):
 @pytest.mark.parametrize("selection", ["random", "trace", "predictive", "error", "elbo"])
 @pytest.mark.parametrize("start", ["uniform", "balanced"])
 def test_stored_points_are_those_that_the_search_returned(selection, start, monkeypatch):
-    import frcl.learners.lockstep as work
+    import frcl.learners.base as work
     import frcl.learners.task as task
     from frcl.selection import Selected
 

@@ -348,7 +348,7 @@ def test_a_new_likelihood_is_one_file(tmp_path, monkeypatch):
         "from dataclasses import dataclass\n"
         "from typing import ClassVar\n"
         "from frcl.likelihoods.base import register\n"
-        "from frcl.likelihoods.targets import NumericLikelihood\n\n\n"
+        "from frcl.likelihoods.base import NumericLikelihood\n\n\n"
         "@register\n"
         "@dataclass(frozen=True)\n"
         "class Halves(NumericLikelihood):\n"

@@ -10,7 +10,7 @@ import torch
 from frcl import MLP, BoundaryDetector, DataError, FrclError, LabelError, OptionError, TaskError
 from frcl.baselines.options import EWCOptions, TrainingOptions
 from frcl.errors import CheckpointError
-from frcl.learners.protocol import Learner
+from frcl.learners.types import Learner
 from frcl.methods import METHODS, Method, default_options, make_learner
 from frcl.registry import Registry
 from streams import blobs, same_tensors

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frcl import MLP, NumericalError, OptionError
-from frcl.baselines.classification import initial_head
+from frcl.baselines.common import initial_head
 from frcl.baselines.options import FinetuneOptions, JointOptions, LwFOptions, OnlineEWCOptions, SingleOptions, SIOptions
 from frcl.baselines.penalised import Penalised
 from frcl.learners.lockstep import together

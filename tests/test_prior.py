@@ -16,15 +16,16 @@ from frcl.learners.objective import Parameters
 from frcl.learners.task import program_of
 from frcl.posterior import (
     Posterior,
+    Prior,
     function_moments,
     initial_posterior,
+    kernel_features,
     kl_weight,
     learned_prior_variance,
     random_mean,
     triangular,
     weight_space,
 )
-from frcl.prior import Prior, kernel_features
 from frcl.regularisers.functional import functional_kl, make_terms
 from frcl.summary import (
     belief_from_function,

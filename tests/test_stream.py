@@ -10,8 +10,7 @@ from scipy import stats
 import frcl
 from frcl import BoundaryDetector, DataError, LabelError, NumericalError, OptionError, TaskError
 from frcl.boundary import welch
-from frcl.learners.state import CurrentTask
-from frcl.learners.window import Window
+from frcl.learners.state import CurrentTask, Window
 from streams import accuracy, blobs, same_tensors, small_learner
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from frcl import OptionError, Regulariser
 from frcl.baselines.options import TrainingOptions
 from frcl.data import BenchmarkSpec, Request, Split, Task, TaskList
-from frcl.likelihoods.targets import ClassLikelihood, softmax_divergence
+from frcl.likelihoods.base import ClassLikelihood, softmax_divergence
 from frcl.linalg import gaussian_expectation_nodes
 from frcl.methods import Method, baseline
 from frcl.options import NOT_NEGATIVE, option

@@ -1,5 +1,6 @@
 """Functional regularisation for continual learning with Gaussian processes."""
 
+from frcl.batch_norm import freeze_batch_norm
 from frcl.boundary import BoundaryDetector
 from frcl.errors import (
     CheckpointError,
@@ -11,7 +12,8 @@ from frcl.errors import (
     OptionError,
     TaskError,
 )
-from frcl.features import MLP, CifarNet, ConvNet, ResNet18, freeze_batch_norm
+from frcl.features import MLP, ConvNet
+from frcl.image_networks import CifarNet, ResNet18
 from frcl.learners.ensemble import Ensemble
 from frcl.learners.frcl import FRCL
 from frcl.learners.load import load

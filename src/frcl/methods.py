@@ -19,7 +19,7 @@ from frcl.boundary import BoundaryDetector
 from frcl.errors import OptionError
 from frcl.learners.frcl import FRCL
 from frcl.learners.options import PLUS, FRCLOptions
-from frcl.learners.protocol import Learner
+from frcl.learners.types import Learner
 from frcl.likelihoods import Label
 from frcl.options import MethodOptions, changed
 from frcl.registry import Registry

@@ -5,8 +5,9 @@ The description appears in `help()`, in the reference page and in the command li
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -181,3 +182,29 @@ def described(options: Options) -> list[tuple[str, str, Any, str]]:
 def option_lines(options: Options) -> str:
     """The options as an indented block for a docstring."""
     return "\n".join(f"    {name}: {text} = {value!r}\n        {doc}" for name, text, value, doc in described(options))
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+
+def shows_options(defaults: Options) -> Callable[[F], F]:
+    """Decorator of a class or function whose `**keywords` are the fields of an options class."""
+
+    def show(target: F) -> F:
+        own = inspect.signature(target)
+        kept = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        names = {p.name for p in kept}
+        rest = [
+            inspect.Parameter(item.name, KEYWORD, default=getattr(defaults, item.name), annotation=item.type)
+            for item in fields(defaults)
+            if item.name not in names
+        ]
+        target.__signature__ = own.replace(parameters=[*kept, *rest])  # type: ignore[attr-defined]
+        kind = type(defaults).__name__
+        target.__doc__ = (
+            f"{inspect.getdoc(target)}\n\nEvery field of `{kind}` is a keyword:\n\n{option_lines(defaults)}\n"
+        )
+        return target
+
+    return show

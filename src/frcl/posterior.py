@@ -1,11 +1,16 @@
-"""The posterior of the current task: q(w) in weight space (Section 2.3), q(u) in function space (2.1)."""
+"""The prior and the posterior of the current task: q(w) in weight space (Section 2.3), q(u) in function space (2.1).
+
+Features Φ are the network's outputs with the bias column, never multiplied by σ_w. Whoever needs the kernel
+k(x, x') = σ_w² φ(x)ᵀφ(x') calls `kernel_features`: with Φ' = σ_w Φ the kernel is Φ'Φ'ᵀ.
+"""
 
 from __future__ import annotations
 
 import inspect
 import math
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -167,3 +172,34 @@ def function_moments(
     spread = torch.einsum("mb,cmj->bcj", a, L).square().sum(-1)
     kl = kl_to_zero_mean(mean, L, chol_K.expand(len(mean), -1, -1)).sum()
     return Moments((a.mT @ mean.mT).to(Phi_x), (residual[:, None] + spread).to(Phi_x)), kl
+
+
+def kernel_features(Phi: Tensor, std: float | Tensor) -> Tensor:
+    """Φ' = σ_w Φ, so that k = Φ'Φ'ᵀ; no work where σ_w is the number 1."""
+    return Phi if isinstance(std, float) and std == 1.0 else std * Phi
+
+
+@dataclass(frozen=True)
+class Prior:
+    """N(0, σ_w² I) with a given σ_w, or with the σ_w that the posterior of the current task makes most probable.
+
+    Empirical Bayes: KL(q(w) ‖ N(0, s I)) is least at s = (‖μ‖² + ‖L‖²)/(C K).
+    """
+
+    setting: float | Literal["learned"] = 1.0
+
+    @property
+    def fixed_variance(self) -> float | None:
+        """σ_w² where it is given; None where it is learned."""
+        return None if isinstance(self.setting, str) else self.setting**2
+
+    def variance(self, q: Posterior) -> Tensor | float:
+        """σ_w² under the posterior of the current task, whose factor is triangular."""
+        fixed = self.fixed_variance
+        return learned_prior_variance(q) if fixed is None else fixed
+
+    def std(self, q: Posterior) -> float:
+        """σ_w as a number: what is kept with the summary of a task that has ended with posterior q."""
+        if not isinstance(self.setting, str):
+            return float(self.setting)
+        return math.sqrt(float(learned_prior_variance(q)))

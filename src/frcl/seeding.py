@@ -38,25 +38,21 @@ class Streams:
 
     def hold(self) -> None:
         """Remember the state: what is drawn from here on is for steps not yet taken. First go back to the last hold."""
-        self.rewind()
-        self._held = self._now()
+        if self._held is not None:
+            self.restore(self._held)
+        self._held = self.state()
 
     def release(self) -> None:
         """All steps drawn for have been taken."""
         self._held = None
 
-    def rewind(self) -> None:
-        """Back to where the state was held, if it was."""
-        if self._held is not None:
-            self.restore(self._held)
-
     def state(self) -> dict[str, Tensor]:
-        return self._now() if self._held is None else {name: value.clone() for name, value in self._held.items()}
+        """The state that belongs to the last step taken."""
+        if self._held is not None:
+            return {name: value.clone() for name, value in self._held.items()}
+        return {name: generator.get_state() for name, generator in self._generators.items()}
 
     def restore(self, state: dict[str, Tensor]) -> None:
         for name, generator in self._generators.items():
             generator.set_state(state[name].to("cpu", torch.uint8))
         self._held = None
-
-    def _now(self) -> dict[str, Tensor]:
-        return {name: generator.get_state() for name, generator in self._generators.items()}

@@ -6,35 +6,32 @@ Final classes implement the hooks of `Baseline`, each no more than its own mathe
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from abc import ABC, abstractmethod
+import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, make_dataclass, replace
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from frcl import codec
-from frcl.baselines.classification import CHUNK, initial_head, sampled_prediction
 from frcl.baselines.options import TrainingOptions
 from frcl.engine.adam import AdamState, Optimiser
-from frcl.engine.program import Drawn, Loss, Program, minibatch_rows, refuse_non_finite
-from frcl.errors import CheckpointError, DataError, FrclError, OptionError, TaskError
-from frcl.features import check_features, check_network, fixed_parts, in_chunks, is_stackable
-from frcl.learners.accounting import Parts, added, parts_of
-from frcl.learners.checkpoint import check_fits, restored_streams
-from frcl.learners.inputs import check_lengths, check_task, checked_inputs, checked_size, data_mark
-from frcl.learners.lockstep import OnStep, Work, run_alone
-from frcl.learners.types import Prediction
+from frcl.engine.program import Drawn, Loss, Program, Terms, minibatch_rows, refuse_non_finite
+from frcl.errors import CheckpointError, DataError, OptionError
+from frcl.features import check_features, fixed_parts, in_chunks, is_stackable
+from frcl.learners.base import SavedLearner, SequentialLearner, State, checked_size, data_mark
+from frcl.learners.lockstep import Work
+from frcl.learners.types import OnStep, Prediction
 from frcl.likelihoods import Likelihood, Softmax, as_values
 from frcl.regularisers.protocol import FeatureMap, Kept, Regulariser, Task
-from frcl.seeding import Streams
-from frcl.trees import Params, Tree, copied, detached, named_tensors
+from frcl.seeding import Streams, fork
+from frcl.trees import Params, Tree, detached, named_tensors
 
 O = TypeVar("O", bound=TrainingOptions)  # noqa: E741
 Own = TypeVar("Own")
+CHUNK = 4096  # inputs that pass through the network at once outside of training
 
 
 @dataclass(frozen=True)
@@ -58,45 +55,30 @@ class Current:
 
 
 @dataclass(eq=False)
-class State(Generic[Own]):
-    """Everything that changes, the network's weights apart; `own` is what a method keeps for itself.
+class BaselineState(State, Generic[Own]):
+    """Everything that changes, the network's weights apart; `own` is what a method keeps for itself."""
 
-    Parts of `own` are replaced, never changed in place, so that a shallow copy is a snapshot.
-    """
-
-    streams: Streams
-    regularisers: list[Regulariser]
-    own: Own
     past: list[Finished] = field(default_factory=list)
     current: Current | None = None
+    own: Own = field(kw_only=True)
     optimiser: Optimiser | None = None  # of the open task
-    input_shape: tuple[int, ...] | None = None
-    input_floating: bool | None = None
 
-    def snapshot(self) -> State[Own]:
-        """A copy to return to."""
-        return replace(self, regularisers=[copy.copy(one) for one in self.regularisers], own=copy.copy(self.own))
+    def snapshot(self) -> Self:
+        return replace(super().snapshot(), own=copy.copy(self.own))
 
 
 @dataclass
-class Saved:
+class Saved(SavedLearner):
     """Everything that is written."""
 
     options: dict[str, Any]
-    device: str
-    net: dict[str, Tensor]
-    trained: list[str]  # names of the weights that are trained
-    streams: dict[str, Tensor]
-    regularisers: list[Any]  # the state of each
     past: list[Finished]
     current: Current | None
     adam: AdamState | None
-    input_shape: tuple[int, ...] | None
-    input_floating: bool | None
     own: Any
 
 
-class Baseline(ABC, Generic[O, Own]):
+class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
     """A method that learns classification tasks one after another, each from all its data.
 
     Parameters
@@ -115,7 +97,7 @@ class Baseline(ABC, Generic[O, Own]):
         self, net: nn.Module, options: O, regularisers: Sequence[Regulariser] | None = None,
         *, device: str | torch.device = "cpu",
     ) -> None:  # fmt: skip
-        check_network(net)
+        super().__init__(net, options, device)
         chosen = options.regularisers() if regularisers is None else regularisers
         for one in chosen:
             if one.uses_points:
@@ -123,13 +105,9 @@ class Baseline(ABC, Generic[O, Own]):
                     f"regulariser {one.name!r} reads the inducing points of past tasks, and this learner keeps none; "
                     "use frcl.FRCL(net, regularisers=[...])"
                 )
-        self.device = torch.device(device)
-        self.net = copy.deepcopy(net).to(self.device)
-        self.dtype = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float32)
-        self.options = options
         self.features = FeatureMap(self.net)
-        self._state: State[Own] = State(
-            Streams(options.seed, self.device), [copy.deepcopy(one) for one in chosen], self.own_type()
+        self._state = BaselineState(
+            Streams(options.seed, self.device), [copy.deepcopy(one) for one in chosen], own=self.own_type()
         )
 
     @abstractmethod
@@ -164,14 +142,11 @@ class Baseline(ABC, Generic[O, Own]):
 
         `size` is N where that is not the number of rows. `on_step` is called after every step.
         """
-        begins = self._state.current is None
-        with self._all_or_nothing(lambda error: isinstance(error, FrclError) and begins and self.step == 0):
-            run_alone(self.learn(x, y, size=size), len(self._state.past), lambda: self.step, on_step)
+        self._run(self.learn(x, y, size=size), on_step)
 
     def learn(self, x: Any, y: Any, *, size: int | None = None) -> Work[None]:
         """The work of fit(), which several learners may do together."""
-        inputs = self._inputs(x)
-        check_lengths(inputs, y)
+        inputs = self._inputs(x, y)
         N = float(checked_size(size, len(inputs)))
         targets = self._open(inputs, y, N) if self._state.current is None else self._continued(inputs, y)
         yield from self._programs(inputs, targets)
@@ -194,14 +169,6 @@ class Baseline(ABC, Generic[O, Own]):
                 one.begin(self._task())
         return targets
 
-    def _continued(self, x: Tensor, y: Any) -> Tensor:
-        """The targets of the open task; any data but those that it began with is refused."""
-        with contextlib.suppress(DataError):
-            targets = self._now.likelihood.encode(y, self.device, self.dtype)
-            if self._now.data_mark == data_mark(x, targets):
-                return targets
-        raise TaskError(f"task {len(self._state.past)} is still open: finish it with fit() on the data it began with")
-
     def _close(self, x: Tensor, y: Tensor) -> None:
         state, current = self._state, self._now
         refuse_non_finite(self._optimiser.tree)
@@ -212,18 +179,6 @@ class Baseline(ABC, Generic[O, Own]):
                 one.end(task, x, y, state.streams["selection"])
             state.past = [*state.past, Finished(current.likelihood, int(current.N), head)]
             state.current = state.optimiser = None
-
-    @contextlib.contextmanager
-    def _all_or_nothing(self, concerns: Callable[[BaseException], bool] = lambda _: True) -> Iterator[None]:
-        """Inside, an error or interruption (of those that it `concerns`) leaves state and streams as they were."""
-        before, streams = self._state.snapshot(), self._state.streams.state()
-        try:
-            yield
-        except BaseException as error:
-            if concerns(error):
-                self._state = before
-                before.streams.restore(streams)
-            raise
 
     @property
     def _own(self) -> Own:
@@ -238,9 +193,6 @@ class Baseline(ABC, Generic[O, Own]):
     def _optimiser(self) -> Optimiser:
         assert self._state.optimiser is not None
         return self._state.optimiser
-
-    def _theta(self) -> Params:
-        return {name: p for name, p in self.net.named_parameters() if p.requires_grad}
 
     def _task(self) -> Task:
         """The open task, as regularisers are told of it."""
@@ -278,24 +230,15 @@ class Baseline(ABC, Generic[O, Own]):
         return type(self), repr(replace(self.options, seed=0)), regularisers, str(self.net), tuple(tasks), rest
 
     @property
-    def regularisers(self) -> tuple[Regulariser, ...]:
-        """What keeps past tasks in place."""
-        return tuple(self._state.regularisers)
-
-    @property
     def step(self) -> int:
         """Steps taken of the task that is open; 0 if none is."""
         return 0 if self._state.current is None else self._now.first + self._optimiser.steps
 
     def predict(self, x: Any, task: int | None = None) -> Prediction:
         """What is believed about x in a task (the latest by default)."""
-        number = check_task(task, len(self._state.past) + (self._state.current is not None))
-        inputs = self._inputs(x)
+        number, inputs = self._number(task), self._inputs(x)
         with torch.no_grad():
             return self._predict(number, inputs)
-
-    def _inputs(self, x: Any) -> Tensor:
-        return checked_inputs(x, self._state.input_shape, self.dtype, self.device, self._state.input_floating)
 
     def _likelihood(self, task: int) -> Softmax:
         past = self._state.past
@@ -307,17 +250,6 @@ class Baseline(ABC, Generic[O, Own]):
         """A prediction from the functions [n, C] of one network, without uncertainty: their variance is zero."""
         return sampled_prediction(in_chunks(functions, x, chunk)[None], self._likelihood(task))
 
-    def memory_bytes(self) -> int:
-        """Bytes that are kept of past tasks."""
-        return sum(self.memory_parts().values())
-
-    def memory_parts(self) -> Parts:
-        """The same by kind."""
-        if not self._state.past:
-            return {}
-        theta = self._theta()
-        return added([parts_of(self._kept()), *(parts_of(one.kept(theta)) for one in self._state.regularisers)])
-
     def kept_inputs(self) -> list[Tensor]:
         """Stored inputs of each past task, where the method stores some."""
         return [x for one in self._state.regularisers for x in one.kept_inputs()]
@@ -326,45 +258,60 @@ class Baseline(ABC, Generic[O, Own]):
         """Not a measure that these methods have."""
         return []
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that decides what happens next, copied: {"meta": JSON-able, "tensors": by name}."""
+    def _saved(self) -> Saved:
         state, optimiser = self._state, self._state.optimiser
-        return codec.pack(Saved(
-            options=asdict(self.options), device=self.device.type, net=dict(self.net.state_dict()),
-            trained=list(self._theta()), streams=state.streams.state(),
-            regularisers=[one.state() for one in state.regularisers], past=state.past,
-            current=state.current, adam=None if optimiser is None else optimiser.state(),
-            input_shape=state.input_shape, input_floating=state.input_floating, own=state.own,
-        ))  # fmt: skip
+        adam = None if optimiser is None else optimiser.state()
+        return Saved(
+            **self._saved_parts(), options=asdict(self.options), past=state.past, current=state.current, adam=adam,
+            own=state.own,
+        )  # fmt: skip
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue exactly where the learner that gave `state` was; refused as a whole if it does not fit."""
+    @property
+    def _saved_type(self) -> type[Saved]:  # type: ignore[override]
+        """What is written, with what the method keeps for itself."""
         kind: type[Saved] = make_dataclass("Saved", [("own", self.own_type)], bases=(Saved,))
-        saved = codec.unpack(kind, state, self.device)
+        return kind
+
+    def _check_saved(self, saved: Saved) -> None:
         if saved.options != asdict(self.options):
             raise CheckpointError("the state was made by a learner with other options")
-        check_fits(self.net, saved.net)
         self._check(saved.own, len(saved.past) + (saved.current is not None))
-        before, weights, trained = self._state, copied(dict(self.net.state_dict())), list(self._theta())
-        try:
-            self._set_weights(saved.net, saved.trained)
-            regularisers = [copy.copy(one) for one in before.regularisers]
-            for one, own in zip(regularisers, saved.regularisers, strict=True):
-                one.load(own)
-            streams = restored_streams(saved.streams, saved.device, self.options.seed, len(saved.past), self.device)
-            self._state = State(
-                streams, regularisers, saved.own, saved.past, saved.current, None, saved.input_shape,
-                saved.input_floating,
-            )  # fmt: skip
-            if saved.current is not None:
-                self._state.optimiser = self._new_optimiser()
-                self._state.optimiser.restore(saved.adam)  # type: ignore[arg-type]
-        except (KeyError, TypeError, IndexError, AttributeError, RuntimeError, ValueError) as error:
-            self._state = before
-            self._set_weights(weights, trained)
-            raise CheckpointError(f"the state is incomplete, or not one made by state_dict(): {error!r}") from error
 
-    def _set_weights(self, weights: Params, trained: Sequence[str]) -> None:
-        self.net.load_state_dict(weights)
-        for name, parameter in self.net.named_parameters():
-            parameter.requires_grad_(name in trained)
+    def _restored(self, saved: Saved) -> BaselineState[Own]:
+        self._state = BaselineState(
+            **self._restored_parts(saved, len(saved.past)), past=saved.past, current=saved.current, own=saved.own
+        )  # fmt: skip
+        if saved.current is not None:
+            self._state.optimiser = self._new_optimiser()
+            self._state.optimiser.restore(saved.adam)  # type: ignore[arg-type]
+        return self._state
+
+
+def initial_head(classes: int, features: int, streams: Streams, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A linear head [C, K] with small random weights and no bias (the last column)."""
+    draws = torch.randn(classes, features, generator=streams["posterior"], dtype=dtype, device=device)
+    head = draws / math.sqrt(features)
+    head[:, -1] = 0.0
+    return head
+
+
+def plain_terms(nll: Tensor, penalty: Tensor | None = None) -> Terms:
+    """The terms of a network with a penalty: what FRCL calls "KL past" is the penalty."""
+    zero = nll.new_zeros(())
+    return Terms(nll, -nll, zero, zero) if penalty is None else Terms(nll + penalty, -nll, zero, penalty)
+
+
+def sampled_prediction(f: Tensor, likelihood: Softmax) -> Prediction:
+    """The mean over draws of the network, functions [S, n, C]; the variance is that between the draws."""
+    return _prediction(f.mean(0), f.var(0, correction=0), f.softmax(-1).mean(0), likelihood)
+
+
+def gaussian_prediction(mean: Tensor, variance: Tensor, likelihood: Softmax, seed: int) -> Prediction:
+    """From independent Gaussian functions: the mean of the softmax by Monte Carlo, the same draws at every call."""
+    shape = likelihood.draws_shape(1, training=False)
+    draws = torch.randn(shape, generator=fork(seed, "prediction"), dtype=mean.dtype).to(mean.device)
+    return _prediction(mean, variance, likelihood.probabilities(mean, variance, draws), likelihood)
+
+
+def _prediction(mean: Tensor, variance: Tensor, probs: Tensor, likelihood: Softmax) -> Prediction:
+    return Prediction(mean, variance, probs, likelihood.decode(probs.argmax(1)), likelihood.classes)

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
-from frcl.baselines.classification import CHUNK, gaussian_prediction, plain_terms, sampled_prediction
-from frcl.baselines.common import Baseline
+from frcl.baselines.common import CHUNK, Baseline, gaussian_prediction, plain_terms, sampled_prediction
 from frcl.baselines.options import TrainingOptions
 from frcl.engine.program import Drawn, Program, Terms, exact_number
 from frcl.features import in_chunks, is_stackable

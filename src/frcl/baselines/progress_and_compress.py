@@ -20,9 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frcl.baselines.classification import plain_terms
 from frcl.baselines.columns import Columns, layered
-from frcl.baselines.common import Baseline
+from frcl.baselines.common import Baseline, plain_terms
 from frcl.baselines.options import PnCOptions
 from frcl.baselines.penalised import Parameters
 from frcl.engine.program import Program, Terms, exact_number

@@ -14,9 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frcl.baselines.classification import CHUNK, plain_terms
 from frcl.baselines.columns import Columns, layered
-from frcl.baselines.common import Baseline
+from frcl.baselines.common import CHUNK, Baseline, plain_terms
 from frcl.baselines.options import ProgressiveOptions
 from frcl.engine.program import CHUNK as STEPS
 from frcl.engine.program import Drawn, Program, Terms

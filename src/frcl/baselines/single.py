@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import torch.nn.functional as F
 from torch import Tensor
 
-from frcl.baselines.classification import plain_terms
-from frcl.baselines.common import Baseline
+from frcl.baselines.common import Baseline, plain_terms
 from frcl.baselines.options import SingleOptions
 from frcl.baselines.penalised import Parameters
 from frcl.engine.program import Program, Terms

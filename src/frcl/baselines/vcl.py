@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frcl.baselines.classification import sampled_prediction
-from frcl.baselines.common import Baseline
+from frcl.baselines.common import Baseline, sampled_prediction
 from frcl.baselines.options import VCLOptions
 from frcl.engine.adam import Optimiser
 from frcl.engine.program import Drawn, Program, Terms, exact_number, minibatch_rows

@@ -8,10 +8,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from frcl.engine.batching import Block, can_stack
+from frcl.engine.batching import Block, can_stack, why_not
 from frcl.engine.program import Drawn, Program, Terms, Unit, Values, at_place, loaded, move, refuse_non_finite_loss
 from frcl.engine.recorded import Recorded
-from frcl.engine.vmap_check import why_not
 from frcl.errors import TaskError
 from frcl.features import network_failures
 from frcl.trees import named_tensors

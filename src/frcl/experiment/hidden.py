@@ -14,7 +14,7 @@ from frcl.data.tasks import Benchmark, Seen, Split
 from frcl.errors import DataError
 from frcl.experiment.keeper import Keeper
 from frcl.experiment.results import SeedRecord
-from frcl.learners.protocol import StreamLearner
+from frcl.learners.types import StreamLearner
 from frcl.seeding import fork
 
 LARGEST = 1e6  # statistic that is recorded

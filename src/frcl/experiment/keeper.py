@@ -23,8 +23,7 @@ from frcl.experiment.config import Config, DetectorOptions, to_dict
 from frcl.experiment.metrics import BINS, BoundaryScore, Calibration, declared_switches, over_seeds, score_boundaries
 from frcl.experiment.results import RESULT, Boundaries, CalibrationCurve, Part, Result, Seconds, SeedRecord, StepCurves
 from frcl.files import apart, load_state, save_state, side_by_side, write_atomically
-from frcl.learners.protocol import Learner
-from frcl.learners.types import StepLog
+from frcl.learners.types import Learner, StepLog
 
 CHECKPOINT, POINTS = "checkpoint.frcl", "points.npz"
 CURVE = 400  # rows of the step log that result.json keeps

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from frcl.data.tasks import Benchmark
-from frcl.learners.protocol import Learner
-from frcl.learners.types import Prediction
+from frcl.learners.types import Learner, Prediction
 
 Floats = NDArray[np.float64]
 BINS = 10

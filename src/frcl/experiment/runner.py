@@ -23,10 +23,11 @@ from frcl.experiment.hidden import anonymous, end_stream, learn_stream, stream_l
 from frcl.experiment.keeper import CHECKPOINT, PAST_LOG, POINTS, Keeper, Observer, Progress, read_checkpoint
 from frcl.experiment.metrics import Scores, final_scores, judge, score
 from frcl.experiment.results import RESULT, Result, SeedRecord
-from frcl.features import MLP, CifarNet, ConvNet, ResNet18
+from frcl.features import MLP, ConvNet
 from frcl.files import alone_in, write_atomically
+from frcl.image_networks import CifarNet, ResNet18
 from frcl.learners.lockstep import Work, finish, together
-from frcl.learners.protocol import Learner, StreamLearner
+from frcl.learners.types import Learner, StreamLearner
 from frcl.methods import make_learner
 
 Source = Callable[[int], Benchmark]

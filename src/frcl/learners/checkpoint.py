@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from frcl import codec
 from frcl.boundary import BoundaryDetector
 from frcl.engine.adam import AdamState, Optimiser
-from frcl.errors import CheckpointError, FrclError, OptionError
+from frcl.errors import CheckpointError, OptionError
+from frcl.learners.base import SavedLearner
 from frcl.learners.objective import Parameters
 from frcl.learners.options import FRCLOptions
-from frcl.learners.state import CurrentTask, Declared, LearnerState
+from frcl.learners.state import CurrentTask, Declared, LearnerState, Window
 from frcl.learners.types import Summary
-from frcl.learners.window import Window
 from frcl.likelihoods import Label, Likelihood, likelihood_from_json
 from frcl.options import changed
 from frcl.posterior import Posterior
 from frcl.regularisers.heads import make_block
 from frcl.regularisers.protocol import Regulariser, from_json, to_json
-from frcl.seeding import Streams
-from frcl.trees import Params, leaf, tree_map
+from frcl.trees import leaf, tree_map
 
 if TYPE_CHECKING:
     from frcl.learners.frcl import FRCL
@@ -71,19 +69,12 @@ class SavedTask:
 
 
 @dataclass
-class Saved:
+class Saved(SavedLearner):
     """Everything that is written."""
 
     settings: Settings
-    device: str
-    net: dict[str, Tensor]
-    trained: list[str]
-    streams: dict[str, Tensor]
-    input_shape: list[int] | None
-    input_floating: bool | None
     declared: Declared | None
     past: list[Summary]
-    regularisers: list[Any]  # the state of each
     current: SavedTask | None
     detector: dict[str, Any] | None
 
@@ -98,24 +89,14 @@ def settings_of(learner: FRCL) -> Settings:
     )
 
 
-def pack(learner: FRCL) -> dict[str, Any]:
-    """{"meta": JSON-able, "tensors": by name}; all tensors are copies."""
-    state, net = learner._state, learner.net
-    saved = Saved(
-        settings=settings_of(learner),
-        device=learner.device.type,
-        net=dict(net.state_dict()),
-        trained=[name for name, p in net.named_parameters() if p.requires_grad],
-        streams=state.streams.state(),
-        input_shape=None if state.input_shape is None else list(state.input_shape),
-        input_floating=state.input_floating,
-        declared=state.declared,
-        past=state.past,
-        regularisers=[one.state() for one in state.regularisers],
+def saved(learner: FRCL) -> Saved:
+    """What is written of a learner."""
+    state = learner._state
+    return Saved(
+        **learner._saved_parts(), settings=settings_of(learner), declared=state.declared, past=state.past,
         current=None if state.current is None else _saved_task(state.current),
         detector=None if learner.detector is None else learner.detector.state_dict(),
-    )
-    return codec.pack(saved)
+    )  # fmt: skip
 
 
 def _saved_task(current: CurrentTask) -> SavedTask:
@@ -142,50 +123,26 @@ def settings(meta: Any) -> tuple[FRCLOptions, BoundaryDetector | None, list[Labe
         raise CheckpointError(f"the checkpoint's options cannot be read: {error}") from error
 
 
-def unpack(learner: FRCL, state: dict[str, Any]) -> LearnerState:
-    """The state of a learner with these settings; its network and detector are set to what they were."""
-    saved = codec.unpack(Saved, state, learner.device)
-    _check_settings(saved.settings, settings_of(learner))
-    check_fits(learner.net, saved.net)
-    try:
-        restored = _restored(learner, saved)
-        if saved.current is not None:
-            theta: Params = {name: p for name, p in learner.net.named_parameters() if name in saved.trained}
-            restored.current = _current(learner, saved.current, theta, restored)
-            task = learner._model.task(restored, saved.current.likelihood, saved.current.N)
-            for regulariser in restored.regularisers:
-                regulariser.check_resumed(replace(task, theta=theta))
-        detector = copy.deepcopy(learner.detector)
-        if detector is not None:
-            detector.load_state_dict(saved.detector or {})
-    except CheckpointError:
-        raise
-    except (KeyError, TypeError, IndexError, AttributeError, RuntimeError, ValueError, FrclError) as error:
-        raise CheckpointError(f"the state is incomplete, or not one made by state_dict(): {error!r}") from error
-    learner.net.load_state_dict(saved.net)
-    for name, parameter in learner.net.named_parameters():
-        parameter.requires_grad_(name in saved.trained)
-    learner.detector = detector
-    return restored
-
-
-def _restored(learner: FRCL, saved: Saved) -> LearnerState:
-    """All but the task being learned."""
-    regularisers = [copy.copy(one) for one in learner._state.regularisers]
-    if len(saved.regularisers) != len(regularisers):
-        raise CheckpointError("the state was made by a learner with other regularisers")
-    for regulariser, own in zip(regularisers, saved.regularisers, strict=True):
-        regulariser.load(own)
-    needs_heads = learner.options.prediction != "summary" or any(one.uses_heads for one in regularisers)
+def restored(learner: FRCL, saved: Saved) -> LearnerState:
+    """The state of a learner with these settings, whose network is what it was; its detector is set to what it was."""
+    state = LearnerState(
+        **learner._restored_parts(saved, len(saved.past)), past=saved.past, declared=saved.declared
+    )  # fmt: skip
+    needs_heads = learner.options.prediction != "summary" or any(one.uses_heads for one in state.regularisers)
     if needs_heads and any(summary.head is None for summary in saved.past):
         raise CheckpointError("the state lacks the head of a past task, which its options need")
     for number, summary in enumerate(saved.past):
         _check_summary(number, summary)
-    shape = None if saved.input_shape is None else tuple(saved.input_shape)
-    streams = restored_streams(saved.streams, saved.device, learner.options.seed, len(saved.past), learner.device)
-    return LearnerState(
-        streams, regularisers, saved.past, None, saved.declared, shape, saved.input_floating
-    )  # fmt: skip
+    if saved.current is not None:
+        state.current = _current(learner, saved.current, state)
+        task = learner._model.task(state, saved.current.likelihood, saved.current.N)
+        for regulariser in state.regularisers:
+            regulariser.check_resumed(task)
+    detector = copy.deepcopy(learner.detector)
+    if detector is not None:
+        detector.load_state_dict(saved.detector or {})
+    learner.detector = detector
+    return state
 
 
 def _check_summary(number: int, summary: Summary) -> None:
@@ -196,16 +153,7 @@ def _check_summary(number: int, summary: Summary) -> None:
         raise CheckpointError(f"the summary of task {number} does not have the shape that its points and targets need")
 
 
-def restored_streams(saved: Params, saved_on: str, seed: int, past: int, device: torch.device) -> Streams:
-    """The generators as they were; on another kind of device, which cannot take their state, fresh ones."""
-    if saved_on != device.type:
-        return Streams(seed + 1 + past, device)
-    streams = Streams(seed, device)
-    streams.restore(saved)
-    return streams
-
-
-def _current(learner: FRCL, saved: SavedTask, theta: Params, state: LearnerState) -> CurrentTask:
+def _current(learner: FRCL, saved: SavedTask, state: LearnerState) -> CurrentTask:
     q, functions = saved.posterior, saved.likelihood.functions
     if q.mean.ndim != 2 or q.mean.shape[0] != functions or q.factor.shape != (*q.mean.shape, q.mean.shape[-1]):
         raise CheckpointError("the posterior of the current task does not have the shape that its targets need")
@@ -214,7 +162,7 @@ def _current(learner: FRCL, saved: SavedTask, theta: Params, state: LearnerState
     if (None if saved.heads is None else saved.heads.shape) != expected:
         raise CheckpointError("the heads of past tasks do not have the shape that their targets need")
     params = Parameters(
-        theta, tree_map(leaf, q), {name: leaf(value) for name, value in saved.learned.items()},
+        learner._theta(), tree_map(leaf, q), {name: leaf(value) for name, value in saved.learned.items()},
         None if saved.heads is None else leaf(saved.heads), None if saved.trained_Z is None else leaf(saved.trained_Z),
     )  # fmt: skip
     optimiser = Optimiser(params, learner.options.lr)
@@ -230,25 +178,11 @@ def _current(learner: FRCL, saved: SavedTask, theta: Params, state: LearnerState
     )  # fmt: skip
 
 
-def _check_settings(stored: Settings, own: Settings) -> None:
+def check_settings(stored: Settings, own: Settings) -> None:
+    """Refuse the state of a learner that was made with something else."""
     for name, value in vars(own).items():
         if getattr(stored, name) != value:
             differing = ""
             if name == "options":
                 differing = ": " + ", ".join(key for key, mine in value.items() if stored.options.get(key) != mine)
             raise CheckpointError(f"the state was made by a learner with other {name}{differing}")
-
-
-def check_fits(net: nn.Module, stored: Params) -> None:
-    """Refuse the weights of a network of another shape or type."""
-
-    def kinds(tensors: Mapping[str, Any]) -> dict[str, str]:
-        return {name: f"{list(value.shape)} {value.dtype}" for name, value in tensors.items()}
-
-    expected, given = kinds(net.state_dict()), kinds(stored)
-    for name in sorted(expected.keys() | given.keys()):
-        if expected.get(name) != given.get(name):
-            raise CheckpointError(
-                f"the checkpoint does not fit this network: {name!r} is {given.get(name, 'absent')} in the "
-                f"checkpoint and {expected.get(name, 'absent')} in the network"
-            )

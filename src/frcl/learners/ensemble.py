@@ -14,14 +14,12 @@ from torch import Tensor, nn
 from frcl.engine.program import Values
 from frcl.errors import CheckpointError, OptionError
 from frcl.files import apart, save_state, side_by_side
-from frcl.learners.accounting import Parts, added
 from frcl.learners.frcl import FRCL
-from frcl.learners.lockstep import OnStep, finish, steps_of
+from frcl.learners.lockstep import finish, steps_of
 from frcl.learners.options import FRCLKeywords, FRCLOptions
-from frcl.learners.signature import shows_options
-from frcl.learners.types import Prediction, StepLog, Summary
+from frcl.learners.types import OnStep, Parts, Prediction, StepLog, Summary, added
 from frcl.likelihoods import Label
-from frcl.options import changed
+from frcl.options import changed, shows_options
 from frcl.regularisers import Regulariser
 
 

@@ -15,18 +15,15 @@ from torch import Tensor, nn
 from frcl.boundary import BoundaryDetector, Decision
 from frcl.engine.train import StreamSteps
 from frcl.errors import OptionError, TaskError
-from frcl.features import check_network, network_failures
+from frcl.features import network_failures
 from frcl.files import save_state
 from frcl.graphs import Captured
 from frcl.learners import checkpoint
-from frcl.learners.accounting import Parts
-from frcl.learners.inputs import check_lengths, check_task, checked_inputs, checked_size, data_mark
-from frcl.learners.lockstep import OnStep, Work, finish, run_alone
+from frcl.learners.base import SequentialLearner, checked_size, data_mark
+from frcl.learners.lockstep import Work, finish
 from frcl.learners.options import FRCLKeywords, FRCLOptions
 from frcl.learners.predict import Predictor
-from frcl.learners.signature import shows_options
-from frcl.learners.state import Before, CurrentTask, Declared, LearnerState
-from frcl.learners.stream import Score, decide, remember
+from frcl.learners.state import CurrentTask, Declared, LearnerState, Score, Window, decide, remember
 from frcl.learners.task import (
     Examples,
     Model,
@@ -37,19 +34,18 @@ from frcl.learners.task import (
     program_of,
     split,
 )
-from frcl.learners.types import Prediction, StepLog, Summary
-from frcl.learners.window import Window
+from frcl.learners.types import OnStep, Prediction, StepLog, Summary
 from frcl.likelihoods import Label, Likelihood, check_name, likelihood_for, plain_labels
-from frcl.options import changed
+from frcl.options import changed, shows_options
 from frcl.regularisers import Regulariser
-from frcl.regularisers.protocol import copied_regularisers
+from frcl.regularisers.protocol import Kept, copied_regularisers
 from frcl.seeding import Streams
 from frcl.summary import prior_kl, prior_kl_terms
 from frcl.trees import Params
 
 
 @shows_options(FRCLOptions())
-class FRCL:
+class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
     """Functional regularisation for continual learning (Titsias et al., ICLR 2020).
 
     A network learns tasks one after another. Of each task a summary is kept, a few inducing inputs and the posterior
@@ -74,6 +70,9 @@ class FRCL:
         All options at once; keywords change it.
     """
 
+    _opens, _way_out = "fit() or observe()", ", or drop the task with abandon_task()"
+    _saved_type = checkpoint.Saved
+
     def __init__(
         self,
         net: nn.Module,
@@ -90,12 +89,7 @@ class FRCL:
         for name, value, kind in (("options", options, FRCLOptions), ("detector", detector, BoundaryDetector)):
             if not isinstance(value, kind | None):
                 raise OptionError(f"{name} must be of type {kind.__name__}, not {value!r}")
-        self.options = changed(FRCLOptions() if options is None else options, given)
-        check_network(net)
-        first = next((p for p in net.parameters() if p.is_floating_point()), torch.empty(0))
-        self.dtype = first.dtype
-        self.device = first.device if device is None else torch.device(device)
-        self.net = copy.deepcopy(net).to(self.device)
+        super().__init__(net, changed(FRCLOptions() if options is None else options, given), device)
         self.detector = copy.deepcopy(detector)
         self.labels = plain_labels(labels)
         self.custom_regularisers = regularisers is not None
@@ -129,14 +123,7 @@ class FRCL:
         After an interruption, or on a learner restored from a state saved meanwhile, calling it again with
         the same data goes on where it stopped.
         """
-        begins, before = self._state.current is None, self._before()
-        work = self.learn(x, y, likelihood=likelihood, size=size)
-        try:
-            return run_alone(work, len(self._state.past), lambda: self.step, on_step)
-        except Exception:
-            if begins and self.step == 0:
-                self._put_back(before)
-            raise
+        return self._run(self.learn(x, y, likelihood=likelihood, size=size), on_step)
 
     def learn(self, x: Any, y: Any, *, likelihood: str | None = None, size: int | None = None) -> Work[Summary]:
         """The work of fit(), which several learners may do together."""
@@ -151,7 +138,9 @@ class FRCL:
             current = self._open(target, N, *learned, len(learned[0]))
             current.data_mark = data_mark(inputs, encoded, likelihood, size)
         else:
-            encoded = current.continued(len(self._state.past), inputs, y, likelihood, size)
+            if current.data_mark is None:
+                raise TaskError(f"task {len(self._state.past)} is still open: end_task() ends what observe() began")
+            encoded = self._continued(inputs, y, likelihood, size)
             learned, held = split(self._model, current.likelihood, len(self._state.past), inputs, encoded)
         yield program_of(self._model, self._state, current, *learned)
         return (yield from self._close(current, *learned, held))
@@ -178,21 +167,25 @@ class FRCL:
         """
         inputs = self._inputs(x, y)
         decision = Decision(False, float("nan"))
-        before = self._before()
+        watched = None if self.detector is None else self.detector.state_dict()
         current = self._state.current
         try:
-            if current is None:
-                target = self._likelihood(y)
-                encoded = target.encode(y, self.device, self.dtype)
-                current = self._open_stream(target, inputs, encoded)
-            elif self.detector is None:
-                encoded = current.likelihood.encode(y, self.device, self.dtype)
-            else:
-                decision, encoded, current = self._watch(current, inputs, y)
-            window = current.open_window(len(self._state.past))
-            values = self._steps(current, inputs, encoded).step(inputs, encoded)
+            with self._all_or_nothing():
+                if current is None:
+                    target = self._likelihood(y)
+                    encoded = target.encode(y, self.device, self.dtype)
+                    current = self._open_stream(target, inputs, encoded)
+                elif self.detector is None:
+                    encoded = current.likelihood.encode(y, self.device, self.dtype)
+                else:
+                    decision, encoded, current = self._watch(current, inputs, y)
+                window = current.open_window(len(self._state.past))
+                values = self._steps(current, inputs, encoded).step(inputs, encoded)
         except BaseException:
-            self._put_back(before)
+            if self._state.current is not None:
+                self._state.current.stream = None  # made again with the state that is now in force
+            if self.detector is not None and watched is not None:
+                self.detector.load_state_dict(watched)
             raise
         window.add(inputs, encoded, self._state.streams["window"])
         remember(self.detector, current, inputs, encoded)
@@ -223,7 +216,7 @@ class FRCL:
         after = self._state.snapshot()
         after.past, after.current = self._state.summaries(), None
         self._state = after
-        self._state.streams.rewind()
+        self._state.streams.restore(self._state.streams.state())  # back to the last step taken
         if self.detector is not None:
             self.detector.reset()
 
@@ -236,18 +229,13 @@ class FRCL:
 
     def predict(self, x: Any, task: int | None = None) -> Prediction:
         """What is believed about x in a task (the latest by default): past ones through their summary."""
-        return self._predictor.predict(self._state, self._task_number(task), self._inputs(x))
+        return self._predictor.predict(self._state, self._number(task), self._inputs(x))
 
     def mean(self, x: Any, task: int | None = None) -> Tensor:
         """The mean of the functions alone, [n, C], without variance and probabilities: as fast as a linear head."""
-        return self._predictor.mean(self._state, self._task_number(task), self._inputs(x))
+        return self._predictor.mean(self._state, self._number(task), self._inputs(x))
 
     # -- keeping ----------------------------------------------------------------------------------------
-
-    @property
-    def regularisers(self) -> tuple[Regulariser, ...]:
-        """What keeps past tasks in place."""
-        return tuple(self._state.regularisers)
 
     @property
     def step(self) -> int:
@@ -256,16 +244,15 @@ class FRCL:
 
     def likelihood(self, task: int | None = None) -> Likelihood:
         """The likelihood of a task, which knows its labels."""
-        number, past, current = self._task_number(task), self._state.past, self._state.current
+        number, past, current = self._number(task), self._state.past, self._state.current
         return past[number].likelihood if current is None or number < len(past) else current.likelihood
 
-    def memory_bytes(self) -> int:
-        """Bytes that are kept of past tasks."""
-        return sum(self.memory_parts().values())
-
-    def memory_parts(self) -> Parts:
-        """The same by kind: points, posterior, heads, and what the regularisers keep."""
-        return self._state.memory_parts(self._model.theta())
+    def _kept(self) -> Kept:
+        each = [summary.kept() for summary in self._state.past]
+        kept = {kind: [value for one in each for value in one[kind]] for kind in ("points", "posterior", "heads")}
+        if any(one.trains_heads for one in self._state.regularisers):
+            kept["heads"] *= 2  # a second copy while a task is learned
+        return kept
 
     def kept_inputs(self) -> list[Tensor]:
         """The inducing inputs Z of each past task."""
@@ -279,17 +266,14 @@ class FRCL:
                 for one in self._state.past
             ]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that decides what happens next, copied: {"meta": JSON-able, "tensors": by name}.
+    def _saved(self) -> checkpoint.Saved:
+        return checkpoint.saved(self)
 
-        While observe() is learning a task this includes the window of that task's examples, and its last minibatches
-        where the detector has them scored again.
-        """
-        return checkpoint.pack(self)
+    def _check_saved(self, saved: checkpoint.Saved) -> None:
+        checkpoint.check_settings(saved.settings, checkpoint.settings_of(self))
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on exactly where the learner that gave `state` was; refused as a whole if it does not fit."""
-        self._state = checkpoint.unpack(self, state)
+    def _restored(self, saved: checkpoint.Saved) -> LearnerState:
+        return checkpoint.restored(self, saved)
 
     def save(self, path: str | Path) -> None:
         """Write the state to one file, atomically; `frcl.load` reads it."""
@@ -326,19 +310,6 @@ class FRCL:
             finish([self._close(current, *window.data())])
             current = self._open_stream(target, x, encoded)
         return decision, encoded, current
-
-    def _before(self) -> Before:
-        """What a minibatch may change before its step is taken."""
-        watch = None if self.detector is None else self.detector.state_dict()
-        return Before(self._state.snapshot(), self._state.streams.state(), watch)
-
-    def _put_back(self, before: Before) -> None:
-        self._state = before.state
-        self._state.streams.restore(before.streams)
-        if self._state.current is not None:
-            self._state.current.stream = None  # made again with the state that is now in force
-        if self.detector is not None and before.detector is not None:
-            self.detector.load_state_dict(before.detector)
 
     # -- beginning and end of a task ----------------------------------------------------------------------
 
@@ -386,15 +357,3 @@ class FRCL:
             raise
         self._state = after
         return summary
-
-    # -- the border -----------------------------------------------------------------------------------------
-
-    def _inputs(self, x: Any, y: Any | None = None) -> Tensor:
-        state = self._state
-        inputs = checked_inputs(x, state.input_shape, self.dtype, self.device, state.input_floating)
-        if y is not None:
-            check_lengths(inputs, y)
-        return inputs
-
-    def _task_number(self, task: int | None) -> int:
-        return check_task(task, len(self._state.past) + (self._state.current is not None), "fit() or observe()")

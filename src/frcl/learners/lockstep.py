@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 from frcl.engine.program import Program, Values
 from frcl.engine.train import train
-from frcl.learners.types import StepLog
 from frcl.selection import TraceSearch, run_searches
 
 Result = TypeVar("Result")
@@ -20,7 +19,6 @@ The answer to a TraceSearch is what it found. A Program is answered when all its
 
 
 OnSteps = Callable[[list[list[Values]]], None]
-OnStep = Callable[[StepLog], None] | None
 
 
 def together(works: Sequence[Work[Any]]) -> Generator[list[list[Values]], None, list[Any]]:
@@ -58,24 +56,6 @@ def finish(works: Sequence[Work[Any]], on_steps: OnSteps | None = None) -> list[
                 return results
             if on_steps is not None:
                 on_steps(taken)
-
-
-def run_alone(work: Work[Result], task: int, step: Callable[[], int], on_step: OnStep) -> Result:
-    """Do the work of one learner on a task; `step` says how many steps of it the learner has taken."""
-    answer: Any = None
-    with contextlib.closing(work):
-        while True:
-            try:
-                item = work.send(answer)
-            except StopIteration as end:
-                result: Result = end.value
-                return result
-            answer = run_searches([item])[0] if isinstance(item, TraceSearch) else None
-            with contextlib.closing(train([item] if isinstance(item, Program) else [])) as steps:
-                for taken in steps:
-                    if on_step is not None:
-                        for number, (values,) in steps_of(taken, step()):
-                            on_step(StepLog(task, number, *values))
 
 
 def steps_of(taken: list[list[Values]], last: int) -> Iterator[tuple[int, list[Values]]]:

@@ -21,8 +21,7 @@ from frcl.features import times
 from frcl.graphs import both
 from frcl.learners.options import FRCLOptions
 from frcl.likelihoods import Likelihood
-from frcl.posterior import Moments, Posterior, function_moments, triangular, weight_space
-from frcl.prior import Prior
+from frcl.posterior import Moments, Posterior, Prior, function_moments, triangular, weight_space
 from frcl.regularisers import Regulariser
 from frcl.regularisers.functional import of_tasks
 from frcl.regularisers.protocol import FeatureMap, Step, penalties

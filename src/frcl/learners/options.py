@@ -8,7 +8,7 @@ from typing import Literal, TypedDict
 from frcl.errors import OptionError
 from frcl.likelihoods import check_name
 from frcl.options import NOT_NEGATIVE, POSITIVE, SHARE, MethodOptions, option
-from frcl.prior import Prior
+from frcl.posterior import Prior
 from frcl.regularisers import CurrentInputs, Curvature, FunctionalKL, MemoryTargets, RecentredKL, Regulariser
 from frcl.selection import Recipe, Search, Start
 

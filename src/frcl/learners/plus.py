@@ -11,9 +11,8 @@ from torch import nn
 from frcl.boundary import BoundaryDetector
 from frcl.learners.frcl import FRCL
 from frcl.learners.options import PLUS, FRCLKeywords
-from frcl.learners.signature import shows_options
 from frcl.likelihoods import Label
-from frcl.options import changed
+from frcl.options import changed, shows_options
 
 
 @shows_options(PLUS)

@@ -1,28 +1,71 @@
-"""The mutable state of a learner: past summaries, the task being learned, regularisers, random streams."""
+"""The mutable state of a learner: past summaries, the task being learned with its stream, regularisers."""
 
 from __future__ import annotations
 
-import contextlib
-import copy
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
+from frcl.boundary import BoundaryDetector, Decision
 from frcl.engine.adam import Optimiser
 from frcl.engine.train import StreamSteps
-from frcl.errors import DataError, TaskError
+from frcl.errors import NumericalError, TaskError
+from frcl.features import network_failures
 from frcl.graphs import Captured
-from frcl.learners.accounting import Parts, added, parts_of
-from frcl.learners.inputs import data_mark
+from frcl.learners.base import State
 from frcl.learners.objective import Parameters
 from frcl.learners.types import Summary
-from frcl.learners.window import Window
 from frcl.likelihoods import Label, Likelihood
-from frcl.regularisers import Regulariser
 from frcl.regularisers.heads import with_trained_heads
-from frcl.seeding import Streams
-from frcl.trees import Params
+
+
+class Window:
+    """Reservoir sampling: after n examples each of them is held with probability min(1, capacity/n)."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.seen = 0
+        self._x: Tensor | None = None
+        self._y: Tensor | None = None
+
+    def add(self, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
+        """Take in a minibatch (copied)."""
+        if self._x is None or self._y is None:
+            self._x = x.new_empty(self.capacity, *x.shape[1:])
+            self._y = y.new_empty(self.capacity, *y.shape[1:])
+        draws = torch.rand(len(x), generator=generator, device=generator.device, dtype=torch.float64).tolist()
+        kept: dict[int, int] = {}  # by place: the last row that fell there
+        for row, draw in enumerate(draws):
+            place = self.seen if self.seen < self.capacity else int(draw * (self.seen + 1))
+            if place < self.capacity:
+                kept[place] = row
+            self.seen += 1
+        if kept:
+            places, rows = (torch.tensor(list(part), device=x.device) for part in (kept, kept.values()))
+            self._x[places] = x[rows]
+            self._y[places] = y[rows]
+
+    def __len__(self) -> int:
+        return min(self.seen, self.capacity)
+
+    def data(self) -> tuple[Tensor, Tensor]:
+        """The examples held."""
+        assert self._x is not None
+        assert self._y is not None
+        return self._x[: len(self)], self._y[: len(self)]
+
+    @classmethod
+    def restored(cls, capacity: int, seen: int, x: Tensor, y: Tensor) -> Window:
+        """A window with the given content, `data()` of the one that was saved."""
+        window = cls(capacity)
+        window.seen = seen
+        window._x = x.new_empty(capacity, *x.shape[1:])
+        window._y = y.new_empty(capacity, *y.shape[1:])
+        window._x[: len(x)] = x
+        window._y[: len(y)] = y
+        return window
 
 
 @dataclass(frozen=True)
@@ -67,18 +110,6 @@ class CurrentTask:
         """Steps taken."""
         return self.optimiser.steps
 
-    def continued(self, number: int, x: Tensor, y: Any, *given: object) -> Tensor:
-        """The encoded targets of this task, number `number`, with which fit() goes on; any other data is refused."""
-        if self.data_mark is None:
-            raise TaskError(f"task {number} is still open: end_task() ends what observe() began")
-        with contextlib.suppress(DataError):
-            encoded = self.likelihood.encode(y, x.device, self.params.posterior.mean.dtype)
-            if self.data_mark == data_mark(x, encoded, *given):
-                return encoded
-        raise TaskError(
-            f"task {number} is still open: call fit() exactly as it began, or drop the task with abandon_task()"
-        )
-
     def open_window(self, number: int) -> Window:
         """The sample of a stream's data; a task that fit() opened has none."""
         if self.window is None:
@@ -89,40 +120,52 @@ class CurrentTask:
         return self.window
 
 
-@dataclass
-class LearnerState:
-    """Everything of a learner that changes, the network's weights apart."""
+@dataclass(eq=False)
+class LearnerState(State):
+    """Everything of FRCL that changes, the network's weights apart."""
 
-    streams: Streams
-    regularisers: list[Regulariser]
     past: list[Summary] = field(default_factory=list)
     current: CurrentTask | None = None
     declared: Declared | None = None
-    input_shape: tuple[int, ...] | None = None
-    input_floating: bool | None = None  # whether inputs are floats, once one was seen
-
-    def snapshot(self) -> LearnerState:
-        """A copy to go back to, or to change and then take over as a whole."""
-        return replace(self, regularisers=[copy.copy(one) for one in self.regularisers], past=list(self.past))
-
-    def memory_parts(self, theta: Params) -> Parts:
-        """Bytes kept of past tasks by kind; θ are the shared weights that are trained."""
-        parts = [summary.parts() for summary in self.past]
-        if self.past:
-            parts += [parts_of(one.kept(theta)) for one in self.regularisers]
-            if any(one.trains_heads for one in self.regularisers):  # a second copy while a task is learned
-                parts.append(parts_of({"heads": [one.head for one in self.past if one.head is not None]}))
-        return added(parts)
 
     def summaries(self) -> list[Summary]:
         """The past summaries with their heads as they are now: a task may train them along."""
         return with_trained_heads(self.past, None if self.current is None else self.current.params.heads)
 
 
-@dataclass(frozen=True)
-class Before:
-    """A state to return to when a minibatch turns out to be unusable."""
+Score = Callable[[Tensor], Tensor]
 
-    state: LearnerState
-    streams: dict[str, Tensor]
-    detector: dict[str, Any] | None
+
+def scores_of(score: Score, minibatches: Sequence[Tensor], *, at_once: bool = False) -> Tensor:
+    """The boundary scores of some minibatches, [Σ B, C], on the CPU; `at_once`: in one call."""
+    parts = [torch.cat(list(minibatches))] if at_once else list(minibatches)
+    with torch.no_grad(), network_failures():
+        scores = torch.cat([score(part).clone() for part in parts])
+    scores = scores.cpu()  # where the test is made; to check them on the device would be to wait for it twice
+    if not bool(scores.isfinite().all()):
+        raise NumericalError("the features of these inputs are too large to be scored; scale the inputs")
+    return scores
+
+
+def decide(detector: BoundaryDetector, current: CurrentTask, score: Score, x: Tensor, *, allow: bool) -> Decision:
+    """What the detector says of a minibatch; where it wants the last ones scored again, they are."""
+    functions = sorted(current.shown) if _has_classes(current) and not detector.all_functions else None
+    if not (detector.rescore and detector.due and allow and current.recent):
+        return detector.update(scores_of(score, [x]), allow=allow, functions=functions)
+    both = scores_of(score, [*current.recent, x], at_once=len(current.recent) == detector.window or not x.is_cuda)
+    return detector.update(both[-len(x) :], reference=both[: -len(x)], functions=functions)
+
+
+def remember(detector: BoundaryDetector | None, current: CurrentTask, x: Tensor, y: Tensor) -> None:
+    """A step was taken on this minibatch: the next ones may be compared with it."""
+    if detector is None:
+        return
+    if detector.rescore:
+        current.recent = (*current.recent, x.clone())[-detector.window :]
+    if _has_classes(current) and len(current.shown) < current.likelihood.functions:
+        current.shown = current.shown | set(y.tolist())
+
+
+def _has_classes(current: CurrentTask) -> bool:
+    """Whether each function belongs to a class."""
+    return current.likelihood.functions > 1 and current.likelihood.classes is not None

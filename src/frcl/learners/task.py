@@ -19,8 +19,7 @@ from frcl.learners.options import FRCLOptions
 from frcl.learners.state import CurrentTask, LearnerState
 from frcl.learners.types import Summary
 from frcl.likelihoods import Likelihood
-from frcl.posterior import Posterior, initial_posterior, random_mean, triangular, weight_moments
-from frcl.prior import Prior, kernel_features
+from frcl.posterior import Posterior, Prior, initial_posterior, kernel_features, random_mean, triangular, weight_moments
 from frcl.regularisers.functional import stacked_points
 from frcl.regularisers.heads import trained_heads, with_trained_heads
 from frcl.regularisers.protocol import FeatureMap, Task, draw_penalties, follow_of, look_of

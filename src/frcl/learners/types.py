@@ -1,18 +1,40 @@
-"""What the learner returns and what it keeps: predictions, step logs, summaries of past tasks."""
+"""What a learner returns, what it keeps, and what the runner needs of one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from frcl.errors import TaskError
-from frcl.learners.accounting import Parts, parts_of
+from frcl.learners.lockstep import Work
 from frcl.likelihoods import Label, Likelihood
 from frcl.summary import FunctionBelief
-from frcl.trees import Params
+from frcl.trees import Params, total_bytes
+
+KINDS = {
+    "points": "stored inputs, with their labels where those are stored",
+    "posterior": "Gaussian beliefs, and what was learned with a likelihood",
+    "heads": "last-layer weights of past tasks; twice where a task goes on training them",
+    "fisher": "importances of weights: Fisher information, or what a method has in its place",
+    "anchor": "weights that the importances refer to",
+    "network": "other copies of a network; also those that are held only while a task is learned",
+}
+Parts = dict[str, int]  # bytes by kind; a kind of which there is nothing is left out
+
+
+def parts_of(kept: Mapping[str, Iterable[Tensor]]) -> Parts:
+    """The bytes of tensors by kind."""
+    found = {kind: total_bytes(list(tensors)) for kind, tensors in kept.items()}
+    return {kind: size for kind, size in found.items() if size}
+
+
+def added(each: Sequence[Parts]) -> Parts:
+    """The bytes of several, kind by kind."""
+    kinds = dict.fromkeys(kind for one in each for kind in one)
+    return {kind: sum(one.get(kind, 0) for one in each) for kind in kinds}
 
 
 @dataclass(frozen=True)
@@ -63,6 +85,9 @@ class StepLog:
     beside: float = float("nan")
 
 
+OnStep = Callable[[StepLog], None] | None
+
+
 @dataclass(frozen=True)
 class Summary:
     """All that is kept of a past task.
@@ -94,7 +119,55 @@ class Summary:
 
     def parts(self) -> Parts:
         """The same by kind."""
+        return parts_of(self.kept())
+
+    def kept(self) -> dict[str, list[Tensor]]:
+        """All its tensors by kind."""
         learned = [self.belief.mean, self.belief.factor, *self.likelihood_params.values()]
         learned += [one for one in (self.spread, self.temperature) if one is not None]
-        heads = [] if self.head is None else [self.head]
-        return parts_of({"points": [self.Z], "posterior": learned, "heads": heads})
+        return {"points": [self.Z], "posterior": learned, "heads": [] if self.head is None else [self.head]}
+
+
+class Learner(Protocol):
+    """A method of continual learning: learns tasks one after another and predicts for each of them."""
+
+    def fit(self, x: Any, y: Any, *, size: int | None = None, on_step: OnStep = None) -> object:
+        """Learn one task; called again with the same data after an interruption, go on where it stopped."""
+
+    def learn(self, x: Any, y: Any, *, size: int | None = None) -> Work[Any]:
+        """What fit() does, as work that several learners may do together."""
+
+    def predict(self, x: Any, task: int | None = None) -> Prediction:
+        """What is believed about x in a task."""
+
+    def memory_bytes(self) -> int:
+        """Bytes kept of past tasks."""
+
+    def memory_parts(self) -> Parts:
+        """The same by kind; they add up to `memory_bytes`."""
+
+    def kept_inputs(self) -> Sequence[Tensor]:
+        """Inputs kept of each past task, where the method keeps some."""
+
+    def past_divergences(self) -> Sequence[float]:
+        """How far each past task is from what was kept of it, in nats, where the method has such a measure."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides what happens next: {"meta": JSON-able, "tensors": by name}."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on exactly where the learner that gave the state was."""
+
+
+class StreamLearner(Learner, Protocol):
+    """A learner that takes minibatches one at a time and may begin a new task by itself."""
+
+    @property
+    def tasks(self) -> Sequence[Summary]:
+        """What is kept of each finished task."""
+
+    def observe(self, x: Any, y: Any) -> StepLog:
+        """Learn from one minibatch."""
+
+    def end_task(self) -> object:
+        """End the task that is open."""

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from frcl.errors import OptionError
-from frcl.likelihoods.base import Params, register
-from frcl.likelihoods.targets import ClassLikelihood, softmax_divergence, softmax_fisher_terms
+from frcl.likelihoods.base import ClassLikelihood, Params, register, softmax_divergence, softmax_fisher_terms
 from frcl.linalg import gaussian_expectation_nodes
 
 

@@ -9,8 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from frcl.likelihoods.base import Params, Predictive, register
-from frcl.likelihoods.targets import NumericLikelihood
+from frcl.likelihoods.base import NumericLikelihood, Params, Predictive, register
 
 
 @register

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from frcl.errors import DataError
-from frcl.likelihoods.base import Params, Predictive, register
-from frcl.likelihoods.targets import NumericLikelihood
+from frcl.likelihoods.base import NumericLikelihood, Params, Predictive, register
 from frcl.linalg import SMALL, gauss_hermite
 
 HIGHEST = 30.0  # log of the largest rate, 1e13: beyond it exp goes on along its tangent, finite with its gradient

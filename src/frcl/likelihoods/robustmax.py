@@ -9,8 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from frcl.likelihoods.base import Params, register
-from frcl.likelihoods.targets import ClassLikelihood
+from frcl.likelihoods.base import ClassLikelihood, Params, register
 from frcl.linalg import SMALL, gaussian_expectation_nodes
 
 FAR = 1e3  # stds beyond which a normal tail is zero; its gradient in float32 is not a number far enough out

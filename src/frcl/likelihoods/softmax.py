@@ -8,8 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from frcl.likelihoods.base import Params, register
-from frcl.likelihoods.targets import ClassLikelihood, at_class
+from frcl.likelihoods.base import ClassLikelihood, Params, at_class, register
 from frcl.linalg import SMALL
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from frcl.experiment.results import Memory, Result
-from frcl.learners.accounting import KINDS
+from frcl.learners.types import KINDS
 from frcl.report import figures as one_run
 from frcl.report.drawing import DARK, LIGHT, Drawing, inline_svg
 from frcl.report.numbers import MEANINGS, MISSING, SYMBOLS, duration, in_unit, interval, mean_and_std, plural, size

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from frcl.errors import OptionError
-from frcl.features.networks import initialise
+from frcl.features import initialise
 
 CENTRE, SPREAD = 0.5, 0.25  # pixels in [0, 1] are centred and scaled to about unit variance
 

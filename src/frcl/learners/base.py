@@ -1,0 +1,353 @@
+"""What all learners share: checks of the user's data, fit() as a loop, undoing what failed, saving and restoring."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from frcl import codec
+from frcl.arrays import numeric_array
+from frcl.engine.train import train
+from frcl.errors import CheckpointError, DataError, FrclError, OptionError, TaskError
+from frcl.features import check_network
+from frcl.learners.lockstep import Work, steps_of
+from frcl.learners.types import OnStep, Parts, StepLog, added, parts_of
+from frcl.options import MethodOptions
+from frcl.regularisers.protocol import Kept, Regulariser
+from frcl.seeding import Streams
+from frcl.selection import TraceSearch, run_searches
+from frcl.trees import Params, copied
+
+SLICE = 1 << 20  # numbers that are summed up at once
+ODD = -0x61C8864680B583EB  # 2⁶⁴ over the golden ratio, as a signed number
+
+
+@dataclass(eq=False)
+class State:
+    """Everything of a learner that changes, the network's weights apart.
+
+    Its parts are replaced, never changed in place, so that a shallow copy is a snapshot.
+    """
+
+    streams: Streams
+    regularisers: list[Regulariser]
+    past: list[Any] = field(default_factory=list)  # what is kept of each finished task
+    current: Any = None  # the task being learned
+    input_shape: tuple[int, ...] | None = None
+    input_floating: bool | None = None  # whether inputs are floats, once one was seen
+
+    def snapshot(self) -> Self:
+        """A copy to go back to, or to change and then take over as a whole."""
+        return replace(self, regularisers=[copy.copy(one) for one in self.regularisers], past=list(self.past))
+
+
+@dataclass
+class SavedLearner:
+    """What is written of every learner."""
+
+    device: str
+    net: dict[str, Tensor]
+    trained: list[str]  # names of the weights that are trained
+    streams: dict[str, Tensor]
+    regularisers: list[Any]  # the state of each
+    input_shape: tuple[int, ...] | None
+    input_floating: bool | None
+
+
+O = TypeVar("O", bound=MethodOptions)  # noqa: E741
+S = TypeVar("S", bound=State)
+Result = TypeVar("Result")
+
+
+class SequentialLearner(ABC, Generic[O, S]):
+    """A network that learns tasks one after another, each in one call of fit(), and can be saved at any step.
+
+    A final class sets `_state`, implements `learn` as a generator of training programs, and says what it keeps.
+    """
+
+    _state: S
+    _saved_type: ClassVar[type[Any]]  # what is written, a SavedLearner
+    _opens: ClassVar[str] = "fit()"  # what opens a task
+    _way_out: ClassVar[str] = ""  # what else to do with an open task than to go on
+
+    def __init__(self, net: nn.Module, options: O, device: str | torch.device | None) -> None:
+        check_network(net)
+        first = next((p for p in net.parameters() if p.is_floating_point()), torch.empty(0))
+        self.options, self.dtype = options, first.dtype
+        self.device = first.device if device is None else torch.device(device)
+        self.net = copy.deepcopy(net).to(self.device)
+
+    @property
+    @abstractmethod
+    def step(self) -> int:
+        """Steps taken of the task that is open; 0 if none is."""
+
+    @abstractmethod
+    def _kept(self) -> Kept:
+        """What is kept of past tasks beside what the regularisers keep."""
+
+    @abstractmethod
+    def _saved(self) -> Any:
+        """What is written, of type `_saved_type`."""
+
+    @abstractmethod
+    def _check_saved(self, saved: Any) -> None:
+        """Refuse the state of a learner with other settings."""
+
+    @abstractmethod
+    def _restored(self, saved: Any) -> S:
+        """The state that was saved; the network has its weights already."""
+
+    # -- learning ------------------------------------------------------------------------------------------------
+
+    def _run(self, work: Work[Result], on_step: OnStep) -> Result:
+        """Do the work of fit() to the end. What fails before the first step of a new task leaves no trace."""
+        begins, task, answer = self._state.current is None, len(self._state.past), None
+        unused = self._all_or_nothing(lambda error: isinstance(error, Exception) and begins and self.step == 0)
+        with unused, contextlib.closing(work):
+            while True:
+                try:
+                    item = work.send(answer)
+                except StopIteration as end:
+                    result: Result = end.value
+                    return result
+                if isinstance(item, TraceSearch):
+                    (answer,) = run_searches([item])
+                    continue
+                answer = None
+                with contextlib.closing(train([item])) as steps:
+                    for taken in steps:
+                        for number, (values,) in steps_of(taken, self.step) if on_step is not None else ():
+                            on_step(StepLog(task, number, *values))  # type: ignore[misc]
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self, concerns: Callable[[BaseException], bool] = lambda _: True) -> Iterator[None]:
+        """Inside, an error or interruption (of those that it `concerns`) leaves state and streams as they were."""
+        before, streams = self._state.snapshot(), self._state.streams.state()
+        try:
+            yield
+        except BaseException as error:
+            if concerns(error):
+                self._state = before
+                before.streams.restore(streams)
+            raise
+
+    def _continued(self, x: Tensor, y: Any, *given: object) -> Tensor:
+        """The encoded targets of the open task; any data but those that fit() began with is refused."""
+        current = self._state.current
+        with contextlib.suppress(DataError):
+            targets: Tensor = current.likelihood.encode(y, self.device, self.dtype)
+            if current.data_mark == data_mark(x, targets, *given):
+                return targets
+        number = len(self._state.past)
+        raise TaskError(f"task {number} is still open: call fit() exactly as it began{self._way_out}")
+
+    def _inputs(self, x: Any, y: Any | None = None) -> Tensor:
+        """The inputs as they are used, one for each target."""
+        state = self._state
+        inputs = checked_inputs(x, state.input_shape, self.dtype, self.device, state.input_floating)
+        if y is not None:
+            try:
+                shape = tuple(y.shape) if isinstance(y, Tensor) else np.shape(y)
+            except ValueError as error:
+                raise DataError(f"targets are not a regular array: {error}") from error
+            count = shape[0] if shape else 0
+            if count != len(inputs):
+                raise DataError(f"{len(inputs)} inputs but {count} targets; give one target per input")
+        return inputs
+
+    def _number(self, task: int | None) -> int:
+        """The number of a task that has been learned or is being learned; the latest for None."""
+        return check_task(task, len(self._state.past) + (self._state.current is not None), self._opens)
+
+    def _theta(self) -> Params:
+        """The weights of the network that are trained."""
+        return {name: p for name, p in self.net.named_parameters() if p.requires_grad}
+
+    # -- keeping -------------------------------------------------------------------------------------------------
+
+    @property
+    def regularisers(self) -> tuple[Regulariser, ...]:
+        """What keeps past tasks in place."""
+        return tuple(self._state.regularisers)
+
+    def memory_bytes(self) -> int:
+        """Bytes that are kept of past tasks."""
+        return sum(self.memory_parts().values())
+
+    def memory_parts(self) -> Parts:
+        """The same by kind: points, posterior, heads, and what the regularisers keep."""
+        if not self._state.past:
+            return {}
+        theta = self._theta()
+        return added([parts_of(self._kept()), *(parts_of(one.kept(theta)) for one in self._state.regularisers)])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides what happens next, copied: {"meta": JSON-able, "tensors": by name}.
+
+        While observe() is learning a task this includes the window of that task's examples, and its last minibatches
+        where the detector has them scored again.
+        """
+        return codec.pack(self._saved())
+
+    def _saved_parts(self) -> dict[str, Any]:
+        """The fields of SavedLearner."""
+        state = self._state
+        return {
+            "device": self.device.type, "net": dict(self.net.state_dict()), "trained": list(self._theta()),
+            "streams": state.streams.state(), "regularisers": [one.state() for one in state.regularisers],
+            "input_shape": state.input_shape, "input_floating": state.input_floating,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly where the learner that gave `state` was; refused as a whole if it does not fit."""
+        saved = codec.unpack(self._saved_type, state, self.device)
+        self._check_saved(saved)
+        _check_fits(self.net, saved.net)
+        before, weights, trained = self._state, copied(dict(self.net.state_dict())), list(self._theta())
+        try:
+            self._set_weights(saved.net, saved.trained)
+            self._state = self._restored(saved)
+        except BaseException as error:
+            self._state = before
+            self._set_weights(weights, trained)
+            if isinstance(error, CheckpointError) or not isinstance(error, DAMAGED):
+                raise
+            raise CheckpointError(f"the state is incomplete, or not one made by state_dict(): {error!r}") from error
+
+    def _restored_parts(self, saved: SavedLearner, past: int) -> dict[str, Any]:
+        """The same fields of a State; generators that another kind of device cannot take are fresh ones."""
+        regularisers, seed = [copy.copy(one) for one in self._state.regularisers], self.options.seed
+        if len(saved.regularisers) != len(regularisers):
+            raise CheckpointError("the state was made by a learner with other regularisers")
+        for regulariser, own in zip(regularisers, saved.regularisers, strict=True):
+            regulariser.load(own)
+        here = saved.device == self.device.type
+        streams = Streams(seed if here else seed + 1 + past, self.device)
+        if here:
+            streams.restore(saved.streams)
+        return {
+            "streams": streams, "regularisers": regularisers, "input_shape": saved.input_shape,
+            "input_floating": saved.input_floating,
+        }  # fmt: skip
+
+    def _set_weights(self, weights: Params, trained: list[str]) -> None:
+        self.net.load_state_dict(weights)
+        for name, parameter in self.net.named_parameters():
+            parameter.requires_grad_(name in trained)
+
+
+DAMAGED = (KeyError, TypeError, IndexError, AttributeError, RuntimeError, ValueError, FrclError)
+
+
+def _check_fits(net: nn.Module, stored: Params) -> None:
+    """Refuse the weights of a network of another shape or type."""
+
+    def kinds(tensors: Mapping[str, Any]) -> dict[str, str]:
+        return {name: f"{list(value.shape)} {value.dtype}" for name, value in tensors.items()}
+
+    expected, given = kinds(net.state_dict()), kinds(stored)
+    for name in sorted(expected.keys() | given.keys()):
+        if expected.get(name) != given.get(name):
+            raise CheckpointError(
+                f"the checkpoint does not fit this network: {name!r} is {given.get(name, 'absent')} in the "
+                f"checkpoint and {expected.get(name, 'absent')} in the network"
+            )
+
+
+# -- checks of the user's data ----------------------------------------------------------------------------------------
+
+
+def checked_inputs(
+    x: Any,
+    shape: tuple[int, ...] | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    floating: bool | None = None,
+) -> Tensor:
+    """x [n, ...] on the device; floats in `dtype`, integers as they are.
+
+    Each input is of `shape`, and the inputs are floats or not as `floating` says, where these are known.
+    """
+    tensor = x.detach() if isinstance(x, Tensor) else torch.as_tensor(numeric_array(x, "inputs"))
+    if tensor.is_sparse or tensor.layout != torch.strided:
+        raise DataError("inputs are a sparse tensor; expected a dense one: call .to_dense()")
+    if tensor.ndim < 2 or len(tensor) == 0:
+        raise DataError(
+            "inputs must be [examples, ...] with at least one example and one more dimension; "
+            f"got shape {tuple(tensor.shape)}"
+        )
+    if shape is not None and tuple(tensor.shape[1:]) != shape:
+        raise DataError(
+            f"each input has shape {tuple(tensor.shape[1:])}; earlier ones had {shape}, and all tasks share one network"
+        )
+    if tensor.is_complex():
+        raise DataError("inputs are complex; expected real numbers")
+    if floating is not None and tensor.is_floating_point() != floating:
+        raise DataError(f"inputs are {tensor.dtype}; earlier ones were {'floats' if floating else 'integers'}")
+    if tensor.is_floating_point():
+        tensor = tensor.to(dtype)
+        if not all_finite(tensor):
+            raise DataError("inputs contain NaN or infinite values; remove or replace them first")
+    return tensor.to(device)
+
+
+def all_finite(x: Tensor) -> bool:
+    """Whether no element is NaN or infinite. One that is makes the sum so too; the reverse is looked into."""
+    return bool(x.sum().isfinite()) or bool(x.isfinite().all())
+
+
+def checked_size(given: int | None, otherwise: int) -> int:
+    """N as given, or what it is otherwise."""
+    if given is None:
+        return otherwise
+    if given < 1:
+        raise OptionError(f"size is the number of examples of the task, at least 1; got {given}")
+    return given
+
+
+def check_task(task: int | None, count: int, begin: str) -> int:
+    """The number of one of the `count` tasks that have been learned; the latest for None."""
+    if count == 0:
+        raise TaskError(f"nothing has been learned yet; call {begin} first")
+    if task is None:
+        return count - 1
+    if not isinstance(task, int | np.integer) or isinstance(task, bool):
+        raise TaskError(f"a task is named by its number, 0 to {count - 1}; got {task!r}")
+    if not 0 <= task < count:
+        raise TaskError(f"unknown task {task}; tasks 0 to {count - 1} have been learned")
+    return int(task)
+
+
+def data_mark(x: Tensor, *rest: object) -> str:
+    """A digest that tells one data set from another: the content of tensors, the text of everything else."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (x, *rest):
+        if isinstance(part, Tensor):
+            digest.update(f"{part.dtype}{tuple(part.shape)}{_sums(part)}".encode())
+        else:
+            digest.update(repr(part).encode())
+    return digest.hexdigest()
+
+
+def _sums(x: Tensor) -> list[int]:
+    """Σ_j w_j · mixed(bits of number j) modulo 2⁶⁴, w_j odd, for each slice of x; computed where x is."""
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
+    bits = x.detach().contiguous().flatten()
+    bits = bits.to(torch.uint8) if bits.dtype == torch.bool else bits.view(whole)
+    weights = torch.arange(1, 2 * min(SLICE, max(len(bits), 1)), 2, device=x.device) * ODD
+    sums = []
+    for part in bits.split(SLICE):
+        wide = part.to(torch.int64) * ODD
+        mixed = wide ^ (wide >> 32)  # bits that differ in the high half alone, as 0.0 and 1.0 do, now differ in the low
+        sums.append((mixed * weights[: len(part)]).sum())
+    return torch.stack(sums).tolist() if sums else []

@@ -59,15 +59,13 @@ def low_rank_factor(A: Tensor, rank: int) -> Tensor:
     return vectors[:, -rank:] * values[-rank:].clamp_min(0).sqrt()
 
 
-def kl_to_isotropic(mean: Tensor, L: Tensor, prior_variance: float | Tensor) -> Tensor:
-    """Σ_c KL(N(m_c, L_c L_cᵀ) ‖ N(0, s I)) for m [C, K], L [C, K, K] lower triangular:
+def kl_to_isotropic(second_moment: Tensor, logdet: Tensor, n: int, prior_variance: float | Tensor) -> Tensor:
+    """Σ_c KL(N(m_c, S_c) ‖ N(0, s I)) over n numbers in all, from Σ ‖m_c‖² + tr S_c and Σ log|S_c|:
 
-    ½ [ (‖L‖² + ‖m‖²)/s − CK + CK log s ] − Σ log|L_ckk|
+    ½ [ (Σ ‖m_c‖² + tr S_c)/s − n + n log s − Σ log|S_c| ]
     """
-    second_moment: Tensor = torch.linalg.vector_norm(L).square() + torch.linalg.vector_norm(mean).square()
     log_variance = prior_variance.log() if isinstance(prior_variance, Tensor) else math.log(prior_variance)
-    constant = mean.numel() * (log_variance - 1.0)
-    return 0.5 * (second_moment / prior_variance + constant) - L.diagonal(dim1=-2, dim2=-1).abs().log().sum()
+    return 0.5 * (second_moment / prior_variance + n * (log_variance - 1.0) - logdet)
 
 
 def kl_to_zero_mean(mean: Tensor, L: Tensor, chol_prior: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ import torch
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from frcl import linalg
+from frcl.posterior import Posterior, kl_weight
 
 
 def spd(n: int, g: torch.Generator) -> torch.Tensor:
@@ -46,16 +47,14 @@ def test_factors_of_a_product(generator):
 
 
 @pytest.mark.parametrize("variance", [1.0, 0.3, 7.0])
-def test_kl_to_isotropic_equals_torch_distributions(generator, variance):
+def test_kl_weight_equals_torch_distributions(generator, variance):
     L = spd(5, generator).tril()
     mean = torch.randn(5, generator=generator, dtype=torch.float64)
     q = MultivariateNormal(mean, scale_tril=L)
     p = MultivariateNormal(torch.zeros(5).double(), math.sqrt(variance) ** 2 * torch.eye(5).double())
-    second_moment = mean.square().sum() + (L @ L.mT).trace()
-    ours = linalg.kl_to_isotropic(second_moment, torch.logdet(L @ L.mT), 5, variance)
-    torch.testing.assert_close(ours, kl_divergence(q, p).sum())
-    same = torch.tensor(5 * variance), torch.tensor(5 * math.log(variance))
-    assert linalg.kl_to_isotropic(*same, 5, variance) == pytest.approx(0.0, abs=1e-5)
+    torch.testing.assert_close(kl_weight(Posterior(mean[None], L[None]), variance), kl_divergence(q, p).sum())
+    same = Posterior(torch.zeros(1, 5).double(), math.sqrt(variance) * torch.eye(5).double()[None])
+    assert kl_weight(same, variance) == pytest.approx(0.0, abs=1e-12)
 
 
 def test_kl_to_zero_mean_equals_torch_distributions(generator):

@@ -59,15 +59,6 @@ def low_rank_factor(A: Tensor, rank: int) -> Tensor:
     return vectors[:, -rank:] * values[-rank:].clamp_min(0).sqrt()
 
 
-def kl_to_isotropic(second_moment: Tensor, logdet: Tensor, n: int, prior_variance: float | Tensor) -> Tensor:
-    """Σ_c KL(N(m_c, S_c) ‖ N(0, s I)) over n numbers in all, from Σ ‖m_c‖² + tr S_c and Σ log|S_c|:
-
-    ½ [ (Σ ‖m_c‖² + tr S_c)/s − n + n log s − Σ log|S_c| ]
-    """
-    log_variance = prior_variance.log() if isinstance(prior_variance, Tensor) else math.log(prior_variance)
-    return 0.5 * (second_moment / prior_variance + n * (log_variance - 1.0) - logdet)
-
-
 def kl_to_zero_mean(mean: Tensor, L: Tensor, chol_prior: Tensor) -> Tensor:
     """KL(N(m, L Lᵀ) ‖ N(0, P)) from chol_prior, the Cholesky factor of P:
 

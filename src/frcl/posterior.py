@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from frcl.linalg import add_diagonal, cholesky, kl_to_isotropic, kl_to_zero_mean, logdet_from_cholesky, solve_lower
+from frcl.linalg import add_diagonal, cholesky, kl_to_zero_mean, logdet_from_cholesky, solve_lower
 
 F = TypeVar("F", bound=type[torch.autograd.Function])
 
@@ -149,8 +149,13 @@ def learned_prior_variance(q: Posterior) -> Tensor:
 
 
 def kl_weight(q: Posterior, prior_variance: float | Tensor) -> Tensor:
-    """Σ_c KL(q(w_c) ‖ N(0, σ_w² I)), the second term of the weight-space objective (Section 2.3); q triangular."""
-    return kl_to_isotropic(second_moment(q), log_determinant(q), q.mean.numel(), prior_variance)
+    """Σ_c KL(q(w_c) ‖ N(0, s I)), the second term of the weight-space objective (Section 2.3); q triangular:
+
+    ½ [ Σ_c (‖μ_c‖² + tr Σ_c)/s − CK + CK log s − Σ_c log|Σ_c| ]
+    """
+    log_variance = prior_variance.log() if isinstance(prior_variance, Tensor) else math.log(prior_variance)
+    constant = q.mean.numel() * (log_variance - 1.0)
+    return 0.5 * (second_moment(q) / prior_variance + constant - log_determinant(q))
 
 
 def weight_space(q: Posterior, Phi: Tensor, prior_variance: float | None) -> tuple[Moments, Tensor]:
@@ -274,4 +279,4 @@ class Prior:
         """σ_w as a number: what is kept with the summary of a task that has ended with posterior q."""
         if not isinstance(self.setting, str):
             return float(self.setting)
-        return math.sqrt(float(learned_prior_variance(q)))
+        return math.sqrt(float(learned_prior_variance(triangular(q))))

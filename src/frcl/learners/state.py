@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from frcl.boundary import BoundaryDetector, Decision
-from frcl.engine.adam import Optimiser
+from frcl.engine.program import Optimiser
 from frcl.engine.train import StreamSteps
 from frcl.errors import NumericalError, TaskError
 from frcl.features import network_failures
@@ -156,10 +156,8 @@ def decide(detector: BoundaryDetector, current: CurrentTask, score: Score, x: Te
     return detector.update(both[-len(x) :], reference=both[: -len(x)], functions=functions)
 
 
-def remember(detector: BoundaryDetector | None, current: CurrentTask, x: Tensor, y: Tensor) -> None:
+def remember(detector: BoundaryDetector, current: CurrentTask, x: Tensor, y: Tensor) -> None:
     """A step was taken on this minibatch: the next ones may be compared with it."""
-    if detector is None:
-        return
     if detector.rescore:
         current.recent = (*current.recent, x.clone())[-detector.window :]
     if _has_classes(current) and len(current.shown) < current.likelihood.functions:

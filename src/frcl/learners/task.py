@@ -26,7 +26,17 @@ from frcl.learners.options import FRCLOptions
 from frcl.learners.state import CurrentTask, LearnerState
 from frcl.learners.types import Summary
 from frcl.likelihoods import Likelihood
-from frcl.posterior import Posterior, Prior, initial_posterior, kernel_features, random_mean, triangular, weight_moments
+from frcl.posterior import (
+    Posterior,
+    Prior,
+    chosen_covariance,
+    initial_posterior,
+    kernel_features,
+    random_mean,
+    triangular,
+    weight_moments,
+    with_low_rank,
+)
 from frcl.regularisers.functional import stacked_points
 from frcl.regularisers.heads import trained_heads, with_trained_heads
 from frcl.regularisers.protocol import Task, draw_penalties, hooks
@@ -190,7 +200,11 @@ def open_task(
         n = len(Z)
         if options.learn_inputs:
             trained_Z, Z = leaf(Z), None
-    q = initial_posterior(likelihood.functions, n, options.initial_scale, model.dtype, model.device)
+    C, weights = likelihood.functions, options.inference == "weight"
+    covariance = chosen_covariance(options.covariance, C, n) if weights else "full"
+    q = initial_posterior(C, n, options.initial_scale, model.dtype, model.device, covariance)
+    if covariance == "lowrank":
+        q = with_low_rank(q, min(options.rank, n), state.streams["posterior"])
     if options.initial_mean == "random":
         q = random_mean(q, state.streams["posterior"])
     trains_heads = any(one.trains_heads for one in state.regularisers)

@@ -242,8 +242,8 @@ def _kl_through_points(Phi: Tensor, terms: PriorKL) -> tuple[Tensor, Tensor, Ten
         return 0.5 * (trace + terms.C * logdet_from_cholesky(chol_K)) + terms.constant
 
     def gradient() -> Tensor:
-        inverse_Phi = inverse @ Phi
-        return C * inverse_Phi - X @ (X.mT @ Phi) - extra[:, None, None] * (inverse @ inverse_Phi)
+        weight = C * inverse - X @ X.mT - extra[:, None, None] * (inverse @ inverse)
+        return weight @ Phi
 
     d, v = both(gradient, value, Phi.device) if Phi.is_cuda else (gradient(), value())
     return v, d, X

@@ -14,6 +14,7 @@ from frcl.errors import (
 )
 from frcl.features import MLP, ConvNet
 from frcl.image_networks import CifarNet, ResNet18
+from frcl.inputs import MultiInput
 from frcl.learners.ensemble import Ensemble, load
 from frcl.learners.frcl import FRCL, FRCLPlus
 from frcl.learners.options import FRCLOptions
@@ -50,6 +51,7 @@ __all__ = [
     "FunctionalKL",
     "LabelError",
     "MemoryTargets",
+    "MultiInput",
     "NetworkError",
     "NumericalError",
     "OptionError",

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from frcl.batch_norm import depends_on_batches
-from frcl.errors import NetworkError, OptionError
+from frcl.errors import FrclError, NetworkError, OptionError
 from frcl.seeding import fork
 
 PROBE_SIZE = 8
@@ -69,7 +69,7 @@ def network_failures() -> Iterator[None]:
     """A context in which the errors that a network raises on unsuitable inputs become a NetworkError."""
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, FrclError):
         raise
     except (RuntimeError, IndexError, ValueError) as error:
         raise NetworkError(f"the network failed on these inputs: {error}") from error

@@ -30,6 +30,7 @@ ORDER = [
     "batch_norm",
     "features",
     "image_networks",
+    "pretrained",
     "inputs",
     "likelihoods",
     "posterior",

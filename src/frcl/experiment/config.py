@@ -24,8 +24,10 @@ from frcl.registry import suggestion
 class NetworkOptions(Options):
     """Which feature network is used where none is brought."""
 
-    kind: Literal["mlp", "conv", "cifar", "resnet18"] = option(
-        "mlp", "fully connected; convolutional (the paper's for Omniglot); FROMP's for CIFAR; ResNet-18 with GroupNorm"
+    kind: Literal["mlp", "conv", "cifar", "resnet18", "efficientnet-lite0"] = option(
+        "mlp",
+        "fully connected; convolutional (the paper's for Omniglot); FROMP's for CIFAR; ResNet-18 with GroupNorm; "
+        "pre-trained, images enlarged to 128×128",
     )
     widths: tuple[int, ...] = option(
         (100, 100), "mlp: hidden layers; conv: filters of each block; cifar: those of each pair, then the dense layer"

@@ -29,6 +29,7 @@ from frcl.image_networks import CifarNet, ResNet18
 from frcl.learners.lockstep import Work, finish, together
 from frcl.learners.types import Learner, StreamLearner
 from frcl.methods import make_learner
+from frcl.pretrained import efficientnet_lite0
 
 Source = Callable[[int], Benchmark]
 Stop = Callable[[], bool]
@@ -105,6 +106,8 @@ def build_network(options: NetworkOptions, input_shape: tuple[int, ...], seed: i
     if options.kind == "cifar":
         *filters, width = options.widths
         return CifarNet(input_shape[-1], channels=channels, filters=filters, width=width, seed=seed)
+    if options.kind == "efficientnet-lite0":
+        return efficientnet_lite0()
     if options.kind == "resnet18":
         return ResNet18(channels=channels, seed=seed)
     return ConvNet(input_shape[-1], channels=channels, filters=options.widths, pooling=options.pooling, seed=seed)

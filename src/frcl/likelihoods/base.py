@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -349,10 +349,10 @@ def likelihood_for(
     else:
         check_name(name)
     kind: Any = LIKELIHOODS[name]
-    known = {field.name for field in fields(kind)} - {"labels", "outputs"}  # these two come from the targets
-    return cast(
-        "Likelihood", kind.from_targets(values, labels, {k: v for k, v in (settings or {}).items() if k in known})
-    )
+    own = {field.name for field in fields(kind)} - {"labels", "outputs"}  # these two come from the targets
+    known = {key: value for key, value in (settings or {}).items() if key in own}
+    found: Likelihood = kind.from_targets(values, labels, known)
+    return found
 
 
 def likelihood_from_json(data: Mapping[str, Any]) -> Likelihood:

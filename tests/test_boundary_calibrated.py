@@ -94,7 +94,7 @@ def test_the_statistic_is_the_largest_normalised_sum():
 
 
 @pytest.mark.parametrize(("shape", "change", "age"), [
-    ([9.0], "sharp", 0), ([5.0, 5.0, 5.0, 5.0], "sharp", 3), ([2.0, 4.0, 6.0, 8.0], "gradual", 3),
+    ([9.0], "sharp", 0), ([5.0, 5.0, 5.0], "sharp", 2), ([5.0, 5.0, 5.0, 5.0], "gradual", 3), ([2.0, 4.0, 6.0, 8.0], "gradual", 3),
     ([1.0] * 40, "gradual", 39), ([0.2 * i for i in range(1, 31)], "gradual", 29),
 ])  # fmt: skip
 def test_the_change_point_of_a_step_and_of_a_ramp(shape, change, age):

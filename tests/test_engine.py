@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from frcl.engine.adam import Optimiser, gradient, stacked
 from frcl.engine.batching import Block, can_stack
-from frcl.engine.program import Drawn, Program, Terms
+from frcl.engine.program import Drawn, Optimiser, Program, Terms, gradient, stacked
 from frcl.engine.train import Alone, StreamSteps, train
 from frcl.errors import NumericalError, TaskError
 from frcl.seeding import Streams

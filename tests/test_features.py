@@ -3,14 +3,14 @@ import torch
 from torch import nn
 
 from frcl import FRCL, MLP, ConvNet, NetworkError, OptionError
-from frcl.features import check_features, features
+from frcl.features import FeatureMap, check_features
 
 X = torch.rand(10, 4, generator=torch.Generator().manual_seed(0))
 
 
 def test_bias_column_and_scale():
     net = MLP(4, (5, 3))
-    Phi = features(net, dict(net.named_parameters()), X, 0.5)
+    Phi = FeatureMap(net, 0.5)(dict(net.named_parameters()), X)
     torch.testing.assert_close(Phi[:, :3], 0.5 * net(X))
     assert torch.equal(Phi[:, 3], torch.ones(10))
 

@@ -5,6 +5,7 @@ import torch
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from frcl import linalg
+from frcl.posterior import Posterior, kl_weight
 
 
 def spd(n: int, g: torch.Generator) -> torch.Tensor:
@@ -46,13 +47,13 @@ def test_factors_of_a_product(generator):
 
 
 @pytest.mark.parametrize("variance", [1.0, 0.3, 7.0])
-def test_kl_to_isotropic_equals_torch_distributions(generator, variance):
+def test_kl_weight_equals_torch_distributions(generator, variance):
     L = spd(5, generator).tril()
     mean = torch.randn(5, generator=generator, dtype=torch.float64)
     q = MultivariateNormal(mean, scale_tril=L)
     p = MultivariateNormal(torch.zeros(5).double(), math.sqrt(variance) ** 2 * torch.eye(5).double())
-    torch.testing.assert_close(linalg.kl_to_isotropic(mean, L, variance), kl_divergence(q, p).sum())
-    assert linalg.kl_to_isotropic(torch.zeros(5).double(), math.sqrt(variance) * torch.eye(5).double(), variance) == (
+    torch.testing.assert_close(kl_weight(Posterior(mean, L), variance), kl_divergence(q, p).sum())
+    assert kl_weight(Posterior(torch.zeros(5).double(), math.sqrt(variance) * torch.eye(5).double()), variance) == (
         pytest.approx(0.0, abs=1e-12)
     )
 

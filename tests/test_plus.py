@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import frcl
 from frcl import FRCL, MLP, BoundaryDetector, CheckpointError, OptionError
-from frcl.engine.adam import gradient
 from frcl.engine.batching import batched_loss
+from frcl.engine.program import gradient
 from frcl.learners.lockstep import together
 from frcl.learners.objective import Draws
 from frcl.learners.task import constants_of, objective_of, program_of

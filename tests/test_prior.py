@@ -11,7 +11,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 
 import frcl
 from frcl import FRCL, MLP, OptionError
-from frcl.engine.adam import gradient
+from frcl.engine.program import gradient
 from frcl.learners.objective import Parameters
 from frcl.learners.task import program_of
 from frcl.posterior import (

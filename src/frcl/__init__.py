@@ -12,11 +12,9 @@ from frcl.errors import (
     TaskError,
 )
 from frcl.features import MLP, ConvNet
-from frcl.learners.ensemble import Ensemble
-from frcl.learners.frcl import FRCL
-from frcl.learners.load import load
+from frcl.learners.ensemble import Ensemble, load
+from frcl.learners.frcl import FRCL, FRCLPlus
 from frcl.learners.options import FRCLOptions
-from frcl.learners.plus import FRCLPlus
 from frcl.learners.types import Prediction, StepLog, Summary
 from frcl.regularisers import (
     EWC,

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from frcl.errors import CheckpointError, FrclError
-from frcl.trees import is_named_tuple
 
 T = TypeVar("T")
 TENSOR = "tensor"  # {"tensor": name} stands for a tensor
@@ -66,7 +65,7 @@ def to_json(value: Any, tensors: dict[str, Tensor] | None = None, place: str = "
         if own is not None and place:
             return own()
         return {field.name: part(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if is_named_tuple(value):
+    if getattr(value, "_fields", None) is not None:
         return {name: part(name, item) for name, item in zip(value._fields, value, strict=True)}
     if isinstance(value, Mapping):
         return {str(key): part(key, item) for key, item in value.items()}

@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -24,10 +25,16 @@ PROBE_SIZE = 8
 ROUNDING = 0.02  # largest difference between batch sizes in TF32 or bfloat16, relative to the largest feature
 
 
-def features(net: nn.Module, theta: Mapping[str, Tensor], x: Tensor, scale: float) -> Tensor:
-    """[scale · net(x; θ), 1], shape [B, K]: K counts the bias column."""
-    out: Tensor = functional_call(net, dict(theta), (x,))
-    return torch.cat([times(scale, out), out.new_ones(out.shape[0], 1)], dim=1)
+@dataclass(frozen=True)
+class FeatureMap:
+    """φ(x; θ) as a pure function: [scale · net(x; θ), 1], shape [B, K]; K counts the bias column."""
+
+    net: nn.Module
+    scale: float = 1.0
+
+    def __call__(self, theta: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        out: Tensor = functional_call(self.net, dict(theta), (x,))
+        return torch.cat([times(self.scale, out), out.new_ones(out.shape[0], 1)], dim=1)
 
 
 def times(factor: float, x: Tensor) -> Tensor:

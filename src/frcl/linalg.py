@@ -59,17 +59,6 @@ def low_rank_factor(A: Tensor, rank: int) -> Tensor:
     return vectors[:, -rank:] * values[-rank:].clamp_min(0).sqrt()
 
 
-def kl_to_isotropic(mean: Tensor, L: Tensor, prior_variance: float | Tensor) -> Tensor:
-    """Σ_c KL(N(m_c, L_c L_cᵀ) ‖ N(0, s I)) for m [C, K], L [C, K, K] lower triangular:
-
-    ½ [ (‖L‖² + ‖m‖²)/s − CK + CK log s ] − Σ log|L_ckk|
-    """
-    second_moment: Tensor = torch.linalg.vector_norm(L).square() + torch.linalg.vector_norm(mean).square()
-    log_variance = prior_variance.log() if isinstance(prior_variance, Tensor) else math.log(prior_variance)
-    constant = mean.numel() * (log_variance - 1.0)
-    return 0.5 * (second_moment / prior_variance + constant) - L.diagonal(dim1=-2, dim2=-1).abs().log().sum()
-
-
 def kl_to_zero_mean(mean: Tensor, L: Tensor, chol_prior: Tensor) -> Tensor:
     """KL(N(m, L Lᵀ) ‖ N(0, P)) from chol_prior, the Cholesky factor of P:
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from frcl.linalg import add_diagonal, cholesky, kl_to_isotropic, kl_to_zero_mean, solve_lower
+from frcl.linalg import add_diagonal, cholesky, kl_to_zero_mean, solve_lower
 
 F = TypeVar("F", bound=type[torch.autograd.Function])
 
@@ -83,8 +83,15 @@ def learned_prior_variance(q: Posterior) -> Tensor:
 
 
 def kl_weight(q: Posterior, prior_variance: float | Tensor) -> Tensor:
-    """Σ_c KL(q(w_c) ‖ N(0, σ_w² I)), the second term of the weight-space objective (Section 2.3); q triangular."""
-    return kl_to_isotropic(q.mean, q.factor, prior_variance)
+    """Σ_c KL(q(w_c) ‖ N(0, s I)), the second term of the weight-space objective (Section 2.3); q triangular:
+
+    ½ [ (‖L‖² + ‖μ‖²)/s − CK + CK log s ] − Σ log|L_ckk|
+    """
+    mean, L = q
+    second_moment: Tensor = torch.linalg.vector_norm(L).square() + torch.linalg.vector_norm(mean).square()
+    log_variance = prior_variance.log() if isinstance(prior_variance, Tensor) else math.log(prior_variance)
+    constant = mean.numel() * (log_variance - 1.0)
+    return 0.5 * (second_moment / prior_variance + constant) - L.diagonal(dim1=-2, dim2=-1).abs().log().sum()
 
 
 def weight_space(q: Posterior, Phi: Tensor, prior_variance: float | None) -> tuple[Moments, Tensor]:
@@ -202,4 +209,4 @@ class Prior:
         """σ_w as a number: what is kept with the summary of a task that has ended with posterior q."""
         if not isinstance(self.setting, str):
             return float(self.setting)
-        return math.sqrt(float(learned_prior_variance(q)))
+        return math.sqrt(float(learned_prior_variance(triangular(q))))

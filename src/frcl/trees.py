@@ -24,13 +24,8 @@ def tree_map(function: Callable[..., Any], tree: T, *rest: T) -> T:
         return {key: tree_map(function, tree[key], *(other[key] for other in rest)) for key in tree}  # type: ignore[index, return-value]
     if isinstance(tree, tuple | list):
         parts = [tree_map(function, *items) for items in zip(tree, *rest, strict=True)]
-        return type(tree)(*parts) if isinstance(tree, tuple) and is_named_tuple(tree) else type(tree)(parts)
+        return type(tree)(*parts) if getattr(tree, "_fields", None) is not None else type(tree)(parts)
     return tree
-
-
-def is_named_tuple(value: object) -> bool:
-    """Whether a tuple is a named tuple."""
-    return getattr(value, "_fields", None) is not None
 
 
 def named_tensors(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -41,8 +36,8 @@ def named_tensors(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     items: Any = ()
     if isinstance(tree, Mapping):
         items = tree.items()
-    elif isinstance(tree, tuple) and is_named_tuple(tree):
-        items = zip(tree._fields, tree, strict=True)  # type: ignore[attr-defined]
+    elif getattr(tree, "_fields", None) is not None:
+        items = zip(tree._fields, tree, strict=True)
     elif isinstance(tree, tuple | list):
         items = enumerate(tree)
     for key, value in items:
@@ -72,13 +67,13 @@ def _axes(tree: Any) -> Any:
         return {key: _axes(value) for key, value in tree.items()}
     if isinstance(tree, tuple | list):
         parts = [_axes(value) for value in tree]
-        return type(tree)(*parts) if is_named_tuple(tree) else type(tree)(parts)
+        return type(tree)(*parts) if getattr(tree, "_fields", None) is not None else type(tree)(parts)
     return None
 
 
 def detached(tree: T) -> T:
     """The same values, outside of any gradient."""
-    return tree_map(lambda tensor: tensor.detach(), tree)
+    return tree_map(Tensor.detach, tree)
 
 
 def copied(tree: T) -> T:

@@ -12,7 +12,7 @@ from frcl import FRCL, MLP, BoundaryDetector, TaskError
 from frcl.data.datasets import MNIST, OMNIGLOT
 from frcl.experiment import runner
 from frcl.experiment.display import Silent
-from frcl.features import features
+from frcl.features import FeatureMap
 from frcl.report.drawing import style
 from paper.cells import Cell
 from paper.figures import detection
@@ -65,7 +65,7 @@ def test_familiarity_is_the_symmetrised_divergence_from_the_prior(generator):
     assert before["meta"] == after["meta"]
     assert all(torch.equal(before["tensors"][name], after["tensors"][name]) for name in before["tensors"])
     believed = learner.predict(x)
-    Phi = features(learner.net, dict(learner.net.named_parameters()), x, 0.5).detach().double()
+    Phi = FeatureMap(learner.net, 0.5)(dict(learner.net.named_parameters()), x).detach().double()
     prior = Normal(0.0, (2.0 * Phi.square().sum(1)).sqrt()[:, None])
     q = Normal(believed.mean.double(), believed.variance.double().sqrt())
     expected = 0.5 * (kl_divergence(q, prior) + kl_divergence(prior, q))

@@ -17,15 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from frcl.baselines.options import TrainingOptions
-from frcl.engine.adam import AdamState, Optimiser
-from frcl.engine.program import Drawn, Loss, Program, Terms, minibatch_rows, refuse_non_finite
+from frcl.engine.program import AdamState, Drawn, Loss, Optimiser, Program, Terms, minibatch_rows, refuse_non_finite
 from frcl.errors import CheckpointError, DataError, OptionError
-from frcl.features import check_features, fixed_parts, in_chunks, is_stackable
+from frcl.features import FeatureMap, check_features, fixed_parts, in_chunks, is_stackable
 from frcl.learners.base import SavedLearner, SequentialLearner, State, checked_size, data_mark
 from frcl.learners.lockstep import Work
 from frcl.learners.types import OnStep, Prediction
 from frcl.likelihoods import Likelihood, Softmax, as_values
-from frcl.regularisers.protocol import FeatureMap, Kept, Regulariser, Task
+from frcl.regularisers.protocol import Kept, Regulariser, Task
 from frcl.seeding import Streams, fork
 from frcl.trees import Params, Tree, detached, named_tensors
 

@@ -20,7 +20,7 @@ from frcl.engine.program import Drawn, Program, Terms, exact_number
 from frcl.features import in_chunks, is_stackable
 from frcl.learners.types import Prediction
 from frcl.regularisers.heads import trained_heads, with_trained_heads
-from frcl.regularisers.protocol import PenaltyDraws, Step, draw_penalties, follow_of, look_of, penalties
+from frcl.regularisers.protocol import PenaltyDraws, Step, draw_penalties, hooks, penalties
 from frcl.trees import Params, Tree
 
 
@@ -80,8 +80,7 @@ class Penalised(Baseline[TrainingOptions, Heads]):
         N, constants = exact_number(task.N, self.dtype, self.device), tuple(one.constants(task) for one in regularisers)
         yield self._program(
             loss, Constants(N, task.fixed, constants), x, y, options.steps, draw,
-            carry=tuple(one.carry() for one in regularisers), follow=follow_of(regularisers),
-            look=look_of(regularisers, options.seed, tasks),
+            **hooks(regularisers, options.seed, tasks),
             stackable=is_stackable(self.net) and all(one.batchable for one in regularisers),
         )  # fmt: skip
 

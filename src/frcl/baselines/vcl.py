@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from frcl.baselines.common import Baseline, sampled_prediction
 from frcl.baselines.options import VCLOptions
-from frcl.engine.adam import Optimiser
-from frcl.engine.program import Drawn, Program, Terms, exact_number, minibatch_rows
+from frcl.engine.program import Drawn, Optimiser, Program, Terms, exact_number, minibatch_rows
 from frcl.engine.train import train
 from frcl.features import fixed_parts, is_stackable
 from frcl.learners.types import Prediction

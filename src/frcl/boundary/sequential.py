@@ -45,6 +45,7 @@ SPREAD_MEMORY = 20  # minibatches over which the variance within a minibatch is 
 DEPENDENCE_MEMORY, MOST_DEPENDENCE = 2000, 0.9  # of the autocorrelation of falls
 LIMIT = 3.5  # a larger fall, in root mean squares of falls, moves the trend no further
 SUM_MEMORY = 1000  # minibatches over which the variance of sums is averaged
+AT_ONCE = 2  # minibatches in which a sharp change is noticed
 SLACK = 1.25  # the normal tail of a fall is that of one so much larger
 TINY = 1e-12
 
@@ -128,7 +129,7 @@ class SequentialTest:
         """When and how the fall of a stream began: the step, or the ramp, that explains most of the last x.
 
         A step from w minibatches ago explains (Σ x)²/w of Σ x², a ramp (Σ r x)²/Σ r² with r = 1, …, w. A change is gradual if
-        it is a ramp of at least 3 minibatches, or so small that it began more than LAG minibatches ago.
+        it is a ramp of at least 3 minibatches, or began more than AT_ONCE minibatches before it was large enough.
         """
         length = min(self.falls, 2 * WINDOWS[-1])
         x = self.history[stream, -length:][::-1] if length else np.zeros(1)  # the latest first
@@ -138,7 +139,7 @@ class SequentialTest:
         ramp = np.maximum((w + 1) * total - moment, 0) ** 2 / (w * (w + 1) * (2 * w + 1) / 6)
         is_ramp = ramp[2:].max(initial=0.0) > step.max()
         age = int(ramp[2:].argmax()) + 2 if is_ramp else int(step.argmax())
-        return ChangePoint("gradual" if is_ramp or age > LAG else "sharp", age)
+        return ChangePoint("gradual" if is_ramp or age > AT_ONCE else "sharp", age)
 
     # -- steps ----------------------------------------------------------------------------------------------
 

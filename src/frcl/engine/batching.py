@@ -8,34 +8,32 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from frcl.engine.adam import gradient, stacked
-from frcl.engine.program import Drawn, Program, Terms, at_place, loaded, move
+from frcl.engine.program import Drawn, Program, Terms, Unit, at_place, gradient, loaded, stacked
 from frcl.trees import Tree, batch_axes, leaf, named_tensors, shapes, stack, tree_map
 
 LARGEST = 8 << 30  # bytes of data that may be copied for the sake of one gather instead of several
 
 
-class Block:
+class Block(Unit):
     """Programs of equal shape as one: every tensor has a leading axis [S], of which their own tensors are slices."""
 
     def __init__(self, programs: Sequence[Program]) -> None:
         self.programs = programs
         self.optimiser = stacked([program.optimiser for program in programs])
-        self._constants = stack([program.constants for program in programs])
+        self.constants = stack([program.constants for program in programs])
         self.carry = stack([program.carry for program in programs])
         for i, program in enumerate(programs):
             whole = dict(named_tensors(self.carry))
             for name, tensor in named_tensors(program.carry):
                 tensor.data = whole[name][i]
-        self._drawn: Drawn | None = None
         self._data = _joined(programs)
 
     def load(self, drawn: Sequence[Drawn]) -> None:
-        self._drawn = loaded(self._drawn, stack(drawn, 1), self.programs[0].chunk)
+        self.drawn = loaded(self.drawn, stack(drawn, 1), self.programs[0].chunk)
 
     def terms(self, at: int | Tensor) -> Terms:
-        assert self._drawn is not None
-        rows, draws = at_place(self._drawn, at)
+        assert self.drawn is not None
+        rows, draws = at_place(self.drawn, at)
         assert rows is not None
         if self._data is None:
             x, y = minibatches(self.programs, list(rows))
@@ -45,15 +43,12 @@ class Block:
             shape = rows.shape
             x = whole_x.index_select(0, picked).unflatten(0, shape)
             y = whole_y.index_select(0, picked).unflatten(0, shape)
-        return batched_loss(self.programs[0], self.optimiser.tree, self._constants, x, y, draws)
-
-    def move(self, terms: Terms) -> Tensor:
-        return move(self.programs[0], self.optimiser, self._constants, self.carry, terms).mT
+        return batched_loss(self.programs[0], self.optimiser.tree, self.constants, x, y, draws)
 
     def minibatch(self, program: int, at: int) -> tuple[Tensor, Tensor]:
-        assert self._drawn is not None
-        assert self._drawn.rows is not None
-        rows = self._drawn.rows[at, program]
+        assert self.drawn is not None
+        assert self.drawn.rows is not None
+        rows = self.drawn.rows[at, program]
         return self.programs[program].x[rows], self.programs[program].y[rows]
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from frcl.engine.batching import Block, can_stack, why_not
-from frcl.engine.program import Drawn, Program, Terms, Unit, Values, at_place, loaded, move, refuse_non_finite_loss
+from frcl.engine.program import Drawn, Program, Terms, Unit, Values, at_place, loaded, refuse_non_finite_loss
 from frcl.engine.recorded import Recorded
 from frcl.errors import TaskError
 from frcl.features import network_failures
@@ -131,34 +131,29 @@ def _units(programs: Sequence[Program]) -> list[Unit]:
     return [Block(programs)]
 
 
-class Alone:
+class Alone(Unit):
     """One program by itself."""
 
     def __init__(self, program: Program) -> None:
         self.programs: Sequence[Program] = [program]
-        self.optimiser = program.optimiser
-        self.carry = program.carry
-        self._drawn: Drawn | None = None
+        self.optimiser, self.constants, self.carry = program.optimiser, program.constants, program.carry
 
     def load(self, drawn: Sequence[Drawn]) -> None:
         program = self.programs[0]
-        self._drawn = loaded(self._drawn, drawn[0], program.chunk) if program.x.is_cuda else drawn[0]
+        self.drawn = loaded(self.drawn, drawn[0], program.chunk) if program.x.is_cuda else drawn[0]
 
     def terms(self, at: int | Tensor) -> Terms:
         program = self.programs[0]
-        assert self._drawn is not None
-        rows, draws = at_place(self._drawn, at)
+        assert self.drawn is not None
+        rows, draws = at_place(self.drawn, at)
         x, y = program.x, program.y
         if rows is not None:
             x, y = x.index_select(0, rows), y.index_select(0, rows)  # faster than indexing
-        return program.loss(self.optimiser.tree, program.constants, x, y, draws)
-
-    def move(self, terms: Terms) -> Tensor:
-        return move(self.programs[0], self.optimiser, self.programs[0].constants, self.carry, terms)[None]
+        return program.loss(self.optimiser.tree, self.constants, x, y, draws)
 
     def minibatch(self, program: int, at: int) -> tuple[Tensor, Tensor]:
-        assert self._drawn is not None
-        own, rows = self.programs[0], self._drawn.rows
+        assert self.drawn is not None
+        own, rows = self.programs[0], self.drawn.rows
         return (own.x, own.y) if rows is None else (own.x[rows[at]], own.y[rows[at]])
 
 

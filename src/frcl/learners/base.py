@@ -112,8 +112,8 @@ class SequentialLearner(ABC, Generic[O, S]):
     def _run(self, work: Work[Result], on_step: OnStep) -> Result:
         """Do the work of fit() to the end. What fails before the first step of a new task leaves no trace."""
         begins, task, answer = self._state.current is None, len(self._state.past), None
-        unused = self._all_or_nothing(lambda error: isinstance(error, Exception) and begins and self.step == 0)
-        with unused, contextlib.closing(work):
+        no_trace = self._all_or_nothing(lambda error: isinstance(error, Exception) and begins and self.step == 0)
+        with no_trace, contextlib.closing(work):
             while True:
                 try:
                     item = work.send(answer)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from frcl import codec
 from frcl.boundary import BoundaryDetector
-from frcl.engine.adam import AdamState, Optimiser
+from frcl.engine.program import AdamState, Optimiser
 from frcl.errors import CheckpointError, OptionError
 from frcl.learners.base import SavedLearner
 from frcl.learners.objective import Parameters

@@ -1,4 +1,4 @@
-"""Several members of FRCL as one learner: trained as one program, their predictions averaged."""
+"""Several members of FRCL as one learner, trained as one program, their predictions averaged; and frcl.load."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from frcl.engine.program import Values
 from frcl.errors import CheckpointError, OptionError
-from frcl.files import apart, save_state, side_by_side
+from frcl.files import apart, load_state, save_state, side_by_side
+from frcl.learners.checkpoint import settings
 from frcl.learners.frcl import FRCL
 from frcl.learners.lockstep import finish, steps_of
 from frcl.learners.options import FRCLKeywords, FRCLOptions
@@ -172,3 +173,28 @@ def _mixture(means: Sequence[Tensor], variances: Sequence[Tensor]) -> tuple[Tens
     """Mean and variance of an equal mixture."""
     centres = torch.stack(list(means))
     return centres.mean(0), torch.stack(list(variances)).mean(0) + centres.var(0, correction=0)
+
+
+def load(
+    path: str | Path, net: nn.Module | Sequence[nn.Module], *, device: str | torch.device | None = None
+) -> FRCL | Ensemble:
+    """The learner saved at `path`: an FRCL, or an Ensemble if it was one.
+
+    `net` is a network of the same shape, whose weights do not matter; for an Ensemble one, or one for each member.
+    """
+    meta, tensors = load_state(path)
+    each = meta.get("members") if isinstance(meta, dict) else None
+    if each is not None and not (isinstance(each, list) and each and all(isinstance(one, dict) for one in each)):
+        raise CheckpointError(f"{path} is not the state of an ensemble")
+    options, detector, labels, chosen = settings(meta if each is None else each[0])
+    learner: FRCL | Ensemble
+    if each is not None:
+        learner = Ensemble(net, len(each), regularisers=chosen, labels=labels, device=device, options=options)
+    else:
+        if not isinstance(net, nn.Module):
+            raise CheckpointError(f"{path} holds one learner, not an ensemble; give one network")
+        learner = FRCL(
+            net, regularisers=chosen, detector=detector, labels=labels, device=device, options=options
+        )  # fmt: skip
+    learner.load_state_dict({"meta": meta, "tensors": tensors})
+    return learner

@@ -22,7 +22,7 @@ from frcl.graphs import Captured
 from frcl.learners import checkpoint
 from frcl.learners.base import SequentialLearner, checked_size, data_mark
 from frcl.learners.lockstep import Work, finish
-from frcl.learners.options import FRCLKeywords, FRCLOptions
+from frcl.learners.options import PLUS, FRCLKeywords, FRCLOptions
 from frcl.learners.predict import Predictor
 from frcl.learners.state import CurrentTask, Declared, LearnerState, Score, Window, decide, remember
 from frcl.learners.task import (
@@ -136,7 +136,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
             encoded = target.encode(y, self.device, self.dtype)
             N = checked_size(declared.size if size is None else size, len(inputs))
             learned, held = split(self._model, target, len(self._state.past), inputs, encoded)
-            current = self._open(target, N, *learned, len(learned[0]))
+            current = open_task(self._model, target, N, self._state, *learned, len(learned[0]))
             current.data_mark = data_mark(inputs, encoded, likelihood, size)
         else:
             if current.data_mark is None:
@@ -189,7 +189,8 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
                 self.detector.load_state_dict(watched)
             raise
         window.add(inputs, encoded, self._state.streams["window"])
-        remember(self.detector, current, inputs, encoded)
+        if self.detector is not None:
+            remember(self.detector, current, inputs, encoded)
         return StepLog(len(self._state.past), current.step, *values, *astuple(decision))
 
     def familiarity(self, x: Any) -> Tensor:
@@ -336,16 +337,9 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         self._check_window(likelihood)
         declared = self._state.declared or Declared()
         size = checked_size(declared.size, self.options.task_size)
-        current = self._open(likelihood, size, x, y, self.options.window)
+        current = open_task(self._model, likelihood, size, self._state, x, y, self.options.window)
         current.window = Window(self.options.window)
         return current
-
-    def _open(self, likelihood: Likelihood, size: int, x: Tensor, y: Tensor, examples: int) -> CurrentTask:
-        state = self._state
-        state.current = open_task(self._model, likelihood, size, state, x, y, examples)
-        state.declared = None
-        state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
-        return state.current
 
     def _close(self, current: CurrentTask, x: Tensor, y: Tensor, held: Examples | None = None) -> Work[Summary]:
         """Turn the current task into its summary; its points are chosen from x and y, its temperature on `held`.
@@ -364,3 +358,24 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
             raise
         self._state = after
         return summary
+
+
+@shows_options(PLUS)
+def FRCLPlus(
+    net: nn.Module,
+    points: int | None = None,
+    *,
+    detector: BoundaryDetector | None = None,
+    labels: Sequence[Label] | None = None,
+    device: str | torch.device | None = None,
+    **keywords: Unpack[FRCLKeywords],
+) -> FRCL:
+    """An `FRCL` learner with the options of FRCL+.
+
+    Beside the paper's KL at the inducing points it has old functions held at the current inputs, predictions stored at
+    the points, and the curvature of the shared weights; the learning rate decays.
+
+    Parameters are those of `FRCL`, without `regularisers` and `options`.
+    """
+    given: dict[str, Any] = dict(keywords) if points is None else {"points": points, **keywords}
+    return FRCL(net, detector=detector, labels=labels, device=device, options=changed(PLUS, given))

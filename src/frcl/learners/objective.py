@@ -17,14 +17,14 @@ from torch import Tensor
 
 from frcl.boundary import symmetrised_kl
 from frcl.engine.program import Terms
-from frcl.features import times
+from frcl.features import FeatureMap, times
 from frcl.graphs import both
 from frcl.learners.options import FRCLOptions
 from frcl.likelihoods import Likelihood
 from frcl.posterior import Moments, Posterior, Prior, function_moments, triangular, weight_space
 from frcl.regularisers import Regulariser
 from frcl.regularisers.functional import of_tasks
-from frcl.regularisers.protocol import FeatureMap, Step, penalties
+from frcl.regularisers.protocol import Step, penalties
 from frcl.trees import Params, Tree
 
 

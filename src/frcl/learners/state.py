@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from frcl.boundary import BoundaryDetector, Decision
-from frcl.engine.adam import Optimiser
+from frcl.engine.program import Optimiser
 from frcl.engine.train import StreamSteps
 from frcl.errors import NumericalError, TaskError
 from frcl.features import network_failures
@@ -198,10 +198,8 @@ def _log_density(current: CurrentTask, moments: Moments, y: Tensor, draws: Tenso
         return current.likelihood.log_predictive(*moments, y, draws, learned)
 
 
-def remember(detector: BoundaryDetector | None, current: CurrentTask, x: Tensor, y: Tensor) -> None:
+def remember(detector: BoundaryDetector, current: CurrentTask, x: Tensor, y: Tensor) -> None:
     """A step was taken on this minibatch: the next ones may be compared with it."""
-    if detector is None:
-        return
     if detector.rescore:
         current.recent = (*current.recent, x.clone())[-detector.window :]
     classes = current.likelihood.classes

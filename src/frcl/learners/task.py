@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
 
-from frcl.engine.adam import Optimiser
-from frcl.engine.program import Drawn, Program, exact_number, minibatch_rows, refuse_non_finite
+from frcl.engine.program import Drawn, Optimiser, Program, exact_number, minibatch_rows, refuse_non_finite
 from frcl.errors import DataError, OptionError
-from frcl.features import check_features, fixed_parts, has_convolutions, in_chunks, is_stackable, network_failures
+from frcl.features import (
+    FeatureMap,
+    check_features,
+    fixed_parts,
+    has_convolutions,
+    in_chunks,
+    is_stackable,
+    network_failures,
+)
 from frcl.learners.lockstep import Work
 from frcl.learners.objective import Constants, Draws, Objective, Parameters, inducing_inputs
 from frcl.learners.options import FRCLOptions
@@ -22,7 +29,7 @@ from frcl.likelihoods import Likelihood
 from frcl.posterior import Posterior, Prior, initial_posterior, kernel_features, random_mean, triangular, weight_moments
 from frcl.regularisers.functional import stacked_points
 from frcl.regularisers.heads import trained_heads, with_trained_heads
-from frcl.regularisers.protocol import FeatureMap, Task, draw_penalties, follow_of, look_of
+from frcl.regularisers.protocol import Task, draw_penalties, hooks
 from frcl.seeding import fork
 from frcl.selection import (
     CRITERIA,
@@ -72,7 +79,7 @@ class Model:
     def features(self, x: Tensor) -> Tensor:
         """Φ [n, K] under the current θ, without gradient."""
         theta = dict(self.net.named_parameters())
-        return in_chunks(lambda rows: self.map(theta, rows), x, self.chunk)
+        return in_chunks(partial(self.map, theta), x, self.chunk)
 
     def theta(self) -> Params:
         """The weights of the network that are trained."""
@@ -167,7 +174,7 @@ def split(model: Model, likelihood: Likelihood, task: int, x: Tensor, y: Tensor)
 def open_task(
     model: Model, likelihood: Likelihood, size: int, state: LearnerState, x: Tensor, y: Tensor, examples: int
 ) -> CurrentTask:
-    """A fresh posterior for a task whose first data are x and y; N is `size`; `examples` are at hand when it ends."""
+    """Begin a task whose first data are x and y; N is `size`; `examples` are at hand when it ends."""
     n = check_opening(model, likelihood, x)
     for regulariser in state.regularisers:
         regulariser.check(likelihood, examples)
@@ -192,7 +199,10 @@ def open_task(
     task = model.task(state, likelihood, float(size))
     for regulariser in state.regularisers:
         regulariser.begin(task)
-    return CurrentTask(likelihood=likelihood, N=float(size), optimiser=Optimiser(params, options.lr), Z=Z)
+    current = CurrentTask(likelihood=likelihood, N=float(size), optimiser=Optimiser(params, options.lr), Z=Z)
+    state.current, state.declared = current, None
+    state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
+    return current
 
 
 def objective_of(model: Model, state: LearnerState, likelihood: Likelihood) -> Objective:
@@ -236,9 +246,7 @@ def program_of(
     program = Program(
         net=model.net, loss=objective_of(model, state, likelihood), optimiser=current.optimiser,
         constants=constants_of(model, state, current), x=x, y=y, draw=draw, streams=streams, stop=options.steps,
-        carry=tuple(one.carry() for one in regularisers),
-        follow=follow_of(regularisers),
-        look=look_of(regularisers, options.seed, tasks),
+        **hooks(regularisers, options.seed, tasks),
         stackable=model.stackable and all(one.batchable for one in regularisers),
         chunk=1 if stream else CHUNK_OF_STEPS,
         signature=(
@@ -283,7 +291,7 @@ def _summarise(model: Model, current: CurrentTask, x: Tensor, y: Tensor, generat
     before: float | None = None
     after: float | None = None
     spread: Tensor | None = None
-    std = model.prior.std(triangular(q))
+    std = model.prior.std(q)
     if options.inference == "function":
         Z = inducing_inputs(params, current.Z)
         belief = belief_from_function(q, options.u_noise, std)

@@ -41,7 +41,10 @@ class Likelihood(Protocol):
 
     @classmethod
     def from_targets(cls, values: Tensor | Labels, labels: Sequence[Label] | None, settings: Mapping[str, Any]) -> Self:
-        """The likelihood of a task with these targets (see `as_values`) and, if declared, these labels."""
+        """The likelihood of a task with these targets (see `as_values`) and, if declared, these labels.
+
+        `settings` are values of further fields.
+        """
 
     @property
     def functions(self) -> int:
@@ -137,12 +140,6 @@ def as_values(y: Any) -> Tensor | Labels:
             raise DataError(f"targets of type {array.dtype} are not supported; use integers, strings or floats")
 
 
-def known_settings(cls: type[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that are fields of a likelihood; its labels and outputs come from the targets."""
-    names = {field.name for field in fields(cls)} - {"labels", "outputs"}
-    return {name: value for name, value in settings.items() if name in names}
-
-
 # -- classes ---------------------------------------------------------------------------------------------------------
 
 
@@ -206,7 +203,7 @@ class ClassLikelihood(Likelihood):
 
     @classmethod
     def from_targets(cls, values: Tensor | Labels, labels: Sequence[Label] | None, settings: Mapping[str, Any]) -> Self:
-        return cls(task_labels(values, labels), **known_settings(cls, settings))
+        return cls(task_labels(values, labels), **settings)
 
     @property
     def functions(self) -> int:
@@ -218,20 +215,22 @@ class ClassLikelihood(Likelihood):
 
     def encode(self, y: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
         """The class [N] (int64) of every target, its position in the sorted `labels`."""
-        values, known, shown = as_values(y), np.array(self.labels), _show(self.labels)
+        values, known = as_values(y), np.array(self.labels)
         if isinstance(values, Tensor):
             if values.is_floating_point():
-                raise LabelError(f"targets are {values.dtype} but this task has labels {shown}; pass integers")
+                raise LabelError(
+                    f"targets are {values.dtype} but this task has labels {_show(self.labels)}; pass integers"
+                )
             values = values.cpu().numpy()
         if values.ndim != 1:
             raise LabelError(f"labels must be one per example, [N]; got shape {tuple(values.shape)}")
         if (values.dtype.kind == "U") != (known.dtype.kind == "U"):
-            raise LabelError(f"this task has labels {shown}; got values of type {values.dtype}")
+            raise LabelError(f"this task has labels {_show(self.labels)}; got values of type {values.dtype}")
         index = np.searchsorted(known, values).clip(max=len(known) - 1)
         unknown = values[known[index] != values]
         if len(unknown):
             raise LabelError(
-                f"label {unknown[0].item()!r} was never seen in this task, which has {shown}. "
+                f"label {unknown[0].item()!r} was never seen in this task, which has {_show(self.labels)}. "
                 "Declare every label of a task with start_task(labels=...) or FRCL(labels=...)."
             )
         return torch.from_numpy(index.astype(np.int64)).to(device)
@@ -291,7 +290,7 @@ class NumericLikelihood(Likelihood):
         outputs = 1 if _numbers(values).ndim == 1 else values.shape[-1]
         if outputs == 0:
             raise DataError(f"targets of shape {tuple(values.shape)} have no outputs")
-        return cls(outputs, **known_settings(cls, settings))
+        return cls(outputs, **settings)
 
     @property
     def functions(self) -> int:
@@ -339,7 +338,6 @@ def likelihood_for(
 
     auto: gaussian for floats without labels, bernoulli for two labels, softmax for more.
     """
-    check_name(name)
     values = as_values(y)
     if name == "auto":
         if labels is None and isinstance(values, Tensor) and values.is_floating_point():
@@ -348,7 +346,13 @@ def likelihood_for(
         else:
             labels = task_labels(values, labels)
             name = "bernoulli" if len(labels) == 2 else "softmax"
-    return LIKELIHOODS[name].from_targets(values, labels, settings or {})
+    else:
+        check_name(name)
+    kind: Any = LIKELIHOODS[name]
+    own = {field.name for field in fields(kind)} - {"labels", "outputs"}  # these two come from the targets
+    known = {key: value for key, value in (settings or {}).items() if key in own}
+    found: Likelihood = kind.from_targets(values, labels, known)
+    return found
 
 
 def likelihood_from_json(data: Mapping[str, Any]) -> Likelihood:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from frcl.errors import OptionError
-from frcl.features import features
+from frcl.features import FeatureMap
 from frcl.likelihoods import Likelihood
 from frcl.options import NOT_NEGATIVE, POSITIVE, check_fields
 from frcl.registry import Registry
@@ -23,17 +23,6 @@ from frcl.seeding import fork
 from frcl.trees import Params, Tree
 
 Kept = dict[str, list[Tensor]]  # what is kept of past tasks, by kind (`learners/accounting.py`)
-
-
-@dataclass(frozen=True)
-class FeatureMap:
-    """φ(x; θ): the network's outputs times a scale, with the bias column, as a pure function."""
-
-    net: nn.Module
-    scale: float = 1.0
-
-    def __call__(self, theta: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        return features(self.net, theta, x, self.scale)
 
 
 class PastTask(Protocol):
@@ -246,34 +235,26 @@ def draw_penalties(
     return PenaltyDraws(used, tuple(one.draw(steps, past_tasks, generator) for one in regularisers))
 
 
-def follow_of(regularisers: Sequence[Regulariser]) -> Callable[..., None] | None:
-    """The call after each step that updates what the regularisers carry along; None where none carries anything.
+def hooks(regularisers: Sequence[Regulariser], seed: int, task: int) -> dict[str, Any]:
+    """What a Program does for the regularisers after each step: `carry`, `follow` and `look`, where one needs them.
 
-    The trees that it is given have the shared weights as `theta`, the constants have those of each regulariser as
+    The trees that `follow` is given have the shared weights as `theta`, the constants have those of each regulariser as
     `regularisers`.
     """
-    if not any(one.carry() for one in regularisers):
-        return None
 
     def follow(carry: Tree, constants: Tree, gradient: Tree, before: Tree, after: Tree) -> None:
         for i, regulariser in enumerate(regularisers):
             if carry[i]:
                 regulariser.follow(carry[i], constants.regularisers[i], gradient.theta, before.theta, after.theta)
 
-    return follow
-
-
-def look_of(regularisers: Sequence[Regulariser], seed: int, task: int) -> Callable[[Tensor, Tensor, int], None] | None:
-    """The call after each step that shows its minibatch to the regularisers that look; None where none does."""
-    if not any(one.looks for one in regularisers):
-        return None
-
     def look(x: Tensor, y: Tensor, step: int) -> None:
         for i, regulariser in enumerate(regularisers):
             if regulariser.looks:
                 regulariser.look(x, y, fork(seed, f"look/{i}/{task}/{step}"))
 
-    return look
+    carry = tuple(one.carry() for one in regularisers)
+    looks = any(one.looks for one in regularisers)
+    return {"carry": carry, "follow": follow if any(carry) else None, "look": look if looks else None}
 
 
 def copied_regularisers(given: Sequence[Regulariser]) -> list[Regulariser]:

@@ -12,12 +12,23 @@ from frcl.selection.base import (
     Start,
     TaskData,
     criterion,
-    random_start,
+)
+from frcl.selection.supervised import (
+    classification_error,
+    negative_elbo,
+    negative_log_predictive,
     select_by_targets,
     swap_search,
 )
-from frcl.selection.supervised import classification_error, negative_elbo, negative_log_predictive
-from frcl.selection.trace import TraceSearch, plan_by_inputs, run_searches, select_by_inputs, trace_greedy, trace_swaps
+from frcl.selection.trace import (
+    TraceSearch,
+    plan_by_inputs,
+    random_start,
+    run_searches,
+    select_by_inputs,
+    trace_greedy,
+    trace_swaps,
+)
 
 __all__ = [
     "CRITERIA", "Criterion", "Recipe", "Search", "Selected", "Start", "TaskData", "TraceSearch", "classification_error",

@@ -6,14 +6,14 @@ A criterion is minimised. A search *returns* its points, with the objective befo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from frcl.errors import DataError, OptionError
+from frcl.errors import OptionError
 from frcl.likelihoods import Likelihood
 from frcl.posterior import Moments, Posterior
 from frcl.registry import Registry
@@ -110,52 +110,3 @@ class Recipe:
             raise OptionError(f"selection={self.criterion!r} is unknown; choose one of {', '.join(CRITERIA)}")
         if self.search == "greedy" and self.criterion != "trace":
             raise OptionError(f'search="greedy" is for selection="trace", not for {self.criterion!r}')
-
-
-def random_start(N: int, M: int, generator: torch.Generator, classes: Tensor | None = None) -> Tensor:
-    """M different indices below N: uniform, or spread evenly over the classes [N] if given."""
-    if M > N:
-        raise DataError(f"cannot choose {M} inducing points from {N} examples")
-    order = torch.randperm(N, generator=generator, device=generator.device).cpu()
-    if classes is None:
-        return order[:M]
-    labels, rank = classes.cpu()[order], torch.empty_like(order)
-    for label in labels.unique():
-        where = (labels == label).nonzero()[:, 0]
-        rank[where] = torch.arange(len(where))  # every class appears once before any appears twice, and so on
-    return order[torch.argsort(rank, stable=True)][:M]
-
-
-def swap_search(
-    objective: Callable[[Tensor], float], N: int, start: Tensor, steps: int, generator: torch.Generator
-) -> Selected:
-    """Local swaps for any objective of an index [M]: a proposal is kept when it is lower."""
-    index = start.clone()
-    before = value = objective(index)
-    slots = torch.randint(len(start), (steps,), generator=generator, device=generator.device).tolist()
-    proposals = torch.randint(N, (steps,), generator=generator, device=generator.device).tolist()
-    for slot, candidate in zip(slots, proposals, strict=True):
-        if bool((index == candidate).any()):
-            continue
-        changed = index.clone()
-        changed[slot] = candidate
-        proposed = objective(changed)
-        if proposed < value:
-            index, value = changed, proposed
-    return Selected(index, before, value)
-
-
-def select_by_targets(
-    task: TaskData, M: int, recipe: Recipe, generator: torch.Generator, classes: Tensor | None = None
-) -> Selected:
-    """M points by a supervised criterion, judged on at most `recipe.examples` of the task's examples."""
-    objective = CRITERIA[recipe.criterion].objective
-    assert objective is not None
-    N, examples = len(task.Phi), max(recipe.examples, 2 * M)
-    rows = torch.arange(N)
-    if examples < N:
-        rows = random_start(N, examples, generator, classes)
-        task = replace(task, Phi=task.Phi[rows.to(task.Phi.device)], y=task.y[rows.to(task.y.device)])
-    start = random_start(len(rows), M, generator, None if classes is None else classes.cpu()[rows])
-    found = swap_search(lambda index: objective(task, index), len(rows), start, recipe.steps, generator)
-    return replace(found, index=rows[found.index])

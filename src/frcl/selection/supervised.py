@@ -1,10 +1,15 @@
-"""The supervised criteria of Appendix D."""
+"""The supervised criteria of Appendix D, and the swap search that minimises them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
 from torch import Tensor
 
-from frcl.selection.base import TaskData, criterion
+from frcl.selection.base import CRITERIA, Recipe, Selected, TaskData, criterion
+from frcl.selection.trace import random_start
 from frcl.summary import belief_from_weights, prior_kl, prior_kl_terms
 
 
@@ -34,3 +39,38 @@ def negative_elbo(task: TaskData, index: Tensor) -> float:
     kl = float(prior_kl(task.Phi[index][None], prior_kl_terms(belief)))
     expected = task.likelihood.expected_log_prob(*task.moments(index), task.y, task.draws, task.params)
     return kl - task.size * float(expected.double().mean())
+
+
+def swap_search(
+    objective: Callable[[Tensor], float], N: int, start: Tensor, steps: int, generator: torch.Generator
+) -> Selected:
+    """Local swaps for any objective of an index [M]: a proposal is kept when it is lower."""
+    index = start.clone()
+    before = value = objective(index)
+    slots = torch.randint(len(start), (steps,), generator=generator, device=generator.device).tolist()
+    proposals = torch.randint(N, (steps,), generator=generator, device=generator.device).tolist()
+    for slot, candidate in zip(slots, proposals, strict=True):
+        if bool((index == candidate).any()):
+            continue
+        changed = index.clone()
+        changed[slot] = candidate
+        proposed = objective(changed)
+        if proposed < value:
+            index, value = changed, proposed
+    return Selected(index, before, value)
+
+
+def select_by_targets(
+    task: TaskData, M: int, recipe: Recipe, generator: torch.Generator, classes: Tensor | None = None
+) -> Selected:
+    """M points by a supervised criterion, judged on at most `recipe.examples` of the task's examples."""
+    objective = CRITERIA[recipe.criterion].objective
+    assert objective is not None
+    N, examples = len(task.Phi), max(recipe.examples, 2 * M)
+    rows = torch.arange(N)
+    if examples < N:
+        rows = random_start(N, examples, generator, classes)
+        task = replace(task, Phi=task.Phi[rows.to(task.Phi.device)], y=task.y[rows.to(task.y.device)])
+    start = random_start(len(rows), M, generator, None if classes is None else classes.cpu()[rows])
+    found = swap_search(lambda index: objective(task, index), len(rows), start, recipe.steps, generator)
+    return replace(found, index=rows[found.index])

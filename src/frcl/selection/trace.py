@@ -13,9 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from frcl.errors import DataError
 from frcl.graphs import captured, spread
 from frcl.linalg import add_diagonal, cholesky, inverse_lower
-from frcl.selection.base import Recipe, Selected, random_start
+from frcl.selection.base import Recipe, Selected
 
 REFRESH = 64  # proposals between two direct recomputations of the matrix that a search keeps
 
@@ -264,6 +265,20 @@ def _gram(Phi: Tensor) -> Tensor:
         wide = part.double()
         total += wide.mT @ wide
     return total
+
+
+def random_start(N: int, M: int, generator: torch.Generator, classes: Tensor | None = None) -> Tensor:
+    """M different indices below N: uniform, or spread evenly over the classes [N] if given."""
+    if M > N:
+        raise DataError(f"cannot choose {M} inducing points from {N} examples")
+    order = torch.randperm(N, generator=generator, device=generator.device).cpu()
+    if classes is None:
+        return order[:M]
+    labels, rank = classes.cpu()[order], torch.empty_like(order)
+    for label in labels.unique():
+        where = (labels == label).nonzero()[:, 0]
+        rank[where] = torch.arange(len(where))  # every class appears once before any appears twice, and so on
+    return order[torch.argsort(rank, stable=True)][:M]
 
 
 def plan_by_inputs(

@@ -3,8 +3,8 @@
     python tools/run_length.py             # the tables
     python tools/run_length.py --check     # the mean run length at the levels for 1,000 and 10,000
 
-Streams are those of `Streams`; the table is the mean over their kinds of log₁₀ of the run length. A run that is not over
-after `steps` minibatches is counted with that time: run length = time of all runs / number of alarms.
+The table is the mean over the kinds of streams of log₁₀ of the run length. A run that is not over after
+`steps` minibatches is counted with that time: run length = time of all runs / number of alarms.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from frcl.boundary import sequential
 from frcl.boundary.sequential import Floats, SequentialTest, log_run_length
 
 BATCH = 64
-Stream = Callable[[int], tuple[Floats, Floats]]  # minibatch number -> mean scores [S, 1], variance within the minibatch [S]
+Stream = Callable[
+    [int], tuple[Floats, Floats]
+]  # minibatch number -> mean scores [S, 1], variance within the minibatch [S]
 
 
 def _stream(kind: str, streams: int, seed: int) -> Stream:
@@ -93,9 +95,13 @@ def main() -> None:
     each = []
     for kind in given.kinds:
         mean, alarms = run_lengths(kind, levels, streams=given.streams, steps=given.steps)
-        print(kind, [f"{level:.2f}: {run:.0f} ({count:.0f})" for level, run, count in zip(levels, mean, alarms)], flush=True)
+        print(
+            kind,
+            [f"{level:.2f}: {run:.0f} ({count:.0f})" for level, run, count in zip(levels, mean, alarms, strict=True)],
+            flush=True,
+        )
         each.append(np.where(alarms > 30, np.log10(mean), np.nan))
-    print("RUN_LENGTH", [(float(a), round(float(b), 2)) for a, b in zip(levels, np.mean(each, 0))])
+    print("RUN_LENGTH", [(float(a), round(float(b), 2)) for a, b in zip(levels, np.mean(each, 0), strict=True)])
 
 
 if __name__ == "__main__":

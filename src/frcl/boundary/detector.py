@@ -38,8 +38,8 @@ class Decision:
 class BoundaryDetector:
     """A test of each minibatch's scores against those before it, which declares a switch when they have fallen.
 
-    By default the test is calibrated: it compares windows of 1 to 64 minibatches with the trend before them, and declares a
-    switch by mistake about once in `expected_run` minibatches. With `threshold` it is the paper's, Welch's one-sided test.
+    By default the test is calibrated: it compares windows of 1 to 64 minibatches with the trend before, and declares a
+    switch by mistake about once in `expected_run` minibatches. With `threshold` it is the paper's, Welch's test.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class BoundaryDetector:
     expected_run : float
         Minibatches between two false alarms, on average.
     labels : bool
-        Also test the predictive density of the labels, where the caller gives it: labels may change while inputs do not.
+        Also test the predictive density of the labels, where it is given: labels may change while inputs do not.
     window : int
         How many of the last minibatches make the reference (the paper: 1; it suggests 10).
     rescore : bool
@@ -99,7 +99,9 @@ class BoundaryDetector:
         if threshold is not None and not math.isfinite(threshold):
             raise OptionError(f"threshold must be a finite number, not {threshold}")
         if not LEAST_RUN <= expected_run < math.inf:
-            raise OptionError(f"expected_run must be a number of minibatches of at least {LEAST_RUN}, not {expected_run}")
+            raise OptionError(
+                f"expected_run must be a number of minibatches of at least {LEAST_RUN}, not {expected_run}"
+            )
         if threshold is None and (rescore or beside or window > 1):
             raise OptionError("window, rescore and beside belong to Welch's test; give its threshold too, such as 5")
         self.threshold = threshold
@@ -147,8 +149,8 @@ class BoundaryDetector:
 
         With `rescore` the reference is what the caller gives: scores of the last minibatches, [n, C], by the same model
         as `scores`; without any no test is made. `functions` are those that are tested, all for None: scores of a class
-        that the task has not shown yet only tell how far its function is on the way back to the prior. `log_density` are
-        log-densities of the labels, of as many examples as are to be tested.
+        that the task has not shown yet only tell how far its function is on the way back to the prior. `log_density`
+        are log-densities of the labels, [n], of the examples whose labels are to be tested.
         """
         values = self._prepare(scores)
         allow = allow and self.due and len(values) > 1

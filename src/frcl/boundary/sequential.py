@@ -5,10 +5,10 @@ Each minibatch is reduced to the mean score of each function. Four steps make it
 1. Trend. A line through the last means, with exponentially decreasing weights, predicts the next one: scores of a model
    that is learning drift. The fall below the prediction is divided by its standard error.
 2. Dependence. The part that the fall before it predicts, by the autocorrelation of falls, is subtracted: x.
-3. Distribution. The p-value of x is its rank among the x before it, with a heavy tail beyond the largest of them; then its
-   normal score g = Φ⁻¹(1 − p). So the distribution of the scores does not matter.
-4. Windows. The statistic is max_w (g_t + … + g_{t−w+1}) / √(w v_w) over windows w of several lengths. v_w ≥ 1 is the variance
-   of such sums so far, relative to that of independent scores.
+3. Distribution. The p-value of x is its rank among the x before it, with a heavy tail beyond the largest of them; then
+   its normal score g = Φ⁻¹(1 − p). So the distribution of the scores does not matter.
+4. Windows. The statistic is max_w (g_t + … + g_{t−w+1}) / √(w v_w) over windows w of several lengths. v_w ≥ 1 is the
+   variance of such sums so far, relative to that of independent scores.
 
 `log_run_length` turns the statistic into log₁₀ of the mean number of minibatches until a stationary stream exceeds it.
 """
@@ -104,8 +104,8 @@ class SequentialTest:
     def update(self, mean: Floats, variance: Floats, batch: int, functions: list[int] | None = None) -> Floats:
         """The statistic [S] of a minibatch of `batch` examples, −∞ while there is too little to compare it with.
 
-        `mean` [S, C] are the mean scores; `variance` [S] is the variance, within the minibatch, of an example's score averaged
-        over `functions`. These are tested, all for None; the others only have their trend followed.
+        `mean` [S, C] are the mean scores; `variance` [S] is the variance, within the minibatch, of an example's score
+        averaged over `functions`. These are tested, all for None; the others only have their trend followed.
         """
         statistic = np.full(len(mean), -np.inf)
         used = mean
@@ -128,8 +128,8 @@ class SequentialTest:
     def change_point(self, stream: int = 0) -> ChangePoint:
         """When and how the fall of a stream began: the step, or the ramp, that explains most of the last x.
 
-        A step from w minibatches ago explains (Σ x)²/w of Σ x², a ramp (Σ r x)²/Σ r² with r = 1, …, w. A change is gradual if
-        it is a ramp of at least 3 minibatches, or began more than AT_ONCE minibatches before it was large enough.
+        A step from w minibatches ago explains (Σ x)²/w of Σ x², a ramp (Σ r x)²/Σ r² with r = 1, …, w. A change is
+        gradual if it is a ramp of at least 3 minibatches, or began more than AT_ONCE minibatches ago.
         """
         length = min(self.falls, 2 * WINDOWS[-1])
         x = self.history[stream, -length:][::-1] if length else np.zeros(1)  # the latest first
@@ -181,7 +181,11 @@ class SequentialTest:
         """The statistic of x, which then belongs to the history."""
         before = max(0, self.falls - LAG)
         n = min(before, HISTORY, max(LEAST_HISTORY, before // 2))
-        p = p_value(self.history[:, self.history.shape[1] - LAG - n : self.history.shape[1] - LAG], x) if n >= FIRST else None
+        p = (
+            p_value(self.history[:, self.history.shape[1] - LAG - n : self.history.shape[1] - LAG], x)
+            if n >= FIRST
+            else None
+        )
         self.history = np.concatenate([self.history[:, 1:], x[:, None]], 1)
         self.falls += 1
         if p is None:
@@ -202,7 +206,9 @@ class SequentialTest:
             statistic = np.maximum(statistic, total[:, w - 1] / np.sqrt(w * inflation))
             if 2 * w <= self.tested:
                 before = total[:, 2 * w - 1] - total[:, w - 1]
-                self.sum_variance[:, i] += (before**2 / w - self.sum_variance[:, i]) / min(500 + self.tested, SUM_MEMORY)
+                self.sum_variance[:, i] += (before**2 / w - self.sum_variance[:, i]) / min(
+                    500 + self.tested, SUM_MEMORY
+                )
         return statistic
 
     # -- state ----------------------------------------------------------------------------------------------
@@ -235,9 +241,9 @@ class SequentialTest:
 
 
 def p_value(history: Floats, x: Floats) -> Floats:
-    """P(X ≥ x) of each stream, [S], by its history [S, n]: the largest of three, so that no drift of the history makes it small.
+    """P(X ≥ x) of each stream, [S], by its history [S, n]; a drift of the history does not make it small.
 
-    Its rank; its rank if the distribution is symmetric around zero; for x > 0, its normal tail.
+    The largest of three: its rank; its rank if the distribution is symmetric around zero; for x > 0, its normal tail.
     """
     symmetric = 0.5 * upper_tail(np.abs(history), np.abs(x))
     symmetric = np.where(x >= 0, symmetric, 1 - symmetric)
@@ -247,7 +253,10 @@ def p_value(history: Floats, x: Floats) -> Floats:
 
 
 def upper_tail(history: Floats, x: Floats) -> Floats:
-    """(#{h ≥ x} + ½)/(n + 1); beyond the k-th largest u (k/(n + 1)) (1 + ξ (x − u)/s)^(−1/ξ), s their mean excess over u."""
+    """(#{h ≥ x} + ½)/(n + 1); beyond the k-th largest, u, it is (k/(n + 1)) (1 + ξ (x − u)/s)^(−1/ξ).
+
+    s is the mean excess over u of the larger ones.
+    """
     n = history.shape[1]
     k = max(TAIL_LEAST, math.ceil(TAIL_SHARE * n))
     above = (history >= x[:, None]).sum(1)

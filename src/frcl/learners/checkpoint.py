@@ -108,7 +108,8 @@ def _saved_task(current: CurrentTask) -> SavedTask:
     return SavedTask(
         current.likelihood, current.N, params.posterior, params.likelihood, params.heads, params.Z,
         current.optimiser.state(), current.Z, current.data_mark,
-        None if window is None else SavedWindow(window.seen, window.minibatches, *content), list(current.recent), sorted(current.shown),
+        None if window is None else SavedWindow(window.seen, window.minibatches, *content),
+        list(current.recent), sorted(current.shown),
     )  # fmt: skip
 
 

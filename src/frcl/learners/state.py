@@ -159,7 +159,7 @@ Score = Callable[[Tensor], Tensor]
 
 
 def scores_of(score: Score, minibatches: Sequence[Tensor], *, at_once: bool = False) -> Tensor:
-    """The boundary scores of some minibatches, and the moments of f, [3, Σ B, C], on the CPU; `at_once`: in one call."""
+    """Boundary scores of some minibatches, and moments of f, [3, Σ B, C], on the CPU; `at_once`: in one call."""
     parts = [torch.cat(list(minibatches))] if at_once else list(minibatches)
     with torch.no_grad(), network_failures():
         scores = torch.cat([score(part).clone() for part in parts], 1)

@@ -362,7 +362,7 @@ def test_a_damaged_window_is_refused():
 
 
 def test_a_model_that_is_learning_causes_no_more_false_alarms_than_promised():
-    """Stationary streams, from the first minibatch on: the statistic of chance exceeds log₁₀ T once in T minibatches."""
+    """Stationary streams, from the first minibatch on: the statistic of chance exceeds log₁₀ T once in T of them."""
     total, alarms = 0, 0
     for seed in range(4):
         learner = small_learner(points=6, seed=seed, detector=BoundaryDetector(expected_run=1e12))

@@ -230,7 +230,7 @@ def _table_3() -> Iterator[Cell]:
                 "method": "frcl",
                 "hidden_boundaries": True,
                 "learner": CLEAR_3 if weak else {} if again else CALM_3,
-                "detector": {**window, **beside, "thresholds": list(printed)},
+                "detector": {"threshold": 5.0, **window, **beside, "thresholds": list(printed)},
             }
             seeds = FIVE if benchmark == OMNIGLOT else TEN
             name = f"{benchmark}-window-{window['window']}{'-again' * again}"

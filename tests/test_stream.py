@@ -8,8 +8,8 @@ import torch
 from scipy import stats
 
 import frcl
-from frcl import BoundaryDetector, DataError, LabelError, NumericalError, OptionError, TaskError
-from frcl.boundary import welch
+from frcl import BoundaryDetector, CheckpointError, DataError, LabelError, NumericalError, OptionError, TaskError
+from frcl.boundary import Decision, welch
 from frcl.learners.state import CurrentTask, Window
 from streams import accuracy, blobs, same_tensors, small_learner
 
@@ -273,3 +273,100 @@ def test_function_space_in_a_stream():
     summary = learner.end_task()
     assert summary.belief.M == 20
     assert accuracy(learner, *blobs((0, 1), 100, 1), task=0) > 0.9
+
+
+# -- the calibrated detector ---------------------------------------------------------------------------------------
+
+
+def test_the_default_detector_finds_new_inputs_and_each_task_is_remembered():
+    tasks = [batches((0, 1), 90, seed, size=64) for seed in (11, 12, 13)]
+    learner = small_learner(points=10, detector=BoundaryDetector())
+    logs = [learner.observe(x, y) for task in tasks for x, y in task]
+    assert [t for t, log in enumerate(logs) if log.boundary] == [90, 180]
+    assert [log.change for log in logs if log.boundary] == ["sharp", "sharp"]
+    for number, task in enumerate(tasks):
+        assert sum(accuracy(learner, x, y, number) for x, y in task) / len(task) > 0.9
+
+
+@pytest.mark.parametrize("labels", [True, False])
+@pytest.mark.parametrize("classes", [(0, 1), (0, 1, 2)])
+def test_labels_that_change_their_meaning_are_found_through_their_density(labels, classes):
+    learner = small_learner(points=10, detector=BoundaryDetector(labels=labels), labels=classes)
+    found = []
+    for t, (x, y) in enumerate(batches(classes, 103, 1, size=64)):
+        if learner.observe(x, y if t < 100 else (y + 1) % len(classes)).boundary:
+            found.append(t)
+    assert (100 in found) == labels
+
+
+def test_the_density_of_labels_is_that_of_the_prediction_where_the_class_was_shown(monkeypatch):
+    learner = small_learner(points=10, detector=BoundaryDetector(), labels=(0, 1, 2))
+    for x, y in batches((0, 2), 6, 1):
+        learner.observe(x, y)
+    x, y = blobs((0, 1, 2), 20, 1)
+    expected = learner.predict(x).log_predictive(y)[y != 1]
+    given = []
+    update = learner.detector.update
+    monkeypatch.setattr(learner.detector, "update", lambda *a, **k: given.append(k["log_density"]) or update(*a, **k))
+    learner.observe(x, y)
+    torch.testing.assert_close(given[0], expected)
+    assert learner._state.current.shown == {0, 1, 2}
+
+
+def test_points_are_not_chosen_among_what_came_after_the_change(monkeypatch):
+    data = batches((0, 1), 40, 1)
+    learner = small_learner(points=6, detector=BoundaryDetector())
+    for x, y in data[:-1]:
+        learner.observe(x, y)
+    late = {tuple(row) for x, _ in data[9:39] for row in x.tolist()}
+    monkeypatch.setattr(learner.detector, "update", lambda *a, **k: Decision(True, 9.0, change="gradual", age=30))
+    log = learner.observe(*data[-1])
+    assert (log.boundary, log.change, log.age) == (True, "gradual", 30)
+    assert not late & {tuple(row) for row in learner.tasks[0].Z.tolist()}
+
+
+def test_a_window_without_its_last_minibatches(generator):
+    window = Window(30)
+    for number in range(1, 11):
+        window.add(torch.full((10, 1), float(number)), torch.full((10,), number), generator)
+    x, y = window.data_without(3, 1)
+    assert len(x) < len(window)
+    assert torch.equal(y, window.data()[1][window.data()[1] <= 7])
+    assert torch.equal(x[:, 0].long(), y)
+    assert len(window.data_without(10, 1)[0]) == 30, "there is nothing else to choose from"
+    assert len(window.data_without(0, 1)[0]) == 30
+
+
+def test_a_stream_with_the_default_detector_resumes_bit_for_bit(tmp_path):
+    whole, first = (small_learner(points=6, detector=BoundaryDetector()) for _ in range(2))
+    data = [*batches((0, 1, 2), 45, 5), *batches((0, 1, 2), 40, 6)]
+    logs = [whole.observe(x, y) for x, y in data]
+    for x, y in data[:40]:
+        first.observe(x, y)
+    first.save(tmp_path / "model.frcl")
+    second = frcl.load(tmp_path / "model.frcl", first.net)
+    assert [repr(second.observe(x, y)) for x, y in data[40:]] == [repr(log) for log in logs[40:]]
+    assert same_tensors(whole.state_dict()["tensors"], second.state_dict()["tensors"])
+    assert whole.tasks, "a switch was found"
+
+
+def test_a_damaged_window_is_refused():
+    learner = small_learner(points=6, detector=BoundaryDetector())
+    for x, y in batches((0, 1), 3, 5):
+        learner.observe(x, y)
+    state = learner.state_dict()
+    place = next(name for name in state["tensors"] if name.endswith("came"))
+    state["tensors"][place] = state["tensors"][place] + 5
+    with pytest.raises(CheckpointError, match="window of the current task"):
+        learner.load_state_dict(state)
+
+
+def test_a_model_that_is_learning_causes_no_more_false_alarms_than_promised():
+    """Stationary streams, from the first minibatch on: the statistic of chance exceeds log₁₀ T once in T of them."""
+    total, alarms = 0, 0
+    for seed in range(4):
+        learner = small_learner(points=6, seed=seed, detector=BoundaryDetector(expected_run=1e12))
+        statistic = [learner.observe(x, y).statistic for x, y in batches((0, 1, 2), 300, seed)]
+        above = [t for t, value in enumerate(statistic) if value > math.log10(300)]
+        total, alarms = total + (above[0] + 1 if above else 300), alarms + bool(above)
+    assert total / max(alarms, 1) > 240

@@ -64,7 +64,12 @@ def true_switches(benchmark: Benchmark, config: Config) -> list[int]:
 # -- Figure 5 ------------------------------------------------------------------------------------------------
 
 SEED = 0
-ALPHABETS: Layer = {"hidden_boundaries": True, "stream": {"tasks": 5}, "learner": {"steps": 1000}}
+ALPHABETS: Layer = {
+    "hidden_boundaries": True,
+    "stream": {"tasks": 5},
+    "learner": {"steps": 1000},
+    "detector": {"threshold": 5.0},
+}
 QUICK_ALPHABETS: Layer = {
     "stream": {"tasks": 3, "augment": 2},
     "network": {"widths": [8, 8, 8, 8]},

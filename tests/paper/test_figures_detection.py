@@ -80,7 +80,8 @@ def test_figure_5_is_the_stream_of_a_run(on_digits, tmp_path, monkeypatch):
     """The statistic and the switches are those of `frcl run --hidden-boundaries`, the score that of its learner."""
     monkeypatch.setitem(SMALL["learner"], "feature_scale", 0.1)  # so that a switch is found within few steps
     numbers = detection.measure_figure_5(on_digits)
-    result = runner.run(digits_config(on_digits, hidden_boundaries=True), tmp_path / "run", Observer()).boundaries
+    config = digits_config(on_digits, hidden_boundaries=True, detector={"threshold": 5.0})
+    result = runner.run(config, tmp_path / "run", Observer()).boundaries
     stream = numbers.where(kind="minibatch")
     tested = {step: value for step, value in enumerate(stream.floats("statistic")) if not math.isnan(value)}
     assert list(tested) == list(result.statistic_step)

@@ -17,7 +17,7 @@ from frcl.errors import OptionError
 from frcl.files import read_document
 from frcl.learners.options import FRCLOptions
 from frcl.methods import METHODS, default_options
-from frcl.options import NOT_NEGATIVE, MethodOptions, Options, from_plain, option
+from frcl.options import NOT_NEGATIVE, POSITIVE, MethodOptions, Options, from_plain, option
 from frcl.registry import suggestion
 
 Scenario = Literal["task", "class"]  # whether the task is named at test time, or inferred
@@ -48,7 +48,9 @@ class NetworkOptions(Options):
 class DetectorOptions(Options):
     """Boundary detection in a stream whose boundaries are hidden; see BoundaryDetector."""
 
-    threshold: float = option(5.0, "a switch is declared when the statistic exceeds it")
+    threshold: float | None = option(None, "if given, the paper's test, which declares a switch above it")
+    expected_run: float = option(10_000.0, "without a threshold: minibatches between two false alarms", POSITIVE)
+    labels: bool = option(True, "without a threshold: also test the predictive density of the labels")
     thresholds: tuple[float, ...] = option((4.0, 5.0, 6.0, 7.0, 8.0), "these thresholds are scored too")
     window: int = option(1, "how many of the last minibatches make the reference")
     rescore: bool = option(False, "score the reference again with the current model")

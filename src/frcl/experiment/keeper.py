@@ -229,7 +229,8 @@ def _boundaries(options: DetectorOptions, records: Sequence[SeedRecord]) -> Boun
         pairs = zip(records, found, strict=True)
         return [score_boundaries(record.true, own, threshold, options.tolerance) for record, own in pairs]
 
-    acted_on = scored(options.threshold, [record.found for record in records])
+    level = options.detector().level
+    acted_on = scored(level, [record.found for record in records])
     scores = []  # means over seeds; that of the delay over those that found a switch
     for threshold in options.thresholds:
         each = scored(threshold, [declared_switches(one.statistic, threshold, options.pause) for one in records])
@@ -237,11 +238,11 @@ def _boundaries(options: DetectorOptions, records: Sequence[SeedRecord]) -> Boun
         delays = [one.delay for one in each if one.delay is not None]
         delay = sum(delays) / len(delays) if delays else None
         scores.append(BoundaryScore(threshold, precision, recall, f1, delay))
-    beside = declared_switches(first.statistic, options.threshold, options.pause)
+    beside = declared_switches(first.statistic, level, options.pause)
     return Boundaries(
         true=tuple(first.true),
         found=tuple(beside if options.beside else first.found),
-        threshold=options.threshold,
+        threshold=level,
         statistic=np.array([value for _, value in tested]),
         statistic_step=tuple(step for step, _ in tested),
         scores=tuple(scores),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from frcl import codec
@@ -46,8 +47,10 @@ class SavedWindow:
     """The sample of a stream's data."""
 
     seen: int
+    minibatches: int
     x: Tensor | None
     y: Tensor | None
+    came: Tensor | None
 
 
 @dataclass
@@ -101,11 +104,12 @@ def saved(learner: FRCL) -> Saved:
 
 def _saved_task(current: CurrentTask) -> SavedTask:
     params, window = current.params, current.window
-    content = window.data() if window is not None and len(window) else (None, None)
+    content = (*window.data(), window.came()) if window is not None and len(window) else (None, None, None)
     return SavedTask(
         current.likelihood, current.N, params.posterior, params.likelihood, params.heads, params.Z,
         current.optimiser.state(), current.Z, current.data_mark,
-        None if window is None else SavedWindow(window.seen, *content), list(current.recent), sorted(current.shown),
+        None if window is None else SavedWindow(window.seen, window.minibatches, *content),
+        list(current.recent), sorted(current.shown),
     )  # fmt: skip
 
 
@@ -170,13 +174,21 @@ def _current(learner: FRCL, saved: SavedTask, state: LearnerState) -> CurrentTas
     optimiser.restore(saved.adam)
     window = None
     if saved.window is not None:
-        window = Window(learner.options.window)
-        if saved.window.x is not None and saved.window.y is not None:
-            window = Window.restored(learner.options.window, saved.window.seen, saved.window.x, saved.window.y)
+        window = _window(learner.options.window, saved.window)
     return CurrentTask(
         likelihood=saved.likelihood, N=saved.N, optimiser=optimiser, Z=saved.Z, data_mark=saved.data_mark,
         window=window, recent=tuple(saved.recent), shown=set(saved.shown),
     )  # fmt: skip
+
+
+def _window(capacity: int, saved: SavedWindow) -> Window:
+    if saved.x is None or saved.y is None or saved.came is None:
+        return Window(capacity)
+    came, held = saved.came.cpu(), min(saved.seen, capacity)
+    fits = len(saved.x) == len(saved.y) == held and came.shape == (held,) and came.dtype == torch.int64
+    if not fits or bool(((came < 1) | (came > saved.minibatches)).any()):
+        raise CheckpointError("the window of the current task does not have the shape that its examples need")
+    return Window.restored(capacity, saved.seen, saved.minibatches, saved.x, saved.y, came)
 
 
 def check_settings(stored: Settings, own: Settings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Sequence
 from dataclasses import astuple, replace
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from frcl.boundary import BoundaryDetector, Decision
 from frcl.engine.train import StreamSteps
-from frcl.errors import OptionError, TaskError
+from frcl.errors import DataError, OptionError, TaskError
 from frcl.features import network_failures
 from frcl.files import save_state
 from frcl.graphs import Captured
@@ -223,7 +224,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
             raise TaskError("no task is open; observe() opens one")
         current, inputs = self._state.current, self._inputs(x)
         with torch.no_grad(), network_failures():
-            return self._score(current)(inputs)
+            return self._score(current)(inputs)[0]
 
     def end_task(self) -> Summary:
         """End the task that observe() is learning: choose its points from the window, keep its summary."""
@@ -318,7 +319,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         return current.stream
 
     def _score(self, current: CurrentTask) -> Score:
-        """The boundary score under the current posterior, as a function of inputs."""
+        """The boundary score and the moments of f under the current posterior, as a function of inputs."""
         objective = objective_of(self._model, self._state, current.likelihood)
         theta: Params = dict(self.net.named_parameters())
         return partial(objective.familiarity, current.params, current.Z, theta)
@@ -330,13 +331,19 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         if current.score is None:
             current.score = Captured(self._score(current))
         allow = len(window) >= self._model.points(current.likelihood)
-        decision = decide(self.detector, current, current.score, x, allow=allow)
+        encoded: Tensor | None = None
+        with contextlib.suppress(DataError):  # labels that are not of this task may be of the next one
+            encoded = current.likelihood.encode(y, self.device, self.dtype)
+        draws = self._model.predictive_draws(current.likelihood)
+        decision = decide(self.detector, current, current.score, x, encoded, draws, allow=allow)
         target = self._likelihood(y) if decision.boundary else current.likelihood
-        encoded = target.encode(y, self.device, self.dtype)
+        if decision.boundary or encoded is None:
+            encoded = target.encode(y, self.device, self.dtype)
         if decision.boundary:
             self._check_window(target)
             check_opening(self._model, target, x)
-            finish([self._close(current, *window.data())])
+            points = self._model.points(current.likelihood)
+            finish([self._close(current, *window.data_without(decision.age, points))])
             current = self._open_stream(target, x, encoded)
         return decision, encoded, current
 

@@ -104,12 +104,15 @@ class Objective:
         return self._current(params, Z, theta, self.features(theta, x))[0]
 
     def familiarity(self, params: Parameters, Z: Tensor | None, theta: Params, x: Tensor) -> Tensor:
-        """The boundary score of each input and function, [B, C]: how far q(f(x)) is from the prior (Section 3)."""
+        """The boundary score of each input and function: how far q(f(x)) is from the prior (Section 3).
+
+        Then the mean and the variance of q(f(x)), for the density of labels: [3, B, C].
+        """
         Phi = self.features(theta, x)
         moments = self._current(params, Z, theta, Phi)[0]
         variance = self.prior.variance(triangular(params.posterior))
         score = symmetrised_kl(moments, variance * Phi.square().sum(1))
-        return score.contiguous()  # sums over it are then the same to the last bit, recorded or not
+        return torch.stack([score, *moments])  # contiguous: sums are then the same to the last bit, recorded or not
 
     def _current(self, params: Parameters, Z: Tensor | None, theta: Params, Phi_x: Tensor) -> tuple[Moments, Tensor]:
         """Moments of f at x under q, and the KL of the current task."""

@@ -18,6 +18,7 @@ from frcl.learners.base import State
 from frcl.learners.objective import Parameters
 from frcl.learners.types import Summary
 from frcl.likelihoods import Label, Likelihood
+from frcl.posterior import Moments
 from frcl.regularisers.heads import with_trained_heads
 
 
@@ -27,14 +28,17 @@ class Window:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.seen = 0
+        self.minibatches = 0
         self._x: Tensor | None = None
         self._y: Tensor | None = None
+        self._came = torch.zeros(capacity, dtype=torch.int64)  # the minibatch that an example came with, from 1
 
     def add(self, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         """Take in a minibatch (copied)."""
         if self._x is None or self._y is None:
             self._x = x.new_empty(self.capacity, *x.shape[1:])
             self._y = y.new_empty(self.capacity, *y.shape[1:])
+        self.minibatches += 1
         draws = torch.rand(len(x), generator=generator, device=generator.device, dtype=torch.float64).tolist()
         kept: dict[int, int] = {}  # by place: the last row that fell there
         for row, draw in enumerate(draws):
@@ -46,6 +50,7 @@ class Window:
             places, rows = (torch.tensor(list(part), device=x.device) for part in (kept, kept.values()))
             self._x[places] = x[rows]
             self._y[places] = y[rows]
+            self._came[list(kept)] = self.minibatches
 
     def __len__(self) -> int:
         return min(self.seen, self.capacity)
@@ -56,11 +61,28 @@ class Window:
         assert self._y is not None
         return self._x[: len(self)], self._y[: len(self)]
 
+    def came(self) -> Tensor:
+        """The number of the minibatch that each example held came with."""
+        return self._came[: len(self)]
+
+    def data_without(self, last: int, least: int) -> tuple[Tensor, Tensor]:
+        """The examples that came before the last minibatches, as many as `last`; all if these are fewer than `least`.
+
+        They are a uniform sample of the stream until then.
+        """
+        x, y = self.data()
+        before = self.came() <= self.minibatches - last
+        if last == 0 or int(before.sum()) < least:
+            return x, y
+        rows = before.nonzero()[:, 0].to(x.device)
+        return x[rows], y[rows]
+
     @classmethod
-    def restored(cls, capacity: int, seen: int, x: Tensor, y: Tensor) -> Window:
-        """A window with the given content, `data()` of the one that was saved."""
+    def restored(cls, capacity: int, seen: int, minibatches: int, x: Tensor, y: Tensor, came: Tensor) -> Window:
+        """A window with the given content, `data()` and `came()` of the one that was saved."""
         window = cls(capacity)
-        window.seen = seen
+        window.seen, window.minibatches = seen, minibatches
+        window._came[: len(came)] = came
         window._x = x.new_empty(capacity, *x.shape[1:])
         window._y = y.new_empty(capacity, *y.shape[1:])
         window._x[: len(x)] = x
@@ -85,7 +107,7 @@ class CurrentTask:
     Z          fixed inducing inputs (function space)
     window     observe() keeps a sample of the data here; fit() has the data at hand
     recent     the last minibatches, where the detector has them scored again
-    shown      with a detector: the classes that occurred so far
+    shown      with a detector: the classes that occurred so far; only they are tested
     """
 
     likelihood: Likelihood
@@ -137,33 +159,53 @@ Score = Callable[[Tensor], Tensor]
 
 
 def scores_of(score: Score, minibatches: Sequence[Tensor], *, at_once: bool = False) -> Tensor:
-    """The boundary scores of some minibatches, [Σ B, C], on the CPU; `at_once`: in one call."""
+    """Boundary scores of some minibatches, and moments of f, [3, Σ B, C], on the CPU; `at_once`: in one call."""
     parts = [torch.cat(list(minibatches))] if at_once else list(minibatches)
     with torch.no_grad(), network_failures():
-        scores = torch.cat([score(part).clone() for part in parts])
+        scores = torch.cat([score(part).clone() for part in parts], 1)
     scores = scores.cpu()  # where the test is made; to check them on the device would be to wait for it twice
     if not bool(scores.isfinite().all()):
         raise NumericalError("the features of these inputs are too large to be scored; scale the inputs")
     return scores
 
 
-def decide(detector: BoundaryDetector, current: CurrentTask, score: Score, x: Tensor, *, allow: bool) -> Decision:
-    """What the detector says of a minibatch; where it wants the last ones scored again, they are."""
-    functions = sorted(current.shown) if _has_classes(current) and not detector.all_functions else None
+def decide(
+    detector: BoundaryDetector, current: CurrentTask, score: Score, x: Tensor, y: Tensor | None, draws: Tensor,
+    *, allow: bool,
+) -> Decision:  # fmt: skip
+    """What the detector says of a minibatch; where it wants the last ones scored again, they are.
+
+    `y` is None if these are not labels of the task. `draws` are those of a prediction.
+    """
+    functions = sorted(current.shown) if _function_per_class(current) and not detector.all_functions else None
     if not (detector.rescore and detector.due and allow and current.recent):
-        return detector.update(scores_of(score, [x]), allow=allow, functions=functions)
-    both = scores_of(score, [*current.recent, x], at_once=len(current.recent) == detector.window or not x.is_cuda)
+        scores, *moments = scores_of(score, [x])
+        density = None
+        if detector.tests_labels and y is not None:
+            density = _log_density(current, Moments(*moments), y.cpu(), draws.cpu())
+        return detector.update(scores, allow=allow, functions=functions, log_density=density)
+    both = scores_of(score, [*current.recent, x], at_once=len(current.recent) == detector.window or not x.is_cuda)[0]
     return detector.update(both[-len(x) :], reference=both[: -len(x)], functions=functions)
+
+
+def _log_density(current: CurrentTask, moments: Moments, y: Tensor, draws: Tensor) -> Tensor:
+    """log p(y | x) of the examples whose class the task has shown; of all, where targets are numbers."""
+    learned = {name: value.detach().cpu() for name, value in current.params.likelihood.items()}
+    if current.likelihood.classes is not None:
+        rows = torch.isin(y, torch.tensor(sorted(current.shown), dtype=y.dtype))
+        moments, y = Moments(*(part[rows] for part in moments)), y[rows]
+    with torch.no_grad():
+        return current.likelihood.log_predictive(*moments, y, draws, learned)
 
 
 def remember(detector: BoundaryDetector, current: CurrentTask, x: Tensor, y: Tensor) -> None:
     """A step was taken on this minibatch: the next ones may be compared with it."""
     if detector.rescore:
         current.recent = (*current.recent, x.clone())[-detector.window :]
-    if _has_classes(current) and len(current.shown) < current.likelihood.functions:
+    classes = current.likelihood.classes
+    if classes is not None and len(current.shown) < len(classes):
         current.shown = current.shown | set(y.tolist())
 
 
-def _has_classes(current: CurrentTask) -> bool:
-    """Whether each function belongs to a class."""
+def _function_per_class(current: CurrentTask) -> bool:
     return current.likelihood.functions > 1 and current.likelihood.classes is not None

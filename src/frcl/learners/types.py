@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from frcl.boundary import Change
 from frcl.errors import TaskError
 from frcl.learners.lockstep import Work
 from frcl.likelihoods import Label, Likelihood
@@ -79,7 +80,8 @@ class StepLog:
     """One gradient step, in nats per example: loss = −log_likelihood + kl_now + kl_past.
 
     `boundary` says that this minibatch began a new task; `statistic` is NaN where the detector made no test;
-    `beside` is the statistic of the detector's second test, which decides nothing.
+    `beside` is the statistic of the detector's second test, which decides nothing. At a boundary `change` is "sharp" or
+    "gradual"; the new task is estimated to have begun `age` minibatches before this one.
     """
 
     task: int
@@ -91,6 +93,8 @@ class StepLog:
     boundary: bool = False
     statistic: float = float("nan")
     beside: float = float("nan")
+    change: Change = ""
+    age: int = 0
 
 
 OnStep = Callable[[StepLog], None] | None

@@ -1,0 +1,44 @@
+"""The boundary score of an input, and Welch's test of two samples of scores (Section 3, Appendix E)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from frcl.posterior import Moments
+
+
+def symmetrised_kl(moments: Moments, prior_variance: Tensor) -> Tensor:
+    """ℓ = ½ [ KL(q‖p) + KL(p‖q) ] of q = N(μ, σ²) and p = N(0, k), [B, C]; prior_variance [B]:
+
+        ℓ = ¼ [ (σ² + μ²)/k + (k + μ²)/σ² − 2 ] = ¼ [ (σ² − k)²/(σ² k) + μ² (1/k + 1/σ²) ]
+
+    in the second form, which rounding cannot make negative. Small where the posterior has fallen back to the
+    prior: the input is unlike what was learned.
+    """
+    k = prior_variance[:, None]
+    square, variance = moments.mean.square(), moments.variance
+    return 0.25 * ((variance - k).square() / (variance * k) + square * (1 / k + 1 / variance))
+
+
+class WelchTest(NamedTuple):
+    """The statistic and its Welch–Satterthwaite degrees of freedom, one per function [C]."""
+
+    statistic: Tensor
+    dof: Tensor
+
+
+def welch(old: Tensor, new: Tensor) -> WelchTest:
+    """Welch's t for "the mean of `new` is smaller than the mean of `old`"; [n_old, C], [n_new, C], unequal variances.
+
+    t = (m_old − m_new) / √(s²_old/n_old + s²_new/n_new)
+    """
+    part_old = old.var(0, correction=1) / len(old)
+    part_new = new.var(0, correction=1) / len(new)
+    difference = old.mean(0) - new.mean(0)
+    error = part_old + part_new
+    statistic = torch.where(difference == 0, 0.0, difference / error.sqrt())
+    dof = error.square() / (part_old.square() / (len(old) - 1) + part_new.square() / (len(new) - 1))
+    return WelchTest(statistic, dof)

@@ -152,22 +152,51 @@ class SequentialLearner(ABC, Generic[O, S]):
         raise TaskError(f"task {number} is still open: call fit() exactly as it began{self._way_out}")
 
     def _inputs(self, x: Any, y: Any | None = None) -> Tensor:
-        """The inputs as they are used, one for each target."""
-        state = self._state
-        inputs = checked_inputs(x, state.input_shape, self.dtype, self.device, state.input_floating)
-        if y is not None:
-            try:
-                shape = tuple(y.shape) if isinstance(y, Tensor) else np.shape(y)
-            except ValueError as error:
-                raise DataError(f"targets are not a regular array: {error}") from error
-            count = shape[0] if shape else 0
-            if count != len(inputs):
-                raise DataError(f"{len(inputs)} inputs but {count} targets; give one target per input")
-        return inputs
+        """x [n, ...] on the device, one input for each target; floats in the network's type, integers as they are."""
+        shape, floating = self._state.input_shape, self._state.input_floating  # of earlier inputs
+        tensor = x.detach() if isinstance(x, Tensor) else torch.as_tensor(numeric_array(x, "inputs"))
+        if tensor.is_sparse or tensor.layout != torch.strided:
+            raise DataError("inputs are a sparse tensor; expected a dense one: call .to_dense()")
+        if tensor.ndim < 2 or len(tensor) == 0:
+            raise DataError(
+                "inputs must be [examples, ...] with at least one example and one more dimension; "
+                f"got shape {tuple(tensor.shape)}"
+            )
+        if shape is not None and tuple(tensor.shape[1:]) != shape:
+            raise DataError(
+                f"each input has shape {tuple(tensor.shape[1:])}; earlier ones had {shape}, "
+                "and all tasks share one network"
+            )
+        if tensor.is_complex():
+            raise DataError("inputs are complex; expected real numbers")
+        if floating is not None and tensor.is_floating_point() != floating:
+            raise DataError(f"inputs are {tensor.dtype}; earlier ones were {'floats' if floating else 'integers'}")
+        if tensor.is_floating_point():
+            tensor = tensor.to(self.dtype)
+            # one number that is not finite makes the sum so too; the reverse is looked into
+            if not (bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())):
+                raise DataError("inputs contain NaN or infinite values; remove or replace them first")
+        try:
+            targets = (len(tensor),) if y is None else tuple(y.shape) if isinstance(y, Tensor) else np.shape(y)
+        except ValueError as error:
+            raise DataError(f"targets are not a regular array: {error}") from error
+        if targets[:1] != (len(tensor),):
+            count = targets[0] if targets else 0
+            raise DataError(f"{len(tensor)} inputs but {count} targets; give one target per input")
+        return tensor.to(self.device)
 
     def _number(self, task: int | None) -> int:
         """The number of a task that has been learned or is being learned; the latest for None."""
-        return check_task(task, len(self._state.past) + (self._state.current is not None), self._opens)
+        count = len(self._state.past) + (self._state.current is not None)
+        if count == 0:
+            raise TaskError(f"nothing has been learned yet; call {self._opens} first")
+        if task is None:
+            return count - 1
+        if not isinstance(task, int | np.integer) or isinstance(task, bool):
+            raise TaskError(f"a task is named by its number, 0 to {count - 1}; got {task!r}")
+        if not 0 <= task < count:
+            raise TaskError(f"unknown task {task}; tasks 0 to {count - 1} have been learned")
+        return int(task)
 
     def _theta(self) -> Params:
         """The weights of the network that are trained."""
@@ -267,45 +296,6 @@ def _check_fits(net: nn.Module, stored: Params) -> None:
 # -- checks of the user's data ----------------------------------------------------------------------------------------
 
 
-def checked_inputs(
-    x: Any,
-    shape: tuple[int, ...] | None,
-    dtype: torch.dtype,
-    device: torch.device,
-    floating: bool | None = None,
-) -> Tensor:
-    """x [n, ...] on the device; floats in `dtype`, integers as they are.
-
-    Each input is of `shape`, and the inputs are floats or not as `floating` says, where these are known.
-    """
-    tensor = x.detach() if isinstance(x, Tensor) else torch.as_tensor(numeric_array(x, "inputs"))
-    if tensor.is_sparse or tensor.layout != torch.strided:
-        raise DataError("inputs are a sparse tensor; expected a dense one: call .to_dense()")
-    if tensor.ndim < 2 or len(tensor) == 0:
-        raise DataError(
-            "inputs must be [examples, ...] with at least one example and one more dimension; "
-            f"got shape {tuple(tensor.shape)}"
-        )
-    if shape is not None and tuple(tensor.shape[1:]) != shape:
-        raise DataError(
-            f"each input has shape {tuple(tensor.shape[1:])}; earlier ones had {shape}, and all tasks share one network"
-        )
-    if tensor.is_complex():
-        raise DataError("inputs are complex; expected real numbers")
-    if floating is not None and tensor.is_floating_point() != floating:
-        raise DataError(f"inputs are {tensor.dtype}; earlier ones were {'floats' if floating else 'integers'}")
-    if tensor.is_floating_point():
-        tensor = tensor.to(dtype)
-        if not all_finite(tensor):
-            raise DataError("inputs contain NaN or infinite values; remove or replace them first")
-    return tensor.to(device)
-
-
-def all_finite(x: Tensor) -> bool:
-    """Whether no element is NaN or infinite. One that is makes the sum so too; the reverse is looked into."""
-    return bool(x.sum().isfinite()) or bool(x.isfinite().all())
-
-
 def checked_size(given: int | None, otherwise: int) -> int:
     """N as given, or what it is otherwise."""
     if given is None:
@@ -313,19 +303,6 @@ def checked_size(given: int | None, otherwise: int) -> int:
     if given < 1:
         raise OptionError(f"size is the number of examples of the task, at least 1; got {given}")
     return given
-
-
-def check_task(task: int | None, count: int, begin: str) -> int:
-    """The number of one of the `count` tasks that have been learned; the latest for None."""
-    if count == 0:
-        raise TaskError(f"nothing has been learned yet; call {begin} first")
-    if task is None:
-        return count - 1
-    if not isinstance(task, int | np.integer) or isinstance(task, bool):
-        raise TaskError(f"a task is named by its number, 0 to {count - 1}; got {task!r}")
-    if not 0 <= task < count:
-        raise TaskError(f"unknown task {task}; tasks 0 to {count - 1} have been learned")
-    return int(task)
 
 
 def data_mark(x: Tensor, *rest: object) -> str:

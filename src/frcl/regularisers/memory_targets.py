@@ -16,9 +16,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from frcl.regularisers.functional import of_tasks
 from frcl.regularisers.heads import HeadBlock, divergence, make_block
-from frcl.regularisers.protocol import Regulariser, Step, Task, number, register
+from frcl.regularisers.protocol import Regulariser, Step, Task, number, of_tasks, register
 from frcl.summary import pad_to
 from frcl.trees import Tree
 

@@ -14,7 +14,7 @@ from frcl.regularisers.recentred import RecentredKL
 from frcl.summary import (
     FunctionBelief,
     belief_from_weights,
-    pad_to,
+    padded,
     prior_kl,
     prior_kl_terms,
 )
@@ -82,8 +82,8 @@ def test_padding_changes_nothing(generator):
     """Tasks with different points and functions side by side; what stands at padded points gets no gradient."""
     each = [setting(M, 5, generator, std, C) for M, std, C in ((2, 1.0, 1), (4, 0.7, 3), (3, 2.0, 2))]
     terms = prior_kl_terms([belief for belief, *_ in each], with_mean=False)
-    means = torch.cat([pad_to(belief.mean.mT[None], (4, 3)) for belief, *_ in each])
-    heads = torch.cat([pad_to(head[None], (3,)) for _, head, *_ in each])
+    means = padded([belief.mean.mT for belief, *_ in each])
+    heads = padded([head for _, head, *_ in each])
     Phi = stacked_points([moved for *_, moved in each]).requires_grad_()
     found = prior_kl(Phi, terms, (means, heads))
     (gradient,) = torch.autograd.grad(found.sum(), Phi)

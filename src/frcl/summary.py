@@ -85,28 +85,27 @@ def prior_kl_terms(beliefs: Sequence[FunctionBelief], *, with_mean: bool = True)
 
     Tasks with fewer points are padded with zeros, which is exact: see `prior_kl`.
     """
-    M, R = max(one.mean.shape[1] for one in beliefs), max(one.factor.shape[2] for one in beliefs)
     F, mask, numbers, constant = [], [], [], []
     for one in beliefs:
         mean, L = one.mean.double(), one.factor.double()
         covariance = L @ L.mT  # [C, M, M], without its noise
         outer = covariance.sum(0) + (mean.mT @ mean if with_mean else 0.0)  # [M, M]
         logdet = logdet_from_cholesky(cholesky(covariance, one.posterior_noise)).sum()
-        factor = low_rank_factor(outer, L.shape[2])  # the mean lies in the span of L's columns where R < M
-        F.append(pad_to(factor[None], (M, R)))
-        mask.append(pad_to(mean.new_ones(1, mean.shape[1]), (M,)))
+        F.append(low_rank_factor(outer, L.shape[2]))  # the mean lies in the span of L's columns where R < M
+        mask.append(mean.new_ones(mean.shape[1]))
         numbers.append([len(mean), one.u_noise, one.posterior_noise, one.prior_std])
         constant.append(-0.5 * (logdet + mean.numel()))
     C, u_noise, posterior_noise, prior_std = F[0].new_tensor(numbers).unbind(1)
-    smallest = min(one.mean.shape[1] for one in beliefs)
-    whole = torch.cat(F), torch.cat(mask), C, u_noise, posterior_noise, prior_std, torch.stack(constant)
-    return PriorKL(*whole, smallest)
+    whole = padded(F), padded(mask), C, u_noise, posterior_noise, prior_std, torch.stack(constant)
+    return PriorKL(*whole, smallest=min(len(one) for one in mask))
 
 
-def pad_to(x: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """x [T, ...] with its dimensions after the first enlarged to `sizes` by zeros at the end."""
-    out = x.new_zeros(x.shape[0], *sizes, *x.shape[1 + len(sizes) :])
-    out[(slice(None), *(slice(0, n) for n in x.shape[1 : 1 + len(sizes)]))] = x
+def padded(each: Sequence[Tensor]) -> Tensor:
+    """Tensors side by side, [T, ...], each enlarged by zeros at the end to the largest size along every axis."""
+    sizes = [max(lengths) for lengths in zip(*(one.shape for one in each), strict=True)]
+    out = each[0].new_zeros(len(each), *sizes)
+    for part, one in zip(out, each, strict=True):
+        part[tuple(slice(length) for length in one.shape)] = one
     return out
 
 

@@ -173,7 +173,8 @@ def _current(learner: FRCL, saved: SavedTask, state: LearnerState) -> CurrentTas
         if saved.window.x is not None and saved.window.y is not None:
             window = Window.restored(learner.options.window, saved.window.seen, saved.window.x, saved.window.y)
     return CurrentTask(
-        saved.likelihood, saved.N, params, optimiser, Z=saved.Z, data_mark=saved.data_mark, window=window, recent=tuple(saved.recent), shown=set(saved.shown),
+        saved.likelihood, saved.N, params, optimiser, Z=saved.Z, data_mark=saved.data_mark, window=window,
+        recent=tuple(saved.recent), shown=set(saved.shown),
     )  # fmt: skip
 
 

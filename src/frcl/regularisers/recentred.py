@@ -19,7 +19,7 @@ from torch import Tensor
 
 from frcl.regularisers.heads import make_block
 from frcl.regularisers.protocol import Regulariser, Step, Task, number, of_tasks, register
-from frcl.summary import PriorKL, pad_to, prior_kl, prior_kl_terms
+from frcl.summary import PriorKL, padded, prior_kl, prior_kl_terms
 from frcl.trees import Tree
 
 
@@ -51,10 +51,9 @@ class RecentredKL(Regulariser):
         terms = prior_kl_terms([one.belief for one in past], with_mean=False)
         if self.u_noise is not None:
             terms = terms._replace(u_noise=torch.full_like(terms.u_noise, self.u_noise))
-        M, heads = terms.mask.shape[1], make_block(past).heads
         counts = [one.size / len(one.Z) if self.count_examples else 1.0 for one in past]
-        means = torch.cat([pad_to(one.belief.mean.mT[None], (M, heads.shape[1])) for one in past])
-        return Constants(terms, means, heads, terms.C.new_tensor(counts))
+        means = padded([one.belief.mean.mT for one in past])
+        return Constants(terms, means, make_block(past).heads, terms.C.new_tensor(counts))
 
     def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
         if not constants or step.Phi_z is None:

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -241,7 +241,7 @@ class SequentialLearner(ABC, Generic[O, S]):
         """Continue exactly where the learner that gave `state` was; refused as a whole if it does not fit."""
         saved = codec.unpack(self._saved_type, state, self.device)
         self._check_saved(saved)
-        _check_fits(self.net, saved.net)
+        check_fits(self.net.state_dict(), saved.net)
         before, weights, trained = self._state, copied(dict(self.net.state_dict())), list(self._theta())
         try:
             self._set_weights(saved.net, saved.trained)
@@ -278,18 +278,15 @@ class SequentialLearner(ABC, Generic[O, S]):
 DAMAGED = (KeyError, TypeError, IndexError, AttributeError, RuntimeError, ValueError, FrclError)
 
 
-def _check_fits(net: nn.Module, stored: Params) -> None:
-    """Refuse the weights of a network of another shape or type."""
-
-    def kinds(tensors: Mapping[str, Any]) -> dict[str, str]:
-        return {name: f"{list(value.shape)} {value.dtype}" for name, value in tensors.items()}
-
-    expected, given = kinds(net.state_dict()), kinds(stored)
-    for name in sorted(expected.keys() | given.keys()):
-        if expected.get(name) != given.get(name):
+def check_fits(expected: Params, stored: Params, place: str = "") -> None:
+    """Refuse stored weights of other names, shapes or types than those expected; `place` is where they belong."""
+    kinds = [{name: f"{list(one.shape)} {one.dtype}" for name, one in each.items()} for each in (expected, stored)]
+    for name in sorted(expected.keys() | stored.keys()):
+        own, given = (kind.get(name, "absent") for kind in kinds)
+        if own != given:
             raise CheckpointError(
-                f"the checkpoint does not fit this network: {name!r} is {given.get(name, 'absent')} in the "
-                f"checkpoint and {expected.get(name, 'absent')} in the network"
+                f"the checkpoint does not fit this network: {place}{name!r} is {given} in the checkpoint and {own} in "
+                "the network"
             )
 
 

@@ -59,6 +59,7 @@ def test_the_two_devices_agree_on_an_objective():
 
 def test_the_two_devices_agree_on_the_kl_of_a_summary(generator):
     from frcl.summary import belief_from_weights, prior_kl, prior_kl_terms
+    from frcl.trees import tree_map
     from oracles import rand_posterior
 
     for M in (6, 30):
@@ -66,9 +67,9 @@ def test_the_two_devices_agree_on_the_kl_of_a_summary(generator):
             rand_posterior(3, 12, generator), torch.randn(M, 12, generator=generator).double(), 1e-3
         )
         moved = torch.randn(1, M, 12, generator=generator, dtype=torch.float64)
-        terms = prior_kl_terms(belief)
+        terms = prior_kl_terms([belief])
         local = prior_kl(moved, terms)
-        remote = prior_kl(moved.cuda(), type(terms)(*(value.cuda() for value in terms)))
+        remote = prior_kl(moved.cuda(), tree_map(torch.Tensor.cuda, terms))
         torch.testing.assert_close(local, remote.cpu(), rtol=1e-8, atol=1e-8)
 
 

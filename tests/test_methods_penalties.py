@@ -18,7 +18,7 @@ from frcl.regularisers import EWC, CurrentInputs, Curvature, FunctionalKL, Memor
 from frcl.regularisers.current_inputs import distillation
 from frcl.regularisers.fisher import diagonal_fisher, task_information
 from frcl.regularisers.heads import log_prob, make_block
-from frcl.regularisers.protocol import FeatureMap, Step, Task, sample_tasks
+from frcl.regularisers.protocol import FeatureMap, Step, Task, draw_penalties
 from frcl.regularisers.quadratic import Anchor, quadratic
 from frcl.summary import FunctionBelief
 from frcl.trees import batch_axes, leaf, named_tensors, stack, tree_map
@@ -428,7 +428,7 @@ def test_replay_loss_is_unbiased_for_the_loss_on_all_past_data(first, generator)
 
 def drawn_once(buffer, task, generator):
     """Keywords of `ask`: the tasks and rows of one step."""
-    tasks = sample_tasks(len(task.past), task.tasks_per_step, 1, generator)
+    tasks = draw_penalties([], 1, len(task.past), task.tasks_per_step, generator).tasks
     draws = tree_map(lambda rows: rows[0], buffer.draw(1, len(task.past), generator))
     return {"tasks": None if tasks is None else tasks[0], "draws": draws}
 
@@ -508,7 +508,7 @@ def test_over_all_subsets_some_of_the_buffers_are_all_of_them(uneven, count):
     whole = ask(buffer, task, task.theta, kept["x"][0], heads=heads)
     torch.testing.assert_close(torch.stack(values).mean(), whole)
     torch.testing.assert_close(whole, replayed(task, kept, params, range(4)))
-    drawn = sample_tasks(4, count, 400, torch.Generator().manual_seed(0))
+    drawn = draw_penalties([], 400, 4, count, torch.Generator().manual_seed(0)).tasks
     assert all(len(set(row)) == count for row in drawn.tolist())
     shares = torch.bincount(drawn.flatten(), minlength=4) / 400
     torch.testing.assert_close(shares, torch.full((4,), count / 4), rtol=0, atol=0.1)

@@ -12,9 +12,8 @@ from frcl.likelihoods import Bernoulli as BernoulliOf
 from frcl.likelihoods import Softmax
 from frcl.posterior import kl_weight, triangular
 from frcl.regularisers import FunctionalKL
-from frcl.regularisers.functional import make_terms, stacked_points
-from frcl.regularisers.protocol import FeatureMap
-from frcl.summary import belief_from_function, belief_from_weights
+from frcl.regularisers.protocol import FeatureMap, stacked_points
+from frcl.summary import belief_from_function, belief_from_weights, prior_kl_terms
 from frcl.trees import named_tensors, stack, tree_map, with_tensors
 from oracles import direct_prior_kl, rand_posterior
 
@@ -34,7 +33,7 @@ def objective_of(net, likelihood, options, *, past=True) -> Objective:
 
 def constants_of(N, inputs=(), beliefs=(), Z=None, *, past=True) -> Constants:
     points = stacked_points(inputs) if len(inputs) else None
-    own = (make_terms(beliefs) if len(beliefs) else (),) if past else ()
+    own = (prior_kl_terms(beliefs) if len(beliefs) else (),) if past else ()
     return Constants(torch.tensor(N, dtype=D), len(inputs), {}, points, Z, own)
 
 

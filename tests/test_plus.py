@@ -18,8 +18,8 @@ from frcl.engine.program import gradient
 from frcl.learners.lockstep import together
 from frcl.learners.objective import Draws
 from frcl.learners.task import constants_of, objective_of, program_of
-from frcl.regularisers.functional import functional_kl, make_terms, stacked_points
-from frcl.summary import belief_from_weights, make_head, recentred
+from frcl.regularisers.protocol import stacked_points
+from frcl.summary import belief_from_weights, make_head, prior_kl, prior_kl_terms, recentred
 from frcl.trees import detached, named_tensors, stack, with_tensors
 from oracles import direct_prior_kl, rand_posterior
 from streams import blobs, same_tensors, small_learner
@@ -470,7 +470,7 @@ def test_the_paper_alone_is_the_past_kl_over_n_and_nothing_else():
     points = stacked_points([summary.Z for summary in learner.tasks])
     x, _ = batch()
     Phi = phi(learner.net, torch.cat([x, points.flatten(0, 1)]))[16:].unflatten(0, points.shape[:2])
-    expected = functional_kl(Phi, make_terms([summary.belief for summary in learner.tasks])) / 500.0
+    expected = prior_kl(Phi, prior_kl_terms([summary.belief for summary in learner.tasks])).sum() / 500.0
     assert torch.equal(terms_of(learner).kl_past, expected)
 
 

@@ -30,7 +30,7 @@ def test_kl_value_gradient_and_bounds(shape):
     q = rand_posterior(C, K, g)
     Phi = torch.randn(M, K, generator=g, dtype=D)
     belief = belief_from_weights(q, Phi, 1e-2)
-    terms = prior_kl_terms(belief)
+    terms = prior_kl_terms([belief])
     at_home = float(prior_kl(Phi[None], terms))
     assert -1e-6 <= at_home <= float(kl_weight(triangular(q), 1.0)) + 1e-6
     ours = torch.randn(M, K, generator=g, dtype=D).requires_grad_()

@@ -9,17 +9,16 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 
 import frcl
-from frcl.regularisers.functional import stacked_points
+from frcl.regularisers.protocol import stacked_points
 from frcl.regularisers.recentred import RecentredKL
 from frcl.summary import (
     FunctionBelief,
     belief_from_weights,
-    pad_to,
+    padded,
     prior_kl,
     prior_kl_terms,
-    recentred_kl,
-    stack_terms,
 )
+from frcl.trees import batch_axes, stack
 from oracles import covariances, rand_posterior
 from streams import blobs, same_tensors, small_learner
 
@@ -45,8 +44,8 @@ def setting(M: int, K: int, g: torch.Generator, std: float = 1.3, C: int = 3):
 
 
 def value_of(Phi: Tensor, belief: FunctionBelief, head: Tensor) -> Tensor:
-    terms = prior_kl_terms(belief, with_mean=False)
-    return recentred_kl(Phi[None], terms, belief.mean.mT[None], head[None])[0]
+    terms = prior_kl_terms([belief], with_mean=False)
+    return prior_kl(Phi[None], terms, (belief.mean.mT[None], head[None]))[0]
 
 
 @pytest.mark.parametrize(("M", "K"), SIZES)
@@ -66,7 +65,7 @@ def test_the_mean_part_is_zero_where_nothing_has_moved(generator, M, K):
     Phi, other = old.clone().requires_grad_(), old.clone().requires_grad_()
     found = value_of(Phi, belief, head)
     silent = replace(belief, mean=torch.zeros_like(belief.mean))
-    without = prior_kl(other[None], prior_kl_terms(silent))[0]
+    without = prior_kl(other[None], prior_kl_terms([silent]))[0]
     torch.testing.assert_close(found, without, rtol=1e-9, atol=1e-9)
     (a,), (b,) = torch.autograd.grad(found, Phi), torch.autograd.grad(without, other)
     torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-8)
@@ -76,17 +75,17 @@ def test_the_mean_part_is_zero_where_nothing_has_moved(generator, M, K):
 def test_around_zero_it_is_the_kl_of_the_paper(generator, M, K):
     belief, head, _, moved = setting(M, K, generator)
     found = value_of(moved, belief, torch.zeros_like(head))
-    torch.testing.assert_close(found, prior_kl(moved[None], prior_kl_terms(belief))[0], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found, prior_kl(moved[None], prior_kl_terms([belief]))[0], rtol=1e-9, atol=1e-9)
 
 
 def test_padding_changes_nothing(generator):
     """Tasks with different points and functions side by side; what stands at padded points gets no gradient."""
     each = [setting(M, 5, generator, std, C) for M, std, C in ((2, 1.0, 1), (4, 0.7, 3), (3, 2.0, 2))]
-    terms = stack_terms([prior_kl_terms(belief, with_mean=False) for belief, *_ in each])
-    means = torch.cat([pad_to(belief.mean.mT[None], (4, 3)) for belief, *_ in each])
-    heads = torch.cat([pad_to(head[None], (3,)) for _, head, *_ in each])
+    terms = prior_kl_terms([belief for belief, *_ in each], with_mean=False)
+    means = padded([belief.mean.mT for belief, *_ in each])
+    heads = padded([head for _, head, *_ in each])
     Phi = stacked_points([moved for *_, moved in each]).requires_grad_()
-    found = recentred_kl(Phi, terms, means, heads)
+    found = prior_kl(Phi, terms, (means, heads))
     (gradient,) = torch.autograd.grad(found.sum(), Phi)
     for i, (belief, head, _, moved) in enumerate(each):
         own = moved.clone().requires_grad_()
@@ -99,12 +98,14 @@ def test_padding_changes_nothing(generator):
 
 def test_it_can_be_mapped_over_seeds(generator):
     pairs = [setting(3, 5, generator) for _ in range(2)]
-    terms = [prior_kl_terms(belief, with_mean=False) for belief, *_ in pairs]
-    stacked = type(terms[0])(*(torch.stack(parts) for parts in zip(*terms, strict=True)))
+    terms = [prior_kl_terms([belief], with_mean=False) for belief, *_ in pairs]
+    stacked = stack(terms)
     Phi = torch.stack([moved[None] for *_, moved in pairs])
     means = torch.stack([belief.mean.mT[None] for belief, *_ in pairs])
     heads = torch.stack([head[None] for _, head, *_ in pairs])
-    mapped = torch.vmap(lambda p, t, m, h: recentred_kl(p, t, m, h, 3))(Phi, stacked, means, heads)
+    mapped = torch.vmap(lambda p, t, m, h: prior_kl(p, t, (m, h)), (0, batch_axes(stacked), 0, 0))(
+        Phi, stacked, means, heads
+    )
     for i, (belief, head, _, moved) in enumerate(pairs):
         torch.testing.assert_close(mapped[i, 0], value_of(moved, belief, head))
 

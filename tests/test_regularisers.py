@@ -86,7 +86,7 @@ class Setting:
             for heads in (self.old, self.new)
         )
         self.moved = moved.heads
-        self.targets = make_targets(self.means, SIZES, self.block.heads.shape[1])
+        self.targets = make_targets(self.means, SIZES)
         M = max(POINTS)
         self.padded = torch.stack([torch.cat([Phi, Phi[:1].expand(M - len(Phi), K)]) for Phi in self.Phi_z])
 

@@ -85,10 +85,11 @@ def exchanged(Phi_z, P, gram, noise, slots, incoming):
     """Slot slots[s] of Phi_z[s] goes to incoming[s], accepted whatever comes: Φ_Z', P' and T − T' of all."""
     S, M, K = Phi_z.shape
     rows = torch.arange(S)
-    form = (exchange_in_points if M <= K else exchange_in_features)(noise, torch.device("cpu"))
+    form = exchange_in_points if M <= K else exchange_in_features
+    known = torch.diag(torch.tensor([1.0 if M <= K else -noise, noise], dtype=D))
     going = torch.zeros(S, K, dtype=D) if M <= K else Phi_z[rows, slots]
     here = (torch.arange(M) == slots[:, None])[:, None]
-    exchange = form(P, Phi_z, slots[:, None, None], here, torch.stack((going, incoming), 1))
+    exchange = form(P, Phi_z, slots[:, None, None], here, torch.stack((going, incoming), 1), known)
     Phi_z = Phi_z.clone()
     Phi_z[rows, slots] = incoming
     return Phi_z, P - (exchange.v / exchange.d).mT @ exchange.v, exchange.fall(gram)

@@ -3,8 +3,7 @@ import torch
 
 from frcl.linalg import kl_to_zero_mean
 from frcl.posterior import Posterior, function_moments, initial_posterior, kl_weight, triangular, weight_moments
-from frcl.regularisers.functional import FunctionalKL, functional_kl, make_terms, of_tasks, stacked_points
-from frcl.regularisers.protocol import Step, sample_tasks
+from frcl.regularisers.protocol import FunctionalKL, Step, draw_penalties, of_tasks, stacked_points
 from frcl.summary import (
     belief_from_function,
     belief_from_weights,
@@ -12,7 +11,6 @@ from frcl.summary import (
     make_head,
     prior_kl,
     prior_kl_terms,
-    stack_terms,
 )
 from oracles import covariances, direct_prediction, direct_prior_kl, rand_posterior
 
@@ -40,7 +38,7 @@ def test_equation_5_and_its_compressed_factor(generator, M, K):
 def test_kl_equals_torch_distributions(generator, M, K, noise):
     belief = belief_from_weights(rand_posterior(3, K, generator), features(M, K, generator), noise)
     moved = features(M, K, generator)
-    value = prior_kl(moved[None], prior_kl_terms(belief))
+    value = prior_kl(moved[None], prior_kl_terms([belief]))
     torch.testing.assert_close(value[0], direct_prior_kl(moved, belief), rtol=1e-9, atol=1e-9)
 
 
@@ -49,7 +47,7 @@ def test_closed_form_gradient_equals_autograd_through_the_cholesky(generator, M,
     belief = belief_from_weights(rand_posterior(3, K, generator), features(M, K, generator), 1e-2)
     moved = features(M, K, generator)
     ours, direct = moved.clone().requires_grad_(), moved.clone().requires_grad_()
-    prior_kl(ours[None], prior_kl_terms(belief)).sum().backward()
+    prior_kl(ours[None], prior_kl_terms([belief])).sum().backward()
     direct_prior_kl(direct, belief).backward()
     scale = direct.grad.abs().max()
     torch.testing.assert_close(ours.grad / scale, direct.grad / scale, rtol=0, atol=1e-8)
@@ -61,7 +59,7 @@ def test_kl_of_a_function_space_belief(generator, M, K):
     belief = belief_from_function(rand_posterior(2, M, generator), 1e-2)
     assert belief.posterior_noise == 0.0
     moved = features(M, K, generator)
-    torch.testing.assert_close(prior_kl(moved[None], prior_kl_terms(belief))[0], direct_prior_kl(moved, belief))
+    torch.testing.assert_close(prior_kl(moved[None], prior_kl_terms([belief]))[0], direct_prior_kl(moved, belief))
 
 
 @pytest.mark.parametrize(("M", "K"), SHAPES)
@@ -69,21 +67,21 @@ def test_kl_in_function_space_is_between_zero_and_the_kl_in_weight_space(generat
     """u is a noisy function of w, so KL(q(u)‖p(u)) ≤ KL(q(w)‖p(w))."""
     q, Phi = rand_posterior(3, K, generator), features(M, K, generator)
     for noise in (1e-6, 1e-3, 1.0):
-        value = float(prior_kl(Phi[None], prior_kl_terms(belief_from_weights(q, Phi, noise))))
+        value = float(prior_kl(Phi[None], prior_kl_terms([belief_from_weights(q, Phi, noise)])))
         assert 0.0 <= value <= float(kl_weight(triangular(q), 1.0)) + 1e-9
 
 
 @pytest.mark.parametrize("M", [8, 15])
 def test_the_two_kl_are_equal_without_noise_when_points_determine_the_weights(generator, M):
     q, Phi = rand_posterior(3, 8, generator), features(M, 8, generator)
-    terms = prior_kl_terms(belief_from_weights(q, Phi, 1e-9))
+    terms = prior_kl_terms([belief_from_weights(q, Phi, 1e-9)])
     assert float(prior_kl(Phi[None], terms)) == pytest.approx(float(kl_weight(triangular(q), 1.0)), rel=1e-5)
 
 
 def test_prior_variance_scales_the_features(generator):
     """With σ_w² = 4 the same limit holds when features are times σ_w."""
     q, Phi = rand_posterior(2, 6, generator), features(9, 6, generator)
-    terms = prior_kl_terms(belief_from_weights(q, Phi, 1e-9))
+    terms = prior_kl_terms([belief_from_weights(q, Phi, 1e-9)])
     assert float(prior_kl(2.0 * Phi[None], terms)) == pytest.approx(float(kl_weight(triangular(q), 4.0)), rel=1e-5)
 
 
@@ -93,7 +91,7 @@ def test_no_cancellation_when_points_outnumber_features():
     Phi = 30 * features(200, 101, g)
     q = initial_posterior(10, 101, 1.0, D, torch.device("cpu"))
     belief = belief_from_weights(q, Phi, 1e-3)
-    value = float(prior_kl(Phi[None], prior_kl_terms(belief)))
+    value = float(prior_kl(Phi[None], prior_kl_terms([belief])))
     assert value == pytest.approx(0.0, abs=1e-4)
 
 
@@ -104,14 +102,13 @@ def test_padding_is_exact(generator):
         beliefs = [
             belief_from_weights(rand_posterior(C, K, generator), features(M, K, generator), 1e-2) for M, C in shapes
         ]
-        terms = [prior_kl_terms(belief) for belief in beliefs]
-        stacked = stack_terms(terms)
+        terms = prior_kl_terms(beliefs)
         blocks = [features(M, K, generator) for M, _ in shapes]
         padded = torch.randn(3, 9, K, generator=generator, dtype=D)  # what stands in the padding must not count
         for i, block in enumerate(blocks):
             padded[i, : len(block)] = block
         padded.requires_grad_()
-        together = prior_kl(padded, stacked, smallest=3)
+        together = prior_kl(padded, terms)
         alone = torch.stack([direct_prior_kl(b, q) for b, q in zip(blocks, beliefs, strict=True)])
         torch.testing.assert_close(together.detach(), alone, rtol=1e-8, atol=1e-8)
         together.sum().backward()
@@ -135,10 +132,10 @@ def test_a_small_task_beside_a_large_one_has_an_exact_gradient(generator, scale)
     for i, block in enumerate(blocks):
         padded[i, : len(block)] = block
     padded.requires_grad_()
-    functional_kl(padded, make_terms(beliefs)).backward()
+    prior_kl(padded, prior_kl_terms(beliefs)).sum().backward()
     for i, (block, belief) in enumerate(zip(blocks, beliefs, strict=True)):
         live = block.clone().requires_grad_()
-        prior_kl(live[None], prior_kl_terms(belief)).sum().backward()
+        prior_kl(live[None], prior_kl_terms([belief])).sum().backward()
         error = (padded.grad[i, : len(block)] - live.grad).abs().max() / live.grad.abs().max()
         assert float(error) < 1e-7
 
@@ -152,7 +149,7 @@ def test_padding_is_made_of_inputs_that_the_network_knows(generator):
     assert torch.equal(points[1], Z[1])
     Phi = torch.randn(2, 4, 5, generator=generator, dtype=D)
     Phi[0, 2:] = torch.nan
-    value = functional_kl(Phi, make_terms(beliefs))
+    value = prior_kl(Phi, prior_kl_terms(beliefs)).sum()
     expected = direct_prior_kl(Phi[0, :2], beliefs[0]) + direct_prior_kl(Phi[1], beliefs[1])
     torch.testing.assert_close(value, expected)
 
@@ -165,9 +162,9 @@ def test_one_factorisation_for_all_tasks_and_classes(generator, monkeypatch):
         beliefs = [
             belief_from_weights(rand_posterior(10, K, generator), features(M, K, generator), 1e-2) for _ in range(4)
         ]
-        terms = make_terms(beliefs)
+        terms = prior_kl_terms(beliefs)
         calls.clear()
-        functional_kl(torch.randn(4, M, K, generator=generator, dtype=D), terms)
+        prior_kl(torch.randn(4, M, K, generator=generator, dtype=D), terms)
         assert calls == [expected]
 
 
@@ -223,7 +220,7 @@ def test_function_space_moments_and_kl_equal_the_summary_of_the_same_q(generator
     expected = head_moments(make_head(Phi_z, belief), belief, Phi_x)
     torch.testing.assert_close(moments.mean, expected.mean)
     torch.testing.assert_close(moments.variance, expected.variance)
-    torch.testing.assert_close(kl, prior_kl(Phi_z[None], prior_kl_terms(belief))[0])
+    torch.testing.assert_close(kl, prior_kl(Phi_z[None], prior_kl_terms([belief]))[0])
     chol = torch.linalg.cholesky(Phi_z @ Phi_z.T + 1e-2 * torch.eye(M, dtype=D))
     direct = sum(kl_to_zero_mean(m, f.tril(), chol) for m, f in zip(q.mean, q.factor, strict=True))
     torch.testing.assert_close(kl, direct)
@@ -243,21 +240,21 @@ def test_subsampled_kl_is_unbiased(generator):
     """The mean over every subset of tasks is the whole sum, and the sampler gives each task equally often."""
     K = 6
     beliefs = [belief_from_weights(rand_posterior(2, K, generator), features(4, K, generator), 1e-2) for _ in range(5)]
-    terms = make_terms(beliefs)
+    terms = prior_kl_terms(beliefs)
     Phi = torch.randn(5, 4, K, generator=generator, dtype=D)
-    whole = functional_kl(Phi, terms)
+    whole = prior_kl(Phi, terms).sum()
     pairs = torch.combinations(torch.arange(5), 2)
-    parts = torch.stack([functional_kl(Phi[pair], of_tasks(terms, pair), 5 / 2) for pair in pairs])
+    parts = torch.stack([5 / 2 * prior_kl(Phi[pair], of_tasks(terms, pair)).sum() for pair in pairs])
     torch.testing.assert_close(parts.mean(), whole)
     steps = [Step(*[None] * 7, Phi_z=Phi[pair], tasks=pair, past_tasks=5, N=torch.tensor(3.0)) for pair in pairs]
     penalties = torch.stack([FunctionalKL(2.0).penalty(step, terms, ()) for step in steps])
     torch.testing.assert_close(penalties, 2 * parts / 3)
-    drawn = sample_tasks(5, 2, 4000, generator)
+    drawn = draw_penalties([], 4000, 5, 2, generator).tasks
     assert (drawn[:, 0] != drawn[:, 1]).all()
     share = torch.bincount(drawn.flatten(), minlength=5) / 8000
     torch.testing.assert_close(share, torch.full((5,), 0.2), rtol=0, atol=0.02)
-    assert sample_tasks(5, 5, 1, generator) is None
-    assert sample_tasks(5, None, 1, generator) is None
+    assert draw_penalties([], 1, 5, 5, generator).tasks is None
+    assert draw_penalties([], 1, 5, None, generator).tasks is None
 
 
 def test_beliefs_hold_copies(generator):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from frcl.errors import DataError
@@ -31,3 +32,38 @@ def check_lengths(x: Tensor, y: Any) -> None:
     count = shape[0] if shape else 0
     if count != len(x):
         raise DataError(f"{len(x)} inputs but {count} targets; give one target per input")
+
+
+def checked_inputs(
+    x: Any,
+    shape: tuple[int, ...] | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    floating: bool | None = None,
+) -> Tensor:
+    """x [n, ...] on the device; floats in `dtype`, integers as they are.
+
+    Each input is of `shape`, and the inputs are floats or not as `floating` says, where these are known.
+    """
+    tensor = x.detach() if isinstance(x, Tensor) else torch.as_tensor(numeric_array(x, "inputs"))
+    if tensor.is_sparse or tensor.layout != torch.strided:
+        raise DataError("inputs are a sparse tensor; expected a dense one: call .to_dense()")
+    if tensor.ndim < 2 or len(tensor) == 0:
+        raise DataError(
+            "inputs must be [examples, ...] with at least one example and one more dimension; "
+            f"got shape {tuple(tensor.shape)}"
+        )
+    if shape is not None and tuple(tensor.shape[1:]) != shape:
+        raise DataError(
+            f"each input has shape {tuple(tensor.shape[1:])}; earlier ones had {shape}, and all tasks share one network"
+        )
+    if tensor.is_complex():
+        raise DataError("inputs are complex; expected real numbers")
+    if floating is not None and tensor.is_floating_point() != floating:
+        raise DataError(f"inputs are {tensor.dtype}; earlier ones were {'floats' if floating else 'integers'}")
+    if tensor.is_floating_point():
+        tensor = tensor.to(dtype)
+        # one number that is not finite makes the sum so too; the reverse is looked into
+        if not (bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())):
+            raise DataError("inputs contain NaN or infinite values; remove or replace them first")
+    return tensor.to(device)

@@ -35,12 +35,8 @@ class FeatureMap:
 
     def __call__(self, theta: Mapping[str, Tensor], x: Tensor) -> Tensor:
         out: Tensor = functional_call(self.net, dict(theta), (x,))
-        return torch.cat([times(self.scale, out), out.new_ones(out.shape[0], 1)], dim=1)
-
-
-def times(factor: float, x: Tensor) -> Tensor:
-    """factor · x; x itself if the factor is one."""
-    return x if factor == 1.0 else factor * x
+        scaled = out if self.scale == 1.0 else self.scale * out
+        return torch.cat([scaled, out.new_ones(out.shape[0], 1)], dim=1)
 
 
 def fixed_parts(net: nn.Module) -> dict[str, Tensor]:

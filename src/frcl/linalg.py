@@ -12,14 +12,15 @@ from torch import Tensor
 SMALL = 1e-12  # added to a variance under a square root, so that its gradient stays finite at zero
 
 
-def cholesky(A: Tensor) -> Tensor:
-    """Lower Cholesky factor of A [..., n, n]; NaN where A is not positive definite.
+def cholesky(A: Tensor, diagonal: Tensor | float = 0.0) -> Tensor:
+    """Lower Cholesky factor of A + diag(d) [..., n, n], d a number or [..., n]; NaN where it is not positive definite.
 
     No exception and no jitter: whatever noise a model has is stated by its caller. A failed factorisation
     turns into a NaN that the training loop reports, so that the step has no branch on data and can be
     batched or captured.
     """
-    factor, info = torch.linalg.cholesky_ex(A)
+    shifted = torch.diagonal_scatter(A, A.diagonal(dim1=-2, dim2=-1) + diagonal, dim1=-2, dim2=-1)
+    factor, info = torch.linalg.cholesky_ex(shifted)
     return torch.where((info == 0)[..., None, None], factor, math.nan)
 
 
@@ -32,17 +33,13 @@ def solve_lower(L: Tensor, B: Tensor) -> Tensor:
 def inverse_lower(L: Tensor) -> Tensor:
     """L⁻¹ for lower-triangular L [..., n, n]."""
     eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
-    return solve_lower(L, eye.expand_as(L))
+    inverse: Tensor = torch.linalg.solve_triangular(L, eye.expand_as(L), upper=False)
+    return inverse
 
 
 def logdet_from_cholesky(L: Tensor) -> Tensor:
     """log|L Lᵀ| [...]; the diagonal may have any sign, since only L Lᵀ counts."""
     return 2.0 * L.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
-
-
-def add_diagonal(A: Tensor, value: Tensor | float) -> Tensor:
-    """A + diag(value), value a number or [..., n]."""
-    return torch.diagonal_scatter(A, A.diagonal(dim1=-2, dim2=-1) + value, dim1=-2, dim2=-1)
 
 
 def lower_factor(H: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from frcl.linalg import add_diagonal, cholesky, kl_to_zero_mean, logdet_from_cholesky, solve_lower
+from frcl.linalg import cholesky, kl_to_zero_mean, logdet_from_cholesky, solve_lower
 
 F = TypeVar("F", bound=type[torch.autograd.Function])
 
@@ -149,7 +149,7 @@ def log_determinant(q: Posterior) -> Tensor:
     if q.low_rank is None:
         return total
     scaled = q.low_rank / q.factor[..., None]
-    return total + logdet_from_cholesky(cholesky(add_diagonal(scaled.mT @ scaled, 1.0))).sum()
+    return total + logdet_from_cholesky(cholesky(scaled.mT @ scaled, 1.0)).sum()
 
 
 def learned_prior_variance(q: Posterior) -> Tensor:
@@ -251,7 +251,7 @@ def function_moments(
     """
     X, Z = prior_std * Phi_x.double(), prior_std * Phi_z.double()
     mean, L = q.mean.double(), q.factor.double().tril()
-    chol_K = cholesky(add_diagonal(Z @ Z.mT, u_noise))
+    chol_K = cholesky(Z @ Z.mT, u_noise)
     half = solve_lower(chol_K, Z @ X.mT)  # [M, B]
     a = torch.linalg.solve_triangular(chol_K.mT, half, upper=True)  # [M, B]
     residual = (X.square().sum(1) - half.square().sum(0)).clamp_min(0.0)  # below zero by rounding only

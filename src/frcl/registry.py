@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+from collections import UserDict
 from collections.abc import Iterable, Iterator
 from importlib import metadata
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from frcl.errors import OptionError
 
@@ -19,7 +20,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(names)}"
 
 
-class Registry(Generic[T]):
+class Registry(UserDict[str, T]):
     """Named objects of one kind. Installed packages add to it through the entry point group `frcl.<kind>s`.
 
     `plural` replaces `<kind>s` in the name of the group where English has another plural.
@@ -28,36 +29,30 @@ class Registry(Generic[T]):
     def __init__(self, kind: str, plural: str | None = None) -> None:
         self.kind = kind
         self.group = f"frcl.{plural or kind + 's'}"
-        self._known: dict[str, T] = {}
+        super().__init__()
         self._plugins_loaded = False
 
     def add(self, name: str, item: T) -> T:
         """Register `item` under `name`; returns it. A name that is taken is refused."""
-        if name in self._known:
+        if name in self.data:
             raise OptionError(f"there is already a {self.kind} {name!r}; choose another name")
-        self._known[name] = item
+        self.data[name] = item
         return item
 
-    def __getitem__(self, name: str) -> T:
-        if name not in self._known:
-            self._load_plugins()
-        if name not in self._known:
-            raise OptionError(f"unknown {self.kind} {name!r}{suggestion(name, self._known)}")
-        return self._known[name]
+    def __missing__(self, name: str) -> T:
+        if name not in self:
+            raise OptionError(f"unknown {self.kind} {name!r}{suggestion(name, self)}")
+        return self.data[name]
 
     def __contains__(self, name: object) -> bool:
-        if name not in self._known:  # our own names load no plugins, which may import what is being imported
+        if name not in self.data:  # our own names load no plugins, which may import what is being imported
             self._load_plugins()
-        return name in self._known
+        return name in self.data
 
     def __iter__(self) -> Iterator[str]:
+        """All names, ours first."""
         self._load_plugins()
-        return iter(self._known)
-
-    def items(self) -> list[tuple[str, T]]:
-        """All names with their objects, ours first."""
-        self._load_plugins()
-        return list(self._known.items())
+        return iter(self.data)
 
     def _load_plugins(self) -> None:
         """Import what other packages offer, once. Importing a package runs its code, as any import does."""
@@ -65,5 +60,5 @@ class Registry(Generic[T]):
             return
         self._plugins_loaded = True
         for entry in metadata.entry_points(group=self.group):
-            if entry.name not in self._known:
-                self._known[entry.name] = entry.load()
+            if entry.name not in self.data:
+                self.data[entry.name] = entry.load()

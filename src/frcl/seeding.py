@@ -21,7 +21,7 @@ def fork(seed: int, name: str, device: torch.device | str = "cpu") -> torch.Gene
     return torch.Generator(device=device).manual_seed(stream_seed(seed, name))
 
 
-class Streams:
+class Streams(dict[str, torch.Generator]):
     """The named generators of one learner, with a state that can be saved and put back.
 
     Random numbers of several steps may be drawn ahead: `hold` remembers the state before them, and until `release` that
@@ -29,12 +29,8 @@ class Streams:
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
-        self.seed = seed
-        self._generators = {name: fork(seed, name, device) for name in STREAMS}
+        super().__init__({name: fork(seed, name, device) for name in STREAMS})
         self._held: dict[str, Tensor] | None = None
-
-    def __getitem__(self, name: str) -> torch.Generator:
-        return self._generators[name]
 
     def hold(self) -> None:
         """Remember the state: what is drawn from here on is for steps not yet taken. First go back to the last hold."""
@@ -50,9 +46,9 @@ class Streams:
         """The state that belongs to the last step taken."""
         if self._held is not None:
             return {name: value.clone() for name, value in self._held.items()}
-        return {name: generator.get_state() for name, generator in self._generators.items()}
+        return {name: generator.get_state() for name, generator in self.items()}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        for name, generator in self._generators.items():
+        for name, generator in self.items():
             generator.set_state(state[name].to("cpu", torch.uint8))
         self._held = None

@@ -14,16 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from frcl.graphs import both
-from frcl.linalg import (
-    add_diagonal,
-    cholesky,
-    inverse_lower,
-    logdet_from_cholesky,
-    low_rank_factor,
-    lower_factor,
-    solve_lower,
-)
+from frcl.linalg import cholesky, inverse_lower, logdet_from_cholesky, low_rank_factor, lower_factor, solve_lower
 from frcl.posterior import Moments, Posterior, signed, weight_moments
 from frcl.trees import tree_map
 
@@ -86,7 +77,7 @@ def _mean_factor(q: Posterior) -> Tensor:
     if q.low_rank is None:
         return diagonal.sqrt().diag()
     columns = q.low_rank.double().movedim(0, 1).flatten(1)  # [K, C r]
-    return cholesky(add_diagonal(columns @ columns.mT / len(q.mean), diagonal))
+    return cholesky(columns @ columns.mT / len(q.mean), diagonal)
 
 
 def belief_from_function(q: Posterior, u_noise: float, prior_std: float = 1.0) -> FunctionBelief:
@@ -101,7 +92,7 @@ class PriorKL(NamedTuple):
 
         Σ_c KL = ½ [ tr(K̃⁻¹ A) + C log|K̃| ] + constant.
 
-    F [T, M, R]; mask [T, M], one at real points; the rest [T].
+    F [T, M, R]; mask [T, M], one at real points; the rest [T]. `smallest` is the fewest real points of a task.
     """
 
     F: Tensor
@@ -109,99 +100,77 @@ class PriorKL(NamedTuple):
     C: Tensor
     u_noise: Tensor
     posterior_noise: Tensor
-    constant: Tensor
     prior_std: Tensor
-
-    def at(self, index: Tensor | slice) -> PriorKL:
-        """The tasks in `index` alone."""
-        return PriorKL(*(field[index] for field in self))
+    constant: Tensor
+    smallest: int
 
 
-def prior_kl_terms(belief: FunctionBelief, *, with_mean: bool = True) -> PriorKL:
-    """The constants of one task, T = 1. constant = −½ Σ_c log|cov(u_c)| − ½ C M. Without its mean A = Σ_c cov(u_c)."""
-    mean, L = belief.mean.double(), belief.factor.double()
-    C, M = mean.shape
-    outer = (L @ L.mT).sum(0) * (C // len(L)) + (mean.mT @ mean if with_mean else 0.0)  # [M, M]; Σ_c t_c = C
-    constant = -0.5 * (_logdet(belief, L) + C * M)
-    numbers = mean.new_tensor([[C], [belief.u_noise], [belief.posterior_noise], [belief.prior_std]])
-    return PriorKL(
-        F=low_rank_factor(outer, L.shape[2])[None],  # the mean lies in the span of L's columns where R < M
-        mask=mean.new_ones(1, M),
-        C=numbers[0],
-        u_noise=numbers[1],
-        posterior_noise=numbers[2],
-        constant=constant[None],
-        prior_std=numbers[3],
-    )
+def prior_kl_terms(beliefs: Sequence[FunctionBelief], *, with_mean: bool = True) -> PriorKL:
+    """The constants of T tasks: constant = −½ Σ_c log|cov(u_c)| − ½ C M. Without their means A = Σ_c cov(u_c).
+
+    Tasks with fewer points are padded with zeros, which is exact: see `prior_kl`.
+    """
+    F, mask, numbers, constant = [], [], [], []
+    for one in beliefs:
+        mean, L = one.mean.double(), one.factor.double()
+        covariance = (L @ L.mT).sum(0) * (len(mean) // len(L))  # Σ_c of them, without their noise; Σ_c t_c = C
+        outer = covariance + (mean.mT @ mean if with_mean else 0.0)  # [M, M]
+        F.append(low_rank_factor(outer, L.shape[2]))  # the mean lies in the span of L's columns where R < M
+        mask.append(mean.new_ones(mean.shape[1]))
+        numbers.append([len(mean), one.u_noise, one.posterior_noise, one.prior_std])
+        constant.append(-0.5 * (_logdet(one, L) + mean.numel()))
+    C, u_noise, posterior_noise, prior_std = F[0].new_tensor(numbers).unbind(1)
+    whole = padded(F), padded(mask), C, u_noise, posterior_noise, prior_std, torch.stack(constant)
+    return PriorKL(*whole, smallest=min(len(one) for one in mask))
 
 
 def _logdet(belief: FunctionBelief, L: Tensor) -> Tensor:
     """Σ_c log|cov(u_c)|; with scales from the eigenvalues λ of L Lᵀ, as Σ_c Σ_i log(t_c λ_i + posterior_noise)."""
     if belief.scale is None:
-        chol_q = cholesky(add_diagonal(L @ L.mT, belief.posterior_noise))
+        chol_q = cholesky(L @ L.mT, belief.posterior_noise)
         return logdet_from_cholesky(chol_q).sum() * (belief.C // len(L))
     values = torch.linalg.eigvalsh(L[0] @ L[0].mT).clamp_min(0.0)
     return (torch.outer(belief.scale.double(), values) + belief.posterior_noise).log().sum()
 
 
-def stack_terms(terms: Sequence[PriorKL]) -> PriorKL:
-    """One PriorKL over all tasks. Padding with zeros is exact: see `prior_kl`."""
-    M = max(term.F.shape[1] for term in terms)
-    R = max(term.F.shape[2] for term in terms)
-    F = [pad_to(term.F, (M, R)) for term in terms]
-    mask = [pad_to(term.mask, (M,)) for term in terms]
-    rest = [torch.cat([term[i] for term in terms]) for i in range(2, len(PriorKL._fields))]
-    return PriorKL(torch.cat(F), torch.cat(mask), *rest)
-
-
-def pad_to(x: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """x [T, ...] with its dimensions after the first enlarged to `sizes` by zeros at the end."""
-    out = x.new_zeros(x.shape[0], *sizes, *x.shape[1 + len(sizes) :])
-    out[(slice(None), *(slice(0, n) for n in x.shape[1 : 1 + len(sizes)]))] = x
+def padded(each: Sequence[Tensor]) -> Tensor:
+    """Tensors side by side, [T, ...], each enlarged by zeros at the end to the largest size along every axis."""
+    sizes = [max(lengths) for lengths in zip(*(one.shape for one in each), strict=True)]
+    out = each[0].new_zeros(len(each), *sizes)
+    for part, one in zip(out, each, strict=True):
+        part[tuple(slice(length) for length in one.shape)] = one
     return out
 
 
-def prior_kl(Phi: Tensor, terms: PriorKL, smallest: int | None = None) -> Tensor:
+def prior_kl(Phi: Tensor, terms: PriorKL, around: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """Σ_c KL(q(u_c) ‖ p_θ(u_c)) for each task, [T]; Phi [T, M, K] at the (padded) inducing inputs.
 
     The value is exact and so is its first derivative: the derivative with respect to Φ has a closed form,
     found from the same factorisation, so nothing is differentiated through a Cholesky. Second derivatives
-    are not available. One M×M factorisation per task, or one K×K where every task has more points than features:
-    `smallest` is the fewest real points of a task, counted from the mask for None. The K×K form would subtract nearly
-    equal numbers for a task with fewer.
+    are not available. One M×M factorisation per task, or one K×K where every task has more points than features. The
+    K×K form would subtract nearly equal numbers for a task with fewer.
+
+    `around` are means μ_u [T, M, C], zero where padded, and kept heads v [T, C, K]. Then the prior of a task is
+    N(Φ_Z v_c, K̃), and `terms` are those without the mean. With the residuals μ_u − Φ_Z v as further columns of F it is
+    the same KL, and their own part of the derivative is d/dΦ = −K̃⁻¹ (μ_u − Φ_Z v) vᵀ. Where the features have not moved
+    since the task ended the residuals are zero, and so is that part.
     """
     with torch.no_grad():
-        value, gradient, _ = _kl(Phi, terms, smallest)
+        scale, mask = terms.prior_std[:, None, None], terms.mask[..., None]
+        columns = terms.F.shape[2]
+        fixed = scale * Phi.double()
+        if terms.smallest < Phi.shape[1]:
+            fixed = torch.where(mask > 0, fixed, 0.0)
+        if around is not None:
+            mean, v = (part.double() for part in around)
+            terms = terms._replace(F=torch.cat([terms.F, (mean - Phi.double() @ v.mT) * mask], 2))
+        compute = _kl_through_points if terms.smallest <= Phi.shape[2] else _kl_through_features
+        value, by_Phi, solved = compute(fixed, terms)
+        gradient = scale * by_Phi
+        if around is not None:
+            gradient = gradient - (solved[..., columns:] * mask) @ v
     total: Tensor = _WithGradient.apply(Phi, value, gradient.to(Phi.dtype))  # type: ignore[no-untyped-call]
     return total
-
-
-def recentred_kl(Phi: Tensor, terms: PriorKL, means: Tensor, centres: Tensor, smallest: int | None = None) -> Tensor:
-    """Σ_c KL(q(u_c) ‖ N(Φ_Z v_c, K̃)) for each task, [T]: the prior of a task is centred on its kept head v.
-
-    `terms` are those without the mean; means [T, M, C] are μ_u, zero where padded; centres [T, C, K] are v. With the
-    residuals R = μ_u − Φ_Z v as further columns of F this is `prior_kl`, and their own part of the derivative is
-    d/dΦ = −K̃⁻¹ R vᵀ. Where the features have not moved since the task ended R is zero, and so is that part.
-    """
-    with torch.no_grad():
-        v = centres.double()
-        R = (means.double() - Phi.double() @ v.mT) * terms.mask[..., None]
-        value, gradient, solved = _kl(Phi, terms._replace(F=torch.cat([terms.F, R], 2)), smallest)
-        gradient = gradient - (solved[..., terms.F.shape[2] :] * terms.mask[..., None]) @ v
-    total: Tensor = _WithGradient.apply(Phi, value, gradient.to(Phi.dtype))  # type: ignore[no-untyped-call]
-    return total
-
-
-def _kl(Phi: Tensor, terms: PriorKL, smallest: int | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Value [T], derivative by Φ for a constant F, and K̃⁻¹F, by the form that subtracts no nearly equal numbers."""
-    fewest = int(terms.mask.sum(1).min()) if smallest is None else smallest
-    scale = terms.prior_std[:, None, None]
-    fixed = scale * Phi.detach().double()
-    if fewest < Phi.shape[1]:
-        fixed = torch.where(terms.mask[..., None] > 0, fixed, 0.0)
-    compute = _kl_through_points if fewest <= Phi.shape[2] else _kl_through_features
-    value, gradient, solved = compute(fixed, terms)
-    return value, scale * gradient, solved
 
 
 @signed
@@ -232,21 +201,14 @@ def _kl_through_points(Phi: Tensor, terms: PriorKL) -> tuple[Tensor, Tensor, Ten
     Padded points have a zero row in Φ and a one on the diagonal: they add nothing to any term.
     """
     C, u_noise, extra = terms.C[:, None, None], terms.u_noise[:, None], terms.C * terms.posterior_noise
-    chol_K = cholesky(add_diagonal(Phi @ Phi.mT, u_noise * terms.mask + (1 - terms.mask)))
+    chol_K = cholesky(Phi @ Phi.mT, u_noise * terms.mask + (1 - terms.mask))
     root = inverse_lower(chol_K)
     inverse = root.mT @ root  # K̃⁻¹ [T, M, M]
     X = inverse @ terms.F  # K̃⁻¹ F
-
-    def value() -> Tensor:
-        trace = (terms.F * X).sum((1, 2)) + extra * (inverse.diagonal(dim1=1, dim2=2) * terms.mask).sum(1)
-        return 0.5 * (trace + terms.C * logdet_from_cholesky(chol_K)) + terms.constant
-
-    def gradient() -> Tensor:
-        weight = C * inverse - X @ X.mT - extra[:, None, None] * (inverse @ inverse)
-        return weight @ Phi
-
-    d, v = both(gradient, value, Phi.device) if Phi.is_cuda else (gradient(), value())
-    return v, d, X
+    trace = (terms.F * X).sum((1, 2)) + extra * (inverse.diagonal(dim1=1, dim2=2) * terms.mask).sum(1)
+    value = 0.5 * (trace + terms.C * logdet_from_cholesky(chol_K)) + terms.constant
+    gradient = (C * inverse - X @ X.mT - extra[:, None, None] * (inverse @ inverse)) @ Phi
+    return value, gradient, X
 
 
 def _kl_through_features(Phi: Tensor, terms: PriorKL) -> tuple[Tensor, Tensor, Tensor]:
@@ -261,25 +223,19 @@ def _kl_through_features(Phi: Tensor, terms: PriorKL) -> tuple[Tensor, Tensor, T
     and K̃⁻¹F = (F − ΦX)/σ².
     """
     u_noise, C, extra = terms.u_noise, terms.C[:, None, None], terms.C * terms.posterior_noise
-    chol_B = cholesky(add_diagonal(Phi.mT @ Phi, u_noise[:, None]))
+    chol_B = cholesky(Phi.mT @ Phi, u_noise[:, None])
     root = inverse_lower(chol_B)
     inverse = root.mT @ root  # B⁻¹ [T, K, K]
     X = inverse @ (Phi.mT @ terms.F)
     rest = terms.F - Phi @ X
-
-    def value() -> Tensor:
-        missing = terms.mask.sum(1) - Phi.shape[2]  # M − K
-        trace = rest.square().sum((1, 2)) / u_noise + X.square().sum((1, 2))
-        trace = trace + extra * (missing / u_noise + inverse.diagonal(dim1=1, dim2=2).sum(1))
-        logdet = logdet_from_cholesky(chol_B) + missing * u_noise.log()
-        return 0.5 * (trace + terms.C * logdet) + terms.constant
-
-    def gradient() -> Tensor:
-        weight = C * inverse - extra[:, None, None] * (inverse @ inverse)
-        return Phi @ weight - rest @ (X / u_noise[:, None, None]).mT
-
-    d, v = both(gradient, value, Phi.device) if Phi.is_cuda else (gradient(), value())
-    return v, d, rest / u_noise[:, None, None]
+    missing = terms.mask.sum(1) - Phi.shape[2]  # M − K
+    trace = rest.square().sum((1, 2)) / u_noise + X.square().sum((1, 2))
+    trace = trace + extra * (missing / u_noise + inverse.diagonal(dim1=1, dim2=2).sum(1))
+    logdet = logdet_from_cholesky(chol_B) + missing * u_noise.log()
+    value = 0.5 * (trace + terms.C * logdet) + terms.constant
+    weight = C * inverse - extra[:, None, None] * (inverse @ inverse)
+    gradient = Phi @ weight - rest @ (X / u_noise[:, None, None]).mT
+    return value, gradient, rest / u_noise[:, None, None]
 
 
 class Head(NamedTuple):
@@ -300,11 +256,11 @@ def make_head(Phi_z: Tensor, belief: FunctionBelief) -> Head:
     Phi = belief.prior_std * Phi_z.double()
     through_points = Phi.shape[0] <= Phi.shape[1]
     if through_points:
-        chol_K = cholesky(add_diagonal(Phi @ Phi.mT, belief.u_noise))
+        chol_K = cholesky(Phi @ Phi.mT, belief.u_noise)
         Q = solve_lower(chol_K, Phi)
         P = torch.linalg.solve_triangular(chol_K.mT, Q, upper=True)
     else:
-        chol_B = cholesky(add_diagonal(Phi.mT @ Phi, belief.u_noise))
+        chol_B = cholesky(Phi.mT @ Phi, belief.u_noise)
         Q = inverse_lower(chol_B)
         P = Phi @ (Q.mT @ Q)
     return Head(belief.prior_std * (P.mT @ belief.mean.double().mT), P, Q, through_points)

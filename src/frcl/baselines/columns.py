@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from frcl.errors import CheckpointError, NetworkError
+from frcl.errors import NetworkError
 from frcl.features import MLP, ConvNet, check_network
+from frcl.learners.base import check_fits
 from frcl.trees import Params
 
 Layered = MLP | ConvNet
@@ -127,15 +128,8 @@ class Columns:
 
     def check_fits(self, stored: Params, earlier: int) -> None:
         """Refuse the column of another architecture, or one with another number of columns before it."""
-        head = stored.get(COLUMN_HEAD, torch.zeros(1, 1))
-        expected = {name: tuple(value.shape) for name, value in self.start(earlier, head, None).items()}
-        given = {name: tuple(value.shape) for name, value in stored.items()}
-        for name in sorted(expected.keys() | given.keys()):
-            if expected.get(name) != given.get(name):
-                raise CheckpointError(
-                    f"the checkpoint does not fit this network: in a column, {name!r} is {given.get(name, 'absent')} "
-                    f"in the checkpoint and should be {expected.get(name, 'absent')}"
-                )
+        any_head = next(self.net.parameters()).detach().new_zeros(1, 1)
+        check_fits(self.start(earlier, stored.get(COLUMN_HEAD, any_head), None), stored, "in a column, ")
 
 
 def lateral(U: Tensor, earlier: Tensor) -> Tensor:

@@ -119,18 +119,15 @@ class VCL(Baseline[VCLOptions, Posterior]):
             rest = torch.ones(len(x), dtype=torch.bool, device=self.device)
             rest[own.left_out] = False
             x, y = x[rest], y[rest]
-
-        def rows(steps: int) -> Tensor:
-            return minibatch_rows(len(x), options.batch_size, steps, streams, self.device)
-
-        yield self._steps(self._optimiser, own.prior, now.N, (x, y), rows, streams, options.steps)
+        yield self._steps(self._optimiser, own.prior, now.N, (x, y), streams, options.steps)
 
     def _steps(
         self, optimiser: Optimiser, prior: MeanField, N: float, data: tuple[Tensor, Tensor],
-        rows: Callable[[int], Tensor], streams: Streams, stop: int,
+        streams: Streams, stop: int, *, whole: bool = False,
     ) -> Program:  # fmt: skip
-        """Steps that bring q nearer to the posterior; `rows` are the examples that each of n steps sees."""
-        samples, like, (x, y), network = self.options.samples, optimiser.tree.mean, data, self._network
+        """Steps that bring q nearer to the posterior, on minibatches; `whole`: on all the data, where it is no more."""
+        options, like, (x, y), network = self.options, optimiser.tree.mean, data, self._network
+        samples, every = options.samples, whole and len(x) <= options.batch_size
 
         def loss(q: MeanField, constants: Tree, x: Tensor, y: Tensor, draws: Params) -> Terms:
             N, prior, fixed = constants
@@ -142,7 +139,10 @@ class VCL(Baseline[VCLOptions, Posterior]):
 
         def draw(steps: int) -> Drawn:
             noise = standard_noise(like, steps * samples, streams["likelihood"])
-            return Drawn(rows(steps), {name: value.unflatten(0, (steps, samples)) for name, value in noise.items()})
+            rows = torch.arange(len(x), device=self.device).expand(steps, -1) if every else None
+            if rows is None:
+                rows = minibatch_rows(len(x), options.batch_size, steps, streams, self.device)
+            return Drawn(rows, {name: value.unflatten(0, (steps, samples)) for name, value in noise.items()})
 
         constants = exact_number(N, self.dtype, self.device), prior, copied(fixed_parts(self.net))
         return Program(
@@ -191,13 +191,8 @@ class VCL(Baseline[VCLOptions, Posterior]):
         options, (x, y) = self.options, self._own.coresets[task]
         streams = Streams(stream_seed(options.seed, f"coreset/{task}"), self.device)
         optimiser = Optimiser(tree_map(leaf, q), options.adapt_lr)
-
-        def rows(steps: int) -> Tensor:
-            if len(x) <= options.batch_size:
-                return torch.arange(len(x), device=self.device).expand(steps, -1)
-            return minibatch_rows(len(x), options.batch_size, steps, streams, self.device)
-
-        for _ in train([self._steps(optimiser, q, float(len(x)), (x, y), rows, streams, options.adapt_steps)]):
+        program = self._steps(optimiser, q, float(len(x)), (x, y), streams, options.adapt_steps, whole=True)
+        for _ in train([program]):
             pass
         return copied(optimiser.tree)  # type: ignore[no-any-return]
 

@@ -26,11 +26,10 @@ from frcl.features import MLP
 from frcl.learners.frcl import FRCL
 from frcl.learners.options import PLUS
 from frcl.posterior import Posterior
-from frcl.regularisers.functional import functional_kl, make_terms
 from frcl.seeding import fork
 from frcl.selection import random_start
 from frcl.selection.trace import Swaps, trace_search
-from frcl.summary import belief_from_weights
+from frcl.summary import belief_from_weights, prior_kl, prior_kl_terms
 
 Pair = tuple[Timed, Timed, str]  # two functions to compare, and a description of their sizes
 
@@ -97,14 +96,14 @@ def past_kl(size: Sizes) -> Pair:
     Phi = randn(size.past, size.points, K)
     posteriors = [Posterior(randn(C, K), 0.1 * torch.eye(K) + 0.02 * randn(C, K, K)) for _ in Phi]
     beliefs = [belief_from_weights(q, Phi_z, NOISE) for q, Phi_z in zip(posteriors, Phi, strict=True)]
-    terms, factors = make_terms(beliefs), [covariance_factors(belief) for belief in beliefs]
+    terms, factors = prior_kl_terms(beliefs), [covariance_factors(belief) for belief in beliefs]
     moved = (Phi + 0.01 * randn(*Phi.shape)).requires_grad_()
 
     def with_gradient(value: Callable[[], Tensor]) -> Timed:
         return partial(clocked, lambda: torch.autograd.grad(value(), moved))
 
     return (
-        with_gradient(lambda: functional_kl(moved, terms)),
+        with_gradient(lambda: prior_kl(moved, terms).sum()),
         with_gradient(lambda: direct_past_kl(moved, beliefs, factors)),
         f"{size.past} tasks × {size.points} points, {K} features, {C} classes",
     )

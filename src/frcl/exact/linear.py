@@ -14,7 +14,7 @@ from torch import Tensor
 
 from frcl.errors import NumericalError
 from frcl.exact.sums import Sums
-from frcl.linalg import add_diagonal, cholesky, inverse_lower, logdet_from_cholesky, solve_lower
+from frcl.linalg import cholesky, inverse_lower, logdet_from_cholesky, solve_lower
 
 # λ is looked for between these multiples of the mean of the gram matrix's diagonal
 LEAST, MOST, ROUNDS = 1e-8, 1e2, 14
@@ -40,7 +40,7 @@ def solve(sums: Sums, ridge: Tensor) -> Linear:
     log p(Y | Φ) = −½ [ NC log(2πσ²) + NC + C log|ΦᵀΦ + λI| − CK log λ ]
     """
     K, C = sums.cross.shape
-    chol = cholesky(add_diagonal(sums.gram, ridge))
+    chol = cholesky(sums.gram, ridge)
     half = solve_lower(chol, sums.cross)  # L⁻¹ ΦᵀY
     total, NC = sums.squares.sum(), sums.examples * C
     noise = (total - half.square().sum()).clamp_min(TINY * total + math.ulp(0.0)) / NC
@@ -109,7 +109,7 @@ def class_model(sums: Sums, linear: Linear) -> Classes:
     means = W.mT @ sums.cross / sums.squares
     within = W.mT @ sums.gram @ W / sums.examples - (means * share) @ means.mT
     variance = linear.noise * degrees_of_freedom(sums, linear) / sums.examples
-    return Classes(means, cholesky(add_diagonal(within, variance)), share.log())
+    return Classes(means, cholesky(within, variance), share.log())
 
 
 def class_log_probs(classes: Classes, f: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from frcl import codec
-from frcl.arrays import check_lengths, numeric_array
+from frcl.arrays import check_lengths, checked_inputs
 from frcl.engine.train import train
 from frcl.errors import CheckpointError, DataError, FrclError, OptionError, TaskError
 from frcl.exact.model import Tasks, restored, stored, stored_bytes
@@ -160,15 +160,14 @@ class SequentialLearner(ABC, Generic[O, S]):
         raise TaskError(f"task {number} is still open: call fit() exactly as it began{self._way_out}")
 
     def _inputs(self, x: Any, y: Any | None = None) -> Tensor:
-        """The inputs as they are used, one for each target."""
-        state = self._state
+        """x [n, ...] on the device, one input for each target; floats in the network's type, integers as they are."""
         if isinstance(self.net, MultiInput):
             x = self.net.pack(x)
         elif isinstance(x, Mapping):
             raise DataError(
                 "inputs are a dictionary; make the network frcl.MultiInput(net, example) to use several inputs"
             )
-        inputs = checked_inputs(x, state.input_shape, self.dtype, self.device, state.input_floating)
+        inputs = checked_inputs(x, self._state.input_shape, self.dtype, self.device, self._state.input_floating)
         if y is not None:
             check_lengths(inputs, y)
         return inputs
@@ -274,7 +273,7 @@ class SequentialLearner(ABC, Generic[O, S]):
         """Continue exactly where the learner that gave `state` was; refused as a whole if it does not fit."""
         saved = codec.unpack(self._saved_type, state, self.device)
         self._check_saved(saved)
-        _check_fits(self.net, saved.net)
+        check_fits(self.net.state_dict(), saved.net)
         before, weights, trained = self._state, copied(dict(self.net.state_dict())), list(self._theta())
         try:
             self._set_weights(saved.net, saved.trained)
@@ -311,61 +310,19 @@ class SequentialLearner(ABC, Generic[O, S]):
 DAMAGED = (KeyError, TypeError, IndexError, AttributeError, RuntimeError, ValueError, FrclError)
 
 
-def _check_fits(net: nn.Module, stored: Params) -> None:
-    """Refuse the weights of a network of another shape or type."""
-
-    def kinds(tensors: Mapping[str, Any]) -> dict[str, str]:
-        return {name: f"{list(value.shape)} {value.dtype}" for name, value in tensors.items()}
-
-    expected, given = kinds(net.state_dict()), kinds(stored)
-    for name in sorted(expected.keys() | given.keys()):
-        if expected.get(name) != given.get(name):
+def check_fits(expected: Params, stored: Params, place: str = "") -> None:
+    """Refuse stored weights of other names, shapes or types than those expected; `place` is where they belong."""
+    kinds = [{name: f"{list(one.shape)} {one.dtype}" for name, one in each.items()} for each in (expected, stored)]
+    for name in sorted(expected.keys() | stored.keys()):
+        own, given = (kind.get(name, "absent") for kind in kinds)
+        if own != given:
             raise CheckpointError(
-                f"the checkpoint does not fit this network: {name!r} is {given.get(name, 'absent')} in the "
-                f"checkpoint and {expected.get(name, 'absent')} in the network"
+                f"the checkpoint does not fit this network: {place}{name!r} is {given} in the checkpoint and {own} in "
+                "the network"
             )
 
 
 # -- checks of the user's data ----------------------------------------------------------------------------------------
-
-
-def checked_inputs(
-    x: Any,
-    shape: tuple[int, ...] | None,
-    dtype: torch.dtype,
-    device: torch.device,
-    floating: bool | None = None,
-) -> Tensor:
-    """x [n, ...] on the device; floats in `dtype`, integers as they are.
-
-    Each input is of `shape`, and the inputs are floats or not as `floating` says, where these are known.
-    """
-    tensor = x.detach() if isinstance(x, Tensor) else torch.as_tensor(numeric_array(x, "inputs"))
-    if tensor.is_sparse or tensor.layout != torch.strided:
-        raise DataError("inputs are a sparse tensor; expected a dense one: call .to_dense()")
-    if tensor.ndim < 2 or len(tensor) == 0:
-        raise DataError(
-            "inputs must be [examples, ...] with at least one example and one more dimension; "
-            f"got shape {tuple(tensor.shape)}"
-        )
-    if shape is not None and tuple(tensor.shape[1:]) != shape:
-        raise DataError(
-            f"each input has shape {tuple(tensor.shape[1:])}; earlier ones had {shape}, and all tasks share one network"
-        )
-    if tensor.is_complex():
-        raise DataError("inputs are complex; expected real numbers")
-    if floating is not None and tensor.is_floating_point() != floating:
-        raise DataError(f"inputs are {tensor.dtype}; earlier ones were {'floats' if floating else 'integers'}")
-    if tensor.is_floating_point():
-        tensor = tensor.to(dtype)
-        if not all_finite(tensor):
-            raise DataError("inputs contain NaN or infinite values; remove or replace them first")
-    return tensor.to(device)
-
-
-def all_finite(x: Tensor) -> bool:
-    """Whether no element is NaN or infinite. One that is makes the sum so too; the reverse is looked into."""
-    return bool(x.sum().isfinite()) or bool(x.isfinite().all())
 
 
 def checked_size(given: int | None, otherwise: int) -> int:

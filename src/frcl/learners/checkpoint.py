@@ -176,8 +176,8 @@ def _current(learner: FRCL, saved: SavedTask, state: LearnerState) -> CurrentTas
     if saved.window is not None:
         window = _window(learner.options.window, saved.window)
     return CurrentTask(
-        likelihood=saved.likelihood, N=saved.N, optimiser=optimiser, Z=saved.Z, data_mark=saved.data_mark,
-        window=window, recent=tuple(saved.recent), shown=set(saved.shown),
+        saved.likelihood, saved.N, params, optimiser, Z=saved.Z, data_mark=saved.data_mark, window=window,
+        recent=tuple(saved.recent), shown=set(saved.shown),
     )  # fmt: skip
 
 

@@ -14,14 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frcl import codec
-from frcl.arrays import check_lengths
+from frcl.arrays import check_lengths, checked_inputs
 from frcl.engine.program import Program
 from frcl.errors import CheckpointError, DataError, LabelError, OptionError, TaskError
 from frcl.exact.fixed import RandomFeatures, whole_features
 from frcl.exact.model import Believed, ExactModel, Tasks, added, restored, stored, stored_bytes, without
 from frcl.features import check_features, check_network, network_failures
 from frcl.files import save_state
-from frcl.learners.base import checked_inputs
 from frcl.learners.exact_options import ExactGPOptions
 from frcl.learners.lockstep import Work
 from frcl.learners.mixture import check_task, checked_tasks, over_labels, summed

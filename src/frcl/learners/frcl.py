@@ -292,7 +292,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         """KL(q(u_i) ‖ p_θ(u_i)) of each past task under the current θ, in nats."""
         with torch.no_grad():
             return [
-                float(prior_kl(self._model.features(one.Z)[None], prior_kl_terms(one.belief)))
+                float(prior_kl(self._model.features(one.Z)[None], prior_kl_terms([one.belief])))
                 for one in self._state.past
             ]
 

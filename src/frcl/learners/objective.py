@@ -17,14 +17,13 @@ from torch import Tensor
 
 from frcl.boundary import symmetrised_kl
 from frcl.engine.program import Terms
-from frcl.features import FeatureMap, times
+from frcl.features import FeatureMap
 from frcl.graphs import both
 from frcl.learners.options import FRCLOptions
 from frcl.likelihoods import Likelihood
 from frcl.posterior import Moments, Posterior, Prior, function_moments, triangular, weight_space
 from frcl.regularisers import Regulariser
-from frcl.regularisers.functional import of_tasks
-from frcl.regularisers.protocol import Step, penalties
+from frcl.regularisers.protocol import Step, of_tasks, penalties
 from frcl.trees import Params, Tree
 
 
@@ -95,7 +94,7 @@ class Objective:
             return penalties(self.regularisers, step, constants.regularisers, draws.regularisers)
 
         (log_likelihood, kl_now), parts = both(fit, held, x.device) if x.is_cuda else (fit(), held())
-        now = times(self.options.prior_weight, kl_now / constants.N)
+        now = self.options.prior_weight * (kl_now / constants.N)
         penalty = sum(parts[1:], parts[0]) if parts else now.new_zeros(())
         return Terms(-log_likelihood + now + penalty, log_likelihood, now, penalty)
 

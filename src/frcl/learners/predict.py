@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from frcl.errors import NumericalError
-from frcl.features import in_chunks, network_failures, times
+from frcl.features import in_chunks, network_failures
 from frcl.inference import Asked, Points
 from frcl.learners.mixture import classes_of
 from frcl.learners.state import LearnerState
@@ -95,7 +95,7 @@ class Predictor:
             if number == len(state.past):
                 return torch.cat([self._moments(state, number, rows, None).mean for rows in x.split(self._model.chunk)])
             weights = self._head(state, number).weights.to(self._model.dtype)
-            linear, bias = times(self._model.options.feature_scale, weights[:-1]), weights[-1]
+            linear, bias = self._model.options.feature_scale * weights[:-1], weights[-1]
             net = self._model.net
             return in_chunks(lambda rows: torch.addmm(bias, net(rows), linear), x, self._model.chunk)
 
@@ -122,7 +122,7 @@ class Predictor:
         moments = head_moments(self._head(state, number), summary.belief, model.features(x) if Phi is None else Phi)
         mean, variance = (value.to(model.dtype) for value in moments)
         if model.options.prediction != "summary":
-            variance = times(model.options.head_variance, variance)
+            variance = model.options.head_variance * variance
         return Moments(mean, variance if summary.spread is None else variance * summary.spread)
 
     def _version(self, state: LearnerState) -> int:

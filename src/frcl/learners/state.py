@@ -103,6 +103,7 @@ class Declared:
 class CurrentTask:
     """The task being learned: everything that is dropped or turned into a summary when it ends.
 
+    params     what is trained, by the optimiser
     data_mark  identifies the data that fit() began with; None for a stream
     Z          fixed inducing inputs (function space)
     window     observe() keeps a sample of the data here; fit() has the data at hand
@@ -112,6 +113,7 @@ class CurrentTask:
 
     likelihood: Likelihood
     N: float
+    params: Parameters
     optimiser: Optimiser
     Z: Tensor | None = None
     data_mark: str | None = None
@@ -120,12 +122,6 @@ class CurrentTask:
     shown: set[int] = field(default_factory=set)
     stream: StreamSteps | None = None  # the step and the boundary score of observe(), made once per task
     score: Captured | None = None
-
-    @property
-    def params(self) -> Parameters:
-        """What is trained."""
-        tree: Parameters = self.optimiser.tree
-        return tree
 
     @property
     def step(self) -> int:

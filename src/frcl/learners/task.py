@@ -38,9 +38,8 @@ from frcl.posterior import (
     weight_moments,
     with_low_rank,
 )
-from frcl.regularisers.functional import stacked_points
 from frcl.regularisers.heads import trained_heads, with_trained_heads
-from frcl.regularisers.protocol import Task, draw_penalties, hooks
+from frcl.regularisers.protocol import Task, draw_penalties, hooks, stacked_points
 from frcl.seeding import fork
 from frcl.selection import (
     CRITERIA,
@@ -214,7 +213,7 @@ def open_task(
     task = model.task(state, likelihood, float(size))
     for regulariser in state.regularisers:
         regulariser.begin(task)
-    current = CurrentTask(likelihood=likelihood, N=float(size), optimiser=Optimiser(params, options.lr), Z=Z)
+    current = CurrentTask(likelihood, float(size), params, Optimiser(params, options.lr), Z=Z)
     state.current, state.declared = current, None
     state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
     return current

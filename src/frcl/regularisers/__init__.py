@@ -7,10 +7,9 @@ import pkgutil
 from importlib import import_module
 
 from frcl.regularisers.current_inputs import CurrentInputs
-from frcl.regularisers.functional import FunctionalKL
 from frcl.regularisers.memory_targets import MemoryTargets
 from frcl.regularisers.path import PathIntegral
-from frcl.regularisers.protocol import REGULARISERS, Regulariser
+from frcl.regularisers.protocol import REGULARISERS, FunctionalKL, Regulariser
 from frcl.regularisers.quadratic import EWC, Curvature
 from frcl.regularisers.recentred import RecentredKL
 from frcl.regularisers.replay import Replay

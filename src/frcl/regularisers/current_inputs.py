@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from frcl.errors import CheckpointError
-from frcl.features import times
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.heads import divergence, functions_at, make_block
 from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, number, register, remembered
@@ -61,8 +60,8 @@ class CurrentInputs(Regulariser):
             Phi_old = step.features({**step.theta, **theta}, step.x)
         block = block.at(step.tasks)
         old, new = functions_at(Phi_old, block.heads), functions_at(step.Phi, block.now(step))
-        apart = divergence(times(1 / tau, old), times(1 / tau, new), block)  # [k, B]
-        return self.weight * times(tau**2, apart.mean(1).sum() * step.scale)
+        apart = divergence(1 / tau * old, 1 / tau * new, block)  # [k, B]
+        return self.weight * (tau**2 * (apart.mean(1).sum() * step.scale))
 
     def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         self.theta = {}

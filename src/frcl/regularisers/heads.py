@@ -14,7 +14,7 @@ from torch import Tensor
 
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.protocol import PastTask, Regulariser, Step
-from frcl.summary import pad_to
+from frcl.summary import padded
 from frcl.trees import Params, leaf, tree_map
 
 P = TypeVar("P", bound=PastTask)
@@ -50,25 +50,24 @@ class HeadBlock(NamedTuple):
 def make_block(past: Sequence[PastTask]) -> HeadBlock:
     """The block of some past tasks, whose heads are kept."""
     heads = [task.head.detach() for task in past]  # type: ignore[union-attr]
-    C = max(len(head) for head in heads)
     kinds = {task.likelihood.name: task.likelihood for task in past}
     member = [[float(task.likelihood.name == kind) for kind in kinds] for task in past]
     return HeadBlock(
-        heads=torch.cat([pad_to(head[None], (C,)) for head in heads]),
-        own=torch.cat([pad_to(head.new_ones(1, len(head)), (C,)) for head in heads]),
+        heads=padded(heads),
+        own=padded([head.new_ones(len(head)) for head in heads]),
         kinds=tuple(kinds.values()),
         member=heads[0].new_tensor(member),
-        params=tuple(_params(past, kind, C, heads[0]) for kind in kinds),
+        params=tuple(_params(past, kind, heads) for kind in kinds),
     )
 
 
-def _params(past: Sequence[PastTask], kind: str, C: int, like: Tensor) -> Params:
+def _params(past: Sequence[PastTask], kind: str, heads: Sequence[Tensor]) -> Params:
     """What the likelihoods of one kind learned, padded over tasks and functions."""
     learned = [task.likelihood_params if task.likelihood.name == kind else {} for task in past]
     found: Params = {}
     for name in next((own for own in learned if own), {}):
-        rows = [pad_to(own[name][None], (C,)) if own else like.new_zeros(1, C) for own in learned]
-        found[name] = torch.cat([row.to(like) for row in rows])[:, None].detach()
+        rows = [own[name].to(w) if own else w.new_zeros(len(w)) for own, w in zip(learned, heads, strict=True)]
+        found[name] = padded(rows)[:, None].detach()
     return found
 
 

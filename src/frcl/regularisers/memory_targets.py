@@ -13,13 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 
-from frcl.regularisers.functional import of_tasks
 from frcl.regularisers.heads import HeadBlock, divergence, make_block
-from frcl.regularisers.protocol import Regulariser, Step, Task, number, register
-from frcl.summary import pad_to
+from frcl.regularisers.protocol import Regulariser, Step, Task, number, of_tasks, register
+from frcl.summary import padded
 from frcl.trees import Tree
 
 
@@ -30,12 +28,10 @@ class Targets(NamedTuple):
     weight: Tensor
 
 
-def make_targets(means: Sequence[Tensor], sizes: Sequence[float], functions: int) -> Targets:
-    """The values μ_u [C_i, M_i] of each task, padded to `functions`; sizes are N_i."""
-    M = max(mean.shape[1] for mean in means)
-    values = [pad_to(mean.mT[None], (M, functions)) for mean in means]
-    each = [mean.new_full((1, mean.shape[1]), size / mean.shape[1]) for mean, size in zip(means, sizes, strict=True)]
-    return Targets(torch.cat(values), torch.cat([pad_to(weight, (M,)) for weight in each]))
+def make_targets(means: Sequence[Tensor], sizes: Sequence[float]) -> Targets:
+    """The values μ_u [C_i, M_i] of each task, padded; sizes are N_i."""
+    each = [mean.new_full(mean.shape[1:], size / mean.shape[1]) for mean, size in zip(means, sizes, strict=True)]
+    return Targets(padded([mean.mT for mean in means]), padded(each))
 
 
 def memory_targets(Phi_z: Tensor, targets: Targets, part: HeadBlock, heads: Tensor, scale: float = 1.0) -> Tensor:
@@ -66,8 +62,7 @@ class MemoryTargets(Regulariser):
         past: Sequence[Any] = task.past
         if not past:
             return ()
-        block, sizes = make_block(past), [float(one.size) for one in past]
-        return make_targets([one.belief.mean for one in past], sizes, block.heads.shape[1]), block
+        return make_targets([one.belief.mean for one in past], [float(one.size) for one in past]), make_block(past)
 
     def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
         if not constants or step.Phi_z is None:

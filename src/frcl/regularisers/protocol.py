@@ -1,4 +1,4 @@
-"""The protocol of a regulariser: what it adds to the loss, what it remembers of a task, what it costs.
+"""The protocol of a regulariser: what it adds to the loss, what it remembers of a task, what it costs; the paper's KL.
 
 FRCL, FRCL+ and the methods beside them are a network, a last layer per task and a list of these.
 """
@@ -16,13 +16,15 @@ from torch import Tensor
 
 from frcl.errors import OptionError
 from frcl.features import FeatureMap
+from frcl.graphs import inside_a_transform
 from frcl.likelihoods import Likelihood
 from frcl.options import NOT_NEGATIVE, POSITIVE, check_fields
 from frcl.registry import Registry
 from frcl.seeding import fork
-from frcl.trees import Params, Tree
+from frcl.summary import prior_kl, prior_kl_terms
+from frcl.trees import Params, Tree, tree_map
 
-Kept = dict[str, list[Tensor]]  # what is kept of past tasks, by kind (`learners/accounting.py`)
+Kept = dict[str, list[Tensor]]  # what is kept of past tasks, by kind (`learners/types.py`)
 
 
 class PastTask(Protocol):
@@ -212,14 +214,6 @@ def penalties(
     return [value for value in found if value is not None]
 
 
-def sample_tasks(tasks: int, at_most: int | None, steps: int, generator: torch.Generator) -> Tensor | None:
-    """Which past tasks each step uses, [steps, at_most], all different within a step; None for all of them."""
-    if at_most is None or tasks <= at_most:
-        return None
-    order = torch.rand(steps, tasks, generator=generator, device=generator.device, dtype=torch.float64)
-    return order.argsort(1)[:, :at_most].contiguous()
-
-
 class PenaltyDraws(NamedTuple):
     """The randomness of penalties: past tasks in use [steps, k] (None: all), and what each regulariser drew."""
 
@@ -230,8 +224,14 @@ class PenaltyDraws(NamedTuple):
 def draw_penalties(
     regularisers: Sequence[Regulariser], steps: int, past_tasks: int, at_most: int | None, generator: torch.Generator
 ) -> PenaltyDraws:
-    """Everything random of the penalties in the next steps; at most `at_most` past tasks are used per step."""
-    used = sample_tasks(past_tasks, at_most, steps, generator)
+    """Everything random of the penalties in the next steps; at most `at_most` past tasks are used per step.
+
+    The past tasks that a step uses are all different, and each task is as probable as any other.
+    """
+    used: Tensor | None = None
+    if at_most is not None and past_tasks > at_most:
+        order = torch.rand(steps, past_tasks, generator=generator, device=generator.device, dtype=torch.float64)
+        used = order.argsort(1)[:, :at_most].contiguous()
     return PenaltyDraws(used, tuple(one.draw(steps, past_tasks, generator) for one in regularisers))
 
 
@@ -262,3 +262,48 @@ def copied_regularisers(given: Sequence[Regulariser]) -> list[Regulariser]:
     if not isinstance(given, Sequence) or not all(isinstance(one, Regulariser) for one in given):
         raise OptionError(f"regularisers is a list of regularisers, as in [frcl.FunctionalKL()]; got {given!r}")
     return [copy.deepcopy(one) for one in given]
+
+
+# -- past tasks ------------------------------------------------------------------------------------------------------
+
+
+def stacked_points(inputs: Sequence[Tensor]) -> Tensor:
+    """The inducing inputs of T tasks, [T, M, ...], padded to the largest M.
+
+    Padding repeats a task's own first input, since a network may not accept an input made of zeros; it is masked out.
+    """
+    M = max(len(Z) for Z in inputs)
+    return torch.stack([torch.cat([Z, Z[:1].expand(M - len(Z), *Z.shape[1:])]) for Z in inputs])
+
+
+def of_tasks(tree: Tree, index: Tensor | None) -> Tree:
+    """The entries of some tasks; a single one is not copied where its number can be read on the host."""
+    if index is None:
+        return tree
+    if len(index) == 1 and index.device.type == "cpu" and not inside_a_transform():
+        number = int(index)
+        return tree_map(lambda part: part[number : number + 1], tree)
+    return tree_map(lambda part: part[index], tree)
+
+
+@register
+@dataclass
+class FunctionalKL(Regulariser):
+    """The paper's: weight · Σ_i KL(q(u_i) ‖ p_θ(u_i)) / N over past tasks (equation 4), whole or sub-sampled (2.2).
+
+    From k of T tasks the sum is estimated by theirs × T/k, unbiased.
+    """
+
+    weight: float = number(1.0)
+    name: ClassVar[str] = "functional-kl"
+    uses_points: ClassVar[bool] = True
+
+    def constants(self, task: Task) -> Tree:
+        past: Sequence[Any] = task.past  # with inducing inputs Z, and a belief about the function there
+        return prior_kl_terms([one.belief for one in past]) if past else ()
+
+    def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
+        if not constants or step.Phi_z is None:
+            return None
+        kl = prior_kl(step.Phi_z, of_tasks(constants, step.tasks)).sum() * step.scale
+        return self.weight * (kl / step.N)

@@ -17,10 +17,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from frcl.regularisers.functional import of_tasks
 from frcl.regularisers.heads import make_block
-from frcl.regularisers.protocol import Regulariser, Step, Task, number, register
-from frcl.summary import PriorKL, pad_to, prior_kl_terms, recentred_kl, stack_terms
+from frcl.regularisers.protocol import Regulariser, Step, Task, number, of_tasks, register
+from frcl.summary import PriorKL, padded, prior_kl, prior_kl_terms
 from frcl.trees import Tree
 
 
@@ -31,7 +30,6 @@ class Constants(NamedTuple):
     means: Tensor
     centres: Tensor
     counts: Tensor
-    smallest: int
 
 
 @register
@@ -50,17 +48,16 @@ class RecentredKL(Regulariser):
         past: Sequence[Any] = task.past
         if not past:
             return ()
-        terms = stack_terms([prior_kl_terms(one.belief, with_mean=False) for one in past])
+        terms = prior_kl_terms([one.belief for one in past], with_mean=False)
         if self.u_noise is not None:
             terms = terms._replace(u_noise=torch.full_like(terms.u_noise, self.u_noise))
-        M, heads = terms.mask.shape[1], make_block(past).heads
         counts = [one.size / len(one.Z) if self.count_examples else 1.0 for one in past]
-        means = torch.cat([pad_to(one.belief.mean.mT[None], (M, heads.shape[1])) for one in past])
-        return Constants(terms, means, heads, terms.C.new_tensor(counts), min(len(one.Z) for one in past))
+        means = padded([one.belief.mean.mT for one in past])
+        return Constants(terms, means, make_block(past).heads, terms.C.new_tensor(counts))
 
     def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
         if not constants or step.Phi_z is None:
             return None
         part: Constants = of_tasks(constants, step.tasks)
-        each = recentred_kl(step.Phi_z, part.terms, part.means, part.centres, part.smallest)
+        each = prior_kl(step.Phi_z, part.terms, (part.means, part.centres))
         return self.weight * ((part.counts * each).sum() * step.scale) / step.N

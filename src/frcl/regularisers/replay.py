@@ -15,9 +15,8 @@ from torch import Tensor
 
 from frcl.errors import DataError
 from frcl.likelihoods import Likelihood
-from frcl.regularisers.functional import stacked_points
 from frcl.regularisers.heads import HeadBlock, log_prob, make_block
-from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, number, register, remembered
+from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, number, register, remembered, stacked_points
 from frcl.selection import random_start
 from frcl.trees import Params, Tree
 

@@ -36,7 +36,7 @@ def negative_elbo(task: TaskData, index: Tensor) -> float:
     Where only n of them are at hand their sum stands for it, times N/n.
     """
     belief = belief_from_weights(task.q, task.Phi[index], task.u_noise, task.prior_std)
-    kl = float(prior_kl(task.Phi[index][None], prior_kl_terms(belief)))
+    kl = float(prior_kl(task.Phi[index][None], prior_kl_terms([belief])))
     expected = task.likelihood.expected_log_prob(*task.moments(index), task.y, task.draws, task.params)
     return kl - task.size * float(expected.double().mean())
 

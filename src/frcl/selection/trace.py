@@ -5,9 +5,8 @@ Features Φ in this file are kernel features, σ_w φ(x), so that k(x, x') = φ(
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from frcl.errors import DataError
 from frcl.graphs import captured, spread
-from frcl.linalg import add_diagonal, cholesky, inverse_lower
+from frcl.linalg import cholesky, inverse_lower
 from frcl.selection.base import Recipe, Selected
 
 REFRESH = 64  # proposals between two direct recomputations of the matrix that a search keeps
@@ -23,7 +22,7 @@ REFRESH = 64  # proposals between two direct recomputations of the matrix that a
 
 def residual_projection(Phi_z: Tensor, noise: float) -> Tensor:
     """R = I − Φ_Zᵀ K̃_Z⁻¹ Φ_Z = σ² (Φ_ZᵀΦ_Z + σ² I)⁻¹, [K, K]: φᵀRφ is what Z leaves unexplained of k(x, x)."""
-    root = inverse_lower(cholesky(add_diagonal(Phi_z.mT @ Phi_z, noise)))
+    root = inverse_lower(cholesky(Phi_z.mT @ Phi_z, noise))
     return noise * (root.mT @ root)
 
 
@@ -49,53 +48,40 @@ class Exchange(NamedTuple):
         return torch.bmm(self.u, gram).mul_(self.u).div_(self.d).sum((1, 2))
 
 
-Form = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Exchange]
-
-
-def exchange_in_points(noise: float, device: torch.device) -> Form:
+def exchange_in_points(P: Tensor, Phi_z: Tensor, slot: Tensor, here: Tensor, pair: Tensor, known: Tensor) -> Exchange:
     """For M ≤ K, where P = −K̃⁻¹ [S, M, M]. With a = K̃⁻¹e_j, p = Φ_Zᵀa, and b = K̃₋⁻¹Φ_Zφ, zero at j:
 
         R₋ = R + p pᵀ/a_j,   r = φ − Φ_Zᵀb.
 
-    The form takes P; Φ_Z [S, M, K]; j [S, 1, 1]; a mask [S, 1, M] of where j is; and (0, φ) [S, 2, K].
+    Φ_Z [S, M, K]; slot j [S, 1, 1]; here, a mask [S, 1, M] of where j is; pair (0, φ) [S, 2, K]; known, diag(1, σ²).
     """
-    first = torch.eye(2, 1, dtype=torch.float64, device=device)
-    noise_of_second = noise * (1 - first)
-
-    def exchange(P: Tensor, Phi_z: Tensor, slot: Tensor, here: Tensor, pair: Tensor) -> Exchange:
-        v = torch.bmm(torch.where(here, first, torch.bmm(pair, Phi_z.mT)), P)  # −a and −K̃⁻¹Φ_Zφ, Φ_Zφ zero at j
-        ends = v.gather(2, slot.expand(-1, 2, -1))
-        a, b = v.unbind(1)
-        a_j, b_j = ends.unbind(1)
-        b.addcmul_(a, b_j / a_j, value=-1)  # −b
-        u = torch.baddbmm(pair, v, Phi_z)  # −p and r
-        d = (u * pair).sum(2, keepdim=True).add_(noise_of_second).addcmul_(ends, first)  # −a_j and σ² + φᵀr
-        b.masked_fill_(here[:, 0], 1.0)
-        return Exchange(u, v, d)
-
-    return exchange
+    first, noise_of_second = known[:, :1], known[:, 1:]
+    v = torch.bmm(torch.where(here, first, torch.bmm(pair, Phi_z.mT)), P)  # −a and −K̃⁻¹Φ_Zφ, Φ_Zφ zero at j
+    ends = v.gather(2, slot.expand(-1, 2, -1))
+    a, b = v.unbind(1)
+    a_j, b_j = ends.unbind(1)
+    b.addcmul_(a, b_j / a_j, value=-1)  # −b
+    u = torch.baddbmm(pair, v, Phi_z)  # −p and r
+    d = (u * pair).sum(2, keepdim=True).add_(noise_of_second).addcmul_(ends, first)  # −a_j and σ² + φᵀr
+    b.masked_fill_(here[:, 0], 1.0)
+    return Exchange(u, v, d)
 
 
-def exchange_in_features(noise: float, device: torch.device) -> Form:
+def exchange_in_features(P: Tensor, Phi_z: Tensor, slot: Tensor, here: Tensor, pair: Tensor, known: Tensor) -> Exchange:
     """For M > K, where P = R [S, K, K]. With q = Rφ_j and c = σ² − φ_jᵀq:
 
         R₋ = R + q qᵀ/c,   r = Rφ + q (qᵀφ)/c.
 
-    The form takes what the other takes, but (φ_j, φ) for (0, φ).
+    Takes what the other form takes, but (φ_j, φ) for (0, φ), and diag(−σ², σ²) as `known`.
     """
-    signed_noise = noise * torch.diag(torch.arange(-1.0, 2.0, 2.0, dtype=torch.float64, device=device))[None]
-
-    def exchange(P: Tensor, Phi_z: Tensor, slot: Tensor, here: Tensor, pair: Tensor) -> Exchange:
-        u = torch.bmm(pair, P)  # q and Rφ
-        products = torch.baddbmm(signed_noise, u, pair.mT)
-        minus_c, along, _, last = products.view(-1, 4, 1).unbind(1)
-        q, r = u.unbind(1)
-        ratio = along / minus_c
-        r.addcmul_(q, ratio, value=-1)
-        last.addcmul_(along, ratio, value=-1)  # σ² + φᵀr
-        return Exchange(u, u, products.diagonal(dim1=1, dim2=2).unsqueeze(2))
-
-    return exchange
+    u = torch.bmm(pair, P)  # q and Rφ
+    products = torch.baddbmm(known[None], u, pair.mT)
+    minus_c, along, _, last = products.view(-1, 4, 1).unbind(1)
+    q, r = u.unbind(1)
+    ratio = along / minus_c
+    r.addcmul_(q, ratio, value=-1)
+    last.addcmul_(along, ratio, value=-1)  # σ² + φᵀr
+    return Exchange(u, u, products.diagonal(dim1=1, dim2=2).unsqueeze(2))
 
 
 @dataclass(frozen=True)
@@ -111,11 +97,6 @@ class TraceSearch:
     slots: Tensor
     proposals: Tensor
 
-    @property
-    def sizes(self) -> tuple[int, int, int, float, torch.device]:
-        """M, K, steps, σ² and the device: searches that agree in them can be run side by side."""
-        return len(self.start), self.Phi.shape[1], len(self.slots), self.noise, self.Phi.device
-
 
 def trace_search(Phi: Tensor, start: Tensor, noise: float, steps: int, generator: torch.Generator) -> TraceSearch:
     """A search of `steps` proposals, each of a random point of Z and a random example."""
@@ -129,24 +110,21 @@ def run_searches(searches: Sequence[TraceSearch]) -> list[Selected]:
     if not searches:
         return []
     groups: dict[object, list[int]] = {}
-    for i, search in enumerate(searches):
-        groups.setdefault(search.sizes, []).append(i)
-    works = [partial(_side_by_side, [searches[i] for i in members]) for members in groups.values()]
+    for i, one in enumerate(searches):
+        key = len(one.start), one.Phi.shape[1], len(one.slots), one.noise, one.Phi.device
+        groups.setdefault(key, []).append(i)
     found: dict[int, Selected] = {}
-    swaps_of = [works[0]()] if len(works) == 1 else spread(works, searches[0].Phi.device)
+    with torch.inference_mode():  # on CUDA the searches may still be under way after it
+        swaps_of = [Swaps([searches[i] for i in members]) for members in groups.values()]
+        if len(swaps_of) == 1:
+            swaps_of[0].run()
+        else:
+            spread([swaps.run for swaps in swaps_of], searches[0].Phi.device)
     for members, swaps in zip(groups.values(), swaps_of, strict=True):
         index = swaps.index.cpu().clone()  # out of inference mode
         each = zip(index, swaps.before.tolist(), swaps.after.tolist(), strict=True)
         found |= zip(members, (Selected(*one) for one in each), strict=True)
     return [found[i] for i in range(len(searches))]
-
-
-def _side_by_side(searches: Sequence[TraceSearch]) -> Swaps:
-    """Searches of the same sizes, carried out; on CUDA they may still be under way when this returns."""
-    with torch.inference_mode():
-        swaps = Swaps(searches)
-        swaps.run()
-    return swaps
 
 
 class Swaps:
@@ -156,8 +134,9 @@ class Swaps:
     """
 
     def __init__(self, searches: Sequence[TraceSearch]) -> None:
-        M, K, steps, self.noise, self.device = searches[0].sizes
-        S, device = len(searches), self.device
+        first = searches[0]
+        S, M, K, steps, device = len(searches), len(first.start), first.Phi.shape[1], len(first.slots), first.Phi.device
+        self.noise, self.device = first.noise, device
         self.steps, self.has_few_points, self.may_look = steps, M <= K, device.type == "cpu"
         self.gram = torch.stack([_gram(search.Phi) for search in searches])
         self.index = torch.stack([search.start.to(device) for search in searches])
@@ -168,7 +147,9 @@ class Swaps:
         self.table = torch.nn.functional.pad(torch.stack(seen), (0, 0, 0, 1))
         self.Phi_z, self.rows = self.table[:, :M], self.table.flatten(0, 1)
         self.P = self.direct()
-        self.exchange = (exchange_in_points if self.has_few_points else exchange_in_features)(self.noise, device)
+        self.exchange = exchange_in_points if self.has_few_points else exchange_in_features
+        diagonal = [1.0 if self.has_few_points else -self.noise, self.noise]
+        self.known = torch.diag(torch.tensor(diagonal, dtype=torch.float64, device=device))
         going = torch.full_like(self.slots, M + steps) if self.has_few_points else self.slots
         coming = torch.arange(M, M + steps, device=device).expand_as(going)
         begin = torch.arange(S, device=device)[:, None, None] * self.table.shape[1]
@@ -181,7 +162,7 @@ class Swaps:
         """P computed from Φ_Z."""
         if not self.has_few_points:
             return residual_projection(self.Phi_z, self.noise)
-        root = inverse_lower(cholesky(add_diagonal(self.Phi_z @ self.Phi_z.mT, self.noise)))
+        root = inverse_lower(cholesky(self.Phi_z @ self.Phi_z.mT, self.noise))
         return -(root.mT @ root)
 
     def run(self) -> None:
@@ -207,7 +188,7 @@ class Swaps:
         slot = self.slots.index_select(2, self.clock)  # [S, 1, 1]
         here = self.positions == slot  # [S, 1, M]
         pair = self.rows.index_select(0, self.pairs.index_select(0, self.clock).view(-1)).view(self.pair_shape)
-        exchange = self.exchange(self.P, self.Phi_z, slot, here, pair)
+        exchange = self.exchange(self.P, self.Phi_z, slot, here, pair, self.known)
         fall = exchange.fall(self.gram)
         if self.may_look and max(fall.tolist()) <= 0:
             return

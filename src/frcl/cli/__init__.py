@@ -283,15 +283,20 @@ def _learn(learn: Callable[..., Result], folder: Path, tensorboard: bool, quiet:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     before = signal.signal(signal.SIGINT, ask)
+
+    def write(result: Result) -> None:
+        signal.signal(signal.SIGINT, before)
+        observer.close()
+        runs = [Run.of(folder, result)]
+        write_report(runs, folder / "report.html", figures=folder / "figures")
+        write_tables(runs, folder / "tables")
+
     try:
-        result = learn(observer, stop=asked.is_set)
+        result = learn(observer, stop=asked.is_set, after=write)
     finally:
         observer.close()
         signal.signal(signal.SIGINT, before)
-    runs = [Run.of(folder, result)]
-    page = write_report(runs, folder / "report.html", figures=folder / "figures")
-    write_tables(runs, folder / "tables")
     if as_json:
         typer.echo(json.dumps(result.to_json()))
     elif not quiet:
-        say_result(result, page)
+        say_result(result, folder / "report.html")

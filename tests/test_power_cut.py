@@ -96,7 +96,7 @@ def test_the_power_cut_notices_a_write_that_is_not_synced(whole, tmp_path, monke
         runner.run(CONFIG, folder, Observer())
     monkeypatch.undo()
     write_out(disk.states[-1].left("nothing unsynced"), folder, tmp_path / "cut")
-    with pytest.raises(runner.CheckpointError, match="log.csv is shorter than when it was written"):
+    with pytest.raises(runner.CheckpointError, match=r"log\.csv is shorter than when it was written"):
         runner.resume(tmp_path / "cut", Observer())
 
 

@@ -100,11 +100,29 @@ class Progress:
     logs: dict[str, Written] = field(default_factory=dict)
     seconds: Seconds = field(default_factory=Seconds)
     started: str = ""
+    options: dict[str, Any] = field(default_factory=dict)  # those that decide what is learned
+
+    def check_options(self, config: Config) -> None:
+        """Refuse a configuration that would learn something else than the one the run began with."""
+        now = learned_options(config)
+        for name, then in (self.options or now).items():
+            if now[name] != then:
+                part = then if isinstance(then, dict) else {}
+                names = [f"{name}.{key}" for key, value in part.items() if now[name].get(key) != value] or [name]
+                raise CheckpointError(
+                    f"config.toml has other options than the run began with: {', '.join(names)}; put them back"
+                )
+        self.options = now
 
     def spent(self, part: Part, seconds: float) -> None:
         """Add time to one of the parts and to the total."""
         now = self.seconds
         self.seconds = replace(now, **{part: getattr(now, part) + seconds}, total=now.total + seconds)
+
+
+def learned_options(config: Config) -> dict[str, Any]:
+    """The options that decide what is learned."""
+    return {name: value for name, value in to_dict(config).items() if name not in ("device", "data", "run")}
 
 
 class Keeper:
@@ -116,6 +134,7 @@ class Keeper:
         self.config, self.folder, self.progress, self.observer, self._stop = config, folder, progress, observer, stop
         self._saved_at = time.monotonic()
         self._cost = 0.0  # seconds that the last checkpoint took
+        progress.check_options(config)
         self._rows: dict[str, list[str]] = {}  # of each log, not written yet
         for name in (LOG, PAST_LOG) if config.run.log_past_every else (LOG,):
             written = progress.logs.setdefault(name, Written())

@@ -11,11 +11,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from frcl.codec import LARGEST_INT, short
 from frcl.data.options import BenchmarkOptions, TrainOn
 from frcl.data.own_files import DEFAULTS, Array, Parts, as_array, read_config, read_parts
 from frcl.data.tasks import Device, Split, Task, TaskList, first_tasks
 from frcl.errors import DataError, OptionError
+from frcl.options import LARGEST_INT
 from frcl.seeding import fork
 
 Arrays = tuple[Any, Any] | tuple[Any, Any, Any, Any]  # (x, y) or (x, y, x_test, y_test): arrays, tensors, lists
@@ -104,7 +104,7 @@ def label_kind(y: Array, where: str) -> Literal["whole", "real", "names"]:
     if kind in "biu" or (kind == "U" and all(re.fullmatch(r"[+-]?\d+", text) for text in np.unique(y).tolist())):
         large = [label for label in np.unique(y).tolist() if not _fits_int64(str(label))]
         if large:
-            raise DataError(f"{where}: label {short(large[0])} does not fit 64 bits; use names or smaller numbers")
+            raise DataError(f"{where}: label {str(large[0])[:30]} does not fit 64 bits; use names or smaller numbers")
         return "whole"
     try:
         numbers = y.astype(float)

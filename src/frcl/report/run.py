@@ -35,7 +35,7 @@ class Run:
     @classmethod
     def of(cls, folder: Path, result: Result) -> Run:
         """The run in a folder whose result is already known; reads the inducing inputs alone."""
-        return cls(folder, result, _read_points(folder / "points.npz"))
+        return cls(folder, result, read_points(folder / "points.npz"))
 
     def task(self, number: int) -> str:
         """The name of a task by the learner's own number; with hidden boundaries those are the tasks that it found."""
@@ -84,9 +84,9 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
     return [read_run(folder) for folder in folders]
 
 
-def _read_points(path: Path) -> dict[int, NDArray[Any]]:
-    """The arrays task_0, task_1, … by number; none if there is no file."""
-    if not path.exists():
+def read_points(path: Path, *, required: bool = False) -> dict[int, NDArray[Any]]:
+    """The arrays task_0, task_1, … by number; none if there is no file, unless it is required."""
+    if not path.exists() and not required:
         return {}
     try:
         with open_regular(path, LARGEST_POINTS) as file:

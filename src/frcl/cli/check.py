@@ -55,7 +55,7 @@ def _checkpoint(path: Path) -> str:
 
 def _log(path: Path, written: Written) -> str:
     written.check(path)
-    return f"{written.length} bytes"
+    return "as the checkpoint describes it"
 
 
 def _of_run(folder: Path) -> Iterator[Check]:

@@ -58,7 +58,10 @@ def write_at(path: Path, content: bytes, at: int) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Wait until the names of the files in a folder are on the disk, where the system can do that."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:  # a folder that may be written to, but not read
+        return
     try:
         with _naming(folder):
             os.fsync(handle)

@@ -4,8 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
+LOCK ?=  # requirements.lock: install exactly these files, checked by SHA-256, as CI does
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help run test test-all check format mutants bench reproduce-quick docs clean
+.PHONY: help run test test-all check format mutants bench reproduce-quick docs audit clean
 
 help:
 	@echo "make run      set up, learn split-digits, write a report"
@@ -15,11 +17,19 @@ help:
 	@echo "make mutants  break the formulas one at a time; the tests must fail"
 	@echo "make bench    measure the speed, write runs/bench.json; BENCH=\"--quick\" or other options of frcl bench"
 	@echo "make reproduce-quick   every table and figure of the paper at a tiny size, in runs/quick: checks that everything runs"
+	@echo "make audit    look for known vulnerabilities of the dependencies, with pip-audit; needs the network"
 	@echo "make clean    remove all generated files"
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt requirements.lock
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,dev,docs]"
+ifeq ($(strip $(LOCK)),)
+	$(PIP) -c constraints.txt -e ".[test,dev,docs]"
+else
+	$(PIP) --require-hashes --no-deps -r $(LOCK)
+	$(PIP) -c constraints.txt torch
+	$(PIP) --no-build-isolation --no-deps -e .
+	$(BIN)/python -m pip check
+endif
 	@touch $(READY)
 
 run: $(READY)
@@ -53,6 +63,11 @@ reproduce-quick: $(READY)
 docs: $(READY)
 	$(BIN)/sphinx-build -W -q -b html docs site
 	@echo "documentation: site/index.html"
+
+audit: $(READY)
+	$(PYTHON) -m venv $(VENV)/audit
+	$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+	$(VENV)/audit/bin/pip-audit --disable-pip --require-hashes -r requirements.lock
 
 clean:
 	rm -rf $(VENV) runs site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -24,7 +24,7 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
         yield
         return
     while True:
-        with path.open("wb") as file:
+        with path.open("ab") as file:  # a link in its place is not truncated
             try:
                 fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:

@@ -138,7 +138,7 @@ def test_your_own_data(done, inside):
         (("run", "--set", "u_noise=-1"), 2, "u_noise must be a positive number"),
         (("run", "--points", "0"), 2, "points must be a whole number"),
         (("run", "--points", "9999", "--tasks", "2"), 1, "fewer than the 9999 inducing points"),
-        (("run", "--set", "seeds=3"), 2, "seeds must be whole numbers that are not negative; got 3"),
+        (("run", "--set", "seeds=3"), 2, "seeds must be whole numbers from 0 to 2⁶³ − 1; got 3"),
         (("run", "--set", "network.widths=5"), 2, "widths must be whole numbers of at least 1, at least one, not 5"),
         (("run", "--set", 'thresholds=["a"]'), 2, "thresholds must be finite numbers, not ('a',)"),
         (("run", "--set", "data=3"), 2, "data is the path of a folder, not 3"),

@@ -201,3 +201,22 @@ def _requests_before_the_first_file(folder: Path, processes: list[subprocess.Pop
             most = requests
         time.sleep(0.005)
     return most
+
+
+def test_a_mirror_that_drips_is_given_up(tmp_path: Path) -> None:
+    """Every piece comes in time, so that only a deadline for the whole file ends it."""
+    with mirror({"/slow/file.gz": RAW, "/good/file.gz": RAW}) as server:
+        server.slow["/slow/file.gz"] = 60.0
+        start = time.monotonic()
+        slow, good = f"{server.address}slow/", f"{server.address}good/"
+        outcome = described(slow, good).download(tmp_path, timeout=10.0, deadline=1.0)
+        assert time.monotonic() - start < 8.0
+        assert outcome.content == CONTENT
+        failed = described(slow).download(tmp_path / "other", timeout=10.0, deadline=0.5)
+    assert failed.problems == (f"{slow}file.gz: not complete after 0.5 s",)
+
+
+def test_the_archives_of_omniglot_are_pinned_by_sha256() -> None:
+    from frcl.data.files import OMNIGLOT
+
+    assert [(len(file.digest), file.check) for file in OMNIGLOT.files] == [(64, "sha256 unpacked")] * 2

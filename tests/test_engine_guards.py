@@ -225,9 +225,9 @@ def test_a_run_that_was_changed_by_hand_is_refused_in_words(tmp_path):
     file = tmp_path / "run" / "config.toml"
     whole = file.read_text()
     file.write_text(whole.replace("seeds = [0, 1, 2]", "seeds = [0, 1]"))
-    with pytest.raises(CheckpointError, match="3 learners"):
+    with pytest.raises(CheckpointError, match=r"other options than the run began with: seeds"):
         runner.resume(tmp_path / "run", Observer())
     file.write_text(whole)
     (tmp_path / "run" / "log.csv").unlink()
-    with pytest.raises(CheckpointError, match=r"log\.csv is missing"):
+    with pytest.raises(CheckpointError, match=r"log\.csv: No such file.*put the file back"):
         runner.resume(tmp_path / "run", Observer())

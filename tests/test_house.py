@@ -189,3 +189,13 @@ def test_the_usual_words_are_used(path):
     """GLOSSARY.md says which words the field has for what these meant here."""
     found = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if WORDS.search(line)]
     assert not found
+
+
+def test_the_lock_file_has_every_dependency_with_its_hash():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *(one for name in ("test", "dev", "docs") for one in extras[name])]
+    lines = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==\S+ --hash=sha256:[0-9a-f]{64}", line) for line in lines)
+    locked = {re.split("==", line)[0].lower().replace("_", "-") for line in lines}
+    assert {re.split(r"[<>=]", one)[0].lower().replace("_", "-") for one in wanted} - locked == {"torch"}

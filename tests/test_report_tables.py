@@ -96,3 +96,9 @@ def test_names_of_files_are_safe_and_their_own(tmp_path):
     assert {path.parent for path in paths} == {tmp_path / "tables"}
     assert len({path.name for path in paths}) == len(paths) == 15
     assert "accuracy-1-evil-x-a.csv" in [path.name for path in paths]
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+cmd", "-2+3", "@SUM(A1)", "\t=1"])
+def test_a_name_is_no_formula_in_a_spreadsheet(name):
+    text = comma_separated(Table("t", "", (), (), (("task", "value"), (name, -1.5))))
+    assert list(csv.reader(io.StringIO(text))) == [["task", "value"], [f"'{name}", "-1.5"]]

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from frcl.errors import CheckpointError, FrclError
+from frcl.options import LARGEST_INT
 
 T = TypeVar("T")
 TENSOR = "tensor"  # {"tensor": name} stands for a tensor
-LARGEST_INT = 2**63 - 1
 MOST_AXES = 3  # of an array
 WORDS = {
     str: "a text",

@@ -1,19 +1,25 @@
-"""Checkpoint files: tensors and JSON in one safetensors file. Writing is atomic, reading runs no code."""
+"""Files, and checkpoints: tensors and JSON in one safetensors file. Writing is atomic, reading runs no code."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import json
+import math
 import os
+import re
 import secrets
 import stat
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import numpy as np
 import torch
+from numpy.lib import format as npy
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor
@@ -23,35 +29,121 @@ from frcl.errors import BusyError, CheckpointError, DataError, FrclError
 
 FORMAT = "frcl-checkpoint"
 VERSION = 1  # of every format that frcl writes
-LOCK = ".lock"  # in a folder that one process at a time may write to
+LOCK = ".lock"  # in a folder that one process at a time may write to, where folders cannot be locked
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF, errno.EINVAL, errno.EISDIR)
+TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{12}\.tmp")
+HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 LARGEST_DOCUMENT = 256 << 20  # bytes of a JSON or TOML file
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Either the whole new file is there afterwards or the old one still is."""
+    """Either the whole new file is there afterwards, even after a power cut, or the old one still is."""
     name = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(6)}.tmp")
-    handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # the user's umask applies
+    with _naming(path):
+        try:
+            _write_synced(name, os.O_EXCL, content, 0)
+            name.replace(path)
+            sync_folder(path.parent)
+        except BaseException:
+            with suppress(OSError):
+                name.unlink()
+            raise
+
+
+def write_at(path: Path, content: bytes, at: int) -> None:
+    """Let `path` consist of its first `at` bytes and `content`, and wait until that is on the disk."""
+    with _naming(path):
+        _write_synced(path, os.O_NOFOLLOW, content, at)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names of the files in a folder are on the disk, where the system can do that."""
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        name.replace(path)
-    except BaseException:
-        name.unlink(missing_ok=True)
-        raise
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:  # a folder that may be written to, but not read
+        return
+    try:
+        with _naming(folder):
+            os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EBADF):
+            raise
+    finally:
+        os.close(handle)
 
 
-def read_regular(path: Path, most: int) -> bytes:
-    """The bytes of a regular file of at most `most` bytes. Pipes and devices are refused without waiting for them."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
+def sweep(folder: Path) -> None:
+    """Remove what a killed `write_atomically` left in a folder and its own folders."""
+    for path in folder.rglob(".*.tmp"):
+        if TEMPORARY.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Inside, an error of the system, such as a full disk, names the file that was to be written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _write_synced(path: Path, flags: int, content: bytes, at: int) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, 0o666)  # the user's umask applies
+    try:
+        os.ftruncate(handle, at)
+        rest = memoryview(content)
+        while rest:
+            written = os.pwrite(handle, rest, at)
+            rest, at = rest[written:], at + written
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def open_regular(path: Path, most: int) -> Iterator[BinaryIO]:
+    """A regular file of at most `most` bytes, open for reading. Pipes and devices are refused, not waited for."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise OSError(errno.EFBIG, f"it has more than {most >> 20} MiB", str(path))
-    return content
+        if found.st_size > most:
+            raise OSError(errno.EFBIG, f"it has more than {most >> 20} MiB", str(path))
+        yield file
+
+
+def read_arrays(file: BinaryIO, most: int) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz file by name, without pickled objects. Any other content is a ValueError of one line.
+
+    The size of each array must be that of its member, and all together unpack to `most` bytes at most: both are
+    checked before anything is unpacked.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            if sum(member.file_size for member in archive.infolist()) > most:
+                raise ValueError(f"it would unpack to more than {most >> 20} MiB")
+            return {m.filename.removesuffix(".npy"): _read_array(archive, m) for m in archive.infolist()}
+    except Exception as error:  # damaged archives raise many kinds
+        raise ValueError(" ".join(str(error).split()) or repr(error)) from error
+
+
+def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
+    with archive.open(member) as file:
+        version = npy.read_magic(file)
+        if version not in HEADERS:
+            raise ValueError(f"{member.filename} is an array of version {version}")
+        shape, fortran, dtype = HEADERS[version](file)
+        if dtype.hasobject:
+            raise ValueError(f"{member.filename} holds Python objects, which are not read")
+        size = math.prod(shape) * dtype.itemsize
+        if min(shape, default=0) < 0 or size > member.file_size:
+            raise ValueError(f"{member.filename} is damaged: its header says {short(shape)}, its length does not")
+        content = bytearray(file.read(size))
+        file.read()  # checks the checksum
+    return np.ndarray(shape, dtype, content, order="F" if fortran else "C")
 
 
 def read_document(
@@ -62,7 +154,8 @@ def read_document(
     With `form`, the file must say that it has this format, in the version that is read here.
     """
     try:
-        found = parse(read_regular(path, LARGEST_DOCUMENT).decode())
+        with open_regular(path, LARGEST_DOCUMENT) as file:
+            found = parse(file.read().decode())
     except OSError as problem:
         raise error(f"cannot read {path}: {problem.strerror or problem}") from problem
     except (ValueError, RecursionError) as problem:
@@ -90,23 +183,32 @@ def check_version(path: Path, version: object, error: type[FrclError]) -> None:
 def alone_in(folder: Path) -> Iterator[None]:
     """Inside, no other process can be in here with the same folder; it is free again when this one ends, however.
 
-    Where another one is inside it is refused. Where the system has no such locks nothing is checked.
+    Where another one is inside it is refused. The lock is one on the folder itself, which no deleted file undoes;
+    where a system has none for folders, on a file in it; where it has none at all, nothing is checked.
     """
     try:
         import fcntl
     except ImportError:
         yield
         return
-    with (folder / LOCK).open("wb") as file:
+
+    def locked(handle: int) -> bool:
+        held.callback(os.close, handle)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise BusyError(
                 f"another process is at work in {folder}; wait until it has ended, or choose another folder"
             ) from error
         except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            if error.errno not in NO_LOCKS:
                 raise
+            return False
+        return True
+
+    with ExitStack() as held:
+        if not locked(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)):
+            locked(os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
         yield
 
 

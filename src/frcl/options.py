@@ -17,6 +17,7 @@ from frcl.errors import OptionError
 from frcl.registry import suggestion
 
 O = TypeVar("O", bound="Options")  # noqa: E741
+LARGEST_INT = 2**63 - 1
 NOT_NEGATIVE, POSITIVE, SHARE = "not negative", "positive", "a share from 0 to 1"
 
 
@@ -40,6 +41,9 @@ def check_fields(item: Any, of: str = "") -> None:
         if not one.init:
             continue
         name, value, hint = one.name + of, getattr(item, one.name), hints[one.name]
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int) and abs(number) > LARGEST_INT:
+                raise OptionError(f"{name} is a number of {number.bit_length()} bits; at most 63 are possible")
         if get_origin(hint) is tuple:
             _check_tuple(name, value, get_args(hint)[0])
             continue
@@ -147,14 +151,19 @@ def from_plain(options: O, values: Mapping[str, Any]) -> O:
     for name, value in values.items():
         members = _members(hints[name])
         if isinstance(value, list):
-            numbers = float if get_args(hints[name])[:1] == (float,) else lambda item: item
-            value = tuple(numbers(item) if type(item) is int else item for item in value)
+            numbers = _to_float if get_args(hints[name])[:1] == (float,) else lambda item: item
+            value = tuple(numbers(item) for item in value)
         elif value == "none" and type(None) in members:
             value = None
-        elif type(value) is int and float in members:
-            value = float(value)
+        elif float in members:
+            value = _to_float(value)
         given[name] = value
     return replace(options, **given)
+
+
+def _to_float(value: Any) -> Any:
+    """A whole number as a float, unless it is too large, which is refused later."""
+    return float(value) if type(value) is int and abs(value) <= LARGEST_INT else value
 
 
 def changed(options: O, changes: dict[str, Any]) -> O:

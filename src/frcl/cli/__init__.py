@@ -1,4 +1,4 @@
-"""The command line: frcl run | resume | report | compare | tune | list | data | bench."""
+"""The command line: frcl run | resume | report | compare | tune | list | data | bench | check."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import typer
 from typer import Argument, Option
 
 from frcl.cli.bench import bench
-from frcl.cli.console import err, out, say, say_result, show_table
+from frcl.cli.check import check
+from frcl.cli.console import err, out, safe, say, say_result, show_table
 from frcl.data.registry import BENCHMARKS, known_name
 from frcl.errors import FrclError, OptionError
 from frcl.experiment import runner
@@ -244,6 +245,7 @@ def data_files(
 
 
 app.command()(bench)
+app.command()(check)
 
 
 def main() -> None:
@@ -254,12 +256,16 @@ def main() -> None:
 def run_app(app: typer.Typer, name: str) -> None:
     """Run an app; a mistake ends in one line and an exit code, never in a traceback."""
     try:
-        app(prog_name=name)
-    except (FrclError, OSError) as error:
-        stopped = isinstance(error, Interrupted)
-        message, style = (str(error), None) if stopped else (f"error: {error}", "red")
-        err.print(message, style=style, highlight=False, markup=False, soft_wrap=True)
-        sys.exit(STOPPED if stopped else USAGE if isinstance(error, OptionError) else FAILED)
+        try:
+            app(prog_name=name)
+        except (FrclError, OSError, MemoryError) as error:
+            stopped = isinstance(error, Interrupted)
+            reason = f"out of memory {error}" if isinstance(error, MemoryError) else str(error)
+            message, style = (reason, None) if stopped else (f"error: {reason}", "red")
+            err.print(safe(message), style=style, highlight=False, markup=False, soft_wrap=True)
+            sys.exit(STOPPED if stopped else USAGE if isinstance(error, OptionError) else FAILED)
+    except KeyboardInterrupt:  # while a message was printed
+        sys.exit(STOPPED)
 
 
 def _given(**values: Any) -> dict[str, Any]:
@@ -306,15 +312,20 @@ def _learn(learn: Callable[..., Result], folder: Path, tensorboard: bool, quiet:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     before = signal.signal(signal.SIGINT, ask)
+
+    def write(result: Result) -> None:
+        signal.signal(signal.SIGINT, before)
+        observer.close()
+        runs = [Run.of(folder, result)]
+        write_report(runs, folder / "report.html", figures=folder / "figures")
+        write_tables(runs, folder / "tables")
+
     try:
-        result = learn(observer, stop=asked.is_set)
+        result = learn(observer, stop=asked.is_set, after=write)
     finally:
         observer.close()
         signal.signal(signal.SIGINT, before)
-    runs = [Run.of(folder, result)]
-    page = write_report(runs, folder / "report.html", figures=folder / "figures")
-    write_tables(runs, folder / "tables")
     if as_json:
         typer.echo(json.dumps(result.to_json()))
     elif not quiet:
-        say_result(result, page)
+        say_result(result, folder / "report.html")

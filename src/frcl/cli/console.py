@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from frcl.experiment.display import accuracy_table, in_words
 from frcl.experiment.results import Result
 
 out, err = Console(), Console(stderr=True)
-say = partial(out.print, highlight=False, markup=False, soft_wrap=True)
+UNPRINTABLE = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def say(text: str) -> None:
+    """Print one or more lines as they are."""
+    out.print(safe(text), highlight=False, markup=False, soft_wrap=True)
+
+
+def safe(text: object) -> str:
+    """Text for a terminal: names from files may hold escape sequences, or what no encoding has."""
+    return UNPRINTABLE.sub("?", str(text))
 
 
 def show_table(rows: Iterable[Iterable[object]], *headings: str, **style: Any) -> None:
     """Print rows of cells under headings."""
     table = Table(*headings, **style)
     for row in rows:
-        table.add_row(*map(str, row))
+        table.add_row(*(escape(safe(cell)) for cell in row))
     out.print(table)
 
 

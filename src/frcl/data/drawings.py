@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from frcl.errors import DataError
+from frcl.files import read_arrays
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Key = tuple[str, int, int]  # alphabet, character from 1, drawer
@@ -92,14 +93,9 @@ def from_images(images: Mapping[Key, Array], where: str) -> Drawings:
 def read_compact(content: bytes, where: str) -> Drawings:
     """Drawings from the bytes of an .npz file with the arrays of `Drawings`; pickled objects are refused."""
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as packed:
-            if sum(member.file_size for member in packed.infolist()) > LARGEST_TOTAL:
-                raise DataError(f"{where} is refused: it would unpack to more than {LARGEST_TOTAL >> 20} MiB")
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            found = {name: arrays[name] for name in Drawings.__dataclass_fields__}
-    except DataError:
-        raise
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
+        arrays = read_arrays(io.BytesIO(content), LARGEST_TOTAL)
+        found = {name: arrays[name] for name in Drawings.__dataclass_fields__}
+    except (ValueError, KeyError) as error:
         raise DataError(f"{where} cannot be read as Omniglot's compact file: {error}") from error
     return checked(Drawings(**found), where)
 

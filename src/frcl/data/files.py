@@ -8,12 +8,15 @@ import hashlib
 import io
 import os
 import tempfile
+import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from queue import Empty, SimpleQueue
+from typing import Any, Literal, TypeVar
 
 from frcl.data import cifar_files
 from frcl.data.drawings import read_archives, read_compact, to_compact
@@ -26,8 +29,10 @@ from frcl.registry import suggestion
 FRCL_DATA = "FRCL_DATA"
 MIRRORS = "FRCL_MIRRORS"  # addresses of folders, separated by spaces, instead of the usual ones; empty: offline
 LARGEST = 256 << 20  # bytes of a file, packed or unpacked
+T = TypeVar("T")
 GZIP = b"\x1f\x8b"
 TIMEOUT = 15.0  # seconds to wait for a connection, and for each next piece
+DEADLINE = 600.0  # seconds for a whole file from one mirror
 CHUNK = 1 << 14
 
 Check = Literal["sha256 unpacked", "sha256 of arrays", "sha256 of images"]
@@ -106,17 +111,26 @@ class DataFile:
                         return folder
         return None
 
-    def download(self, folder: Path, *, on_progress: Progress | None = None, timeout: float = TIMEOUT) -> FileStatus:
+    def download(
+        self,
+        folder: Path,
+        *,
+        on_progress: Progress | None = None,
+        timeout: float = TIMEOUT,
+        deadline: float = DEADLINE,
+    ) -> FileStatus:
         """Put the file into `folder`, from the first of the mirrors, or of FRCL_MIRRORS, with the right content.
 
-        It is written after verification, completely or not at all, whatever other processes do at the same time.
+        It is written after verification, completely or not at all, whatever other processes do at the same time. A
+        mirror that has not sent it after `deadline` seconds, however slowly it goes on, is given up.
         """
         given = os.environ.get(MIRRORS)
         mirrors = self.mirrors if given is None else [f"{mirror.rstrip('/')}/" for mirror in given.split()]
         problems = []
         for address in (mirror + self.name for mirror in mirrors if self.mirrors):
             try:
-                raw = self._received(address, on_progress or (lambda *_: None), timeout)
+                receive = partial(self._received, address, on_progress or (lambda *_: None), timeout, deadline)
+                raw = within(deadline, receive)
                 content = self.verified(raw, "the received file")
                 # some servers decompress .gz files in transit
                 path = folder / (self.name if raw.startswith(GZIP) else self.name.removesuffix(".gz"))
@@ -131,22 +145,45 @@ class DataFile:
         problems = problems or [f"{self.name} has no mirror to download it from"]
         return FileStatus(self.folder, self.name, problems=tuple(problems))
 
-    def _received(self, address: str, on_progress: Progress, timeout: float) -> bytes:
+    def _received(self, address: str, on_progress: Progress, timeout: float, deadline: float) -> bytes:
         import requests
 
-        raw, last = bytearray(), time.monotonic()
+        raw, begin = bytearray(), time.monotonic()
+        last = begin
         with requests.get(address, stream=True, timeout=timeout) as response:
             response.raise_for_status()
             total = int(response.headers.get("Content-Length", 0)) or None
             for chunk in response.iter_content(CHUNK):
                 raw += chunk
-                if len(raw) > LARGEST:
-                    raise DataError(f"the server sends more than {LARGEST >> 20} MiB")
+                if len(raw) > LARGEST or time.monotonic() - begin > deadline:
+                    raise DataError(f"the server sends more than {LARGEST >> 20} MiB, or for more than {deadline:g} s")
                 if time.monotonic() - last >= 0.05:
                     last = time.monotonic()
                     on_progress(self.name, len(raw), total)
         on_progress(self.name, len(raw), total or len(raw))
         return bytes(raw)
+
+
+def within(seconds: float, work: Callable[[], T]) -> T:
+    """What `work` returns; if that takes too long, a DataError, and its thread is left to end by itself."""
+    outcome: SimpleQueue[Callable[[], T]] = SimpleQueue()
+
+    def attempt() -> None:
+        try:
+            found = work()
+            outcome.put(lambda: found)
+        except BaseException as error:
+            outcome.put(partial(_raise, error))
+
+    threading.Thread(target=attempt, daemon=True).start()
+    try:
+        return outcome.get(timeout=seconds)()
+    except Empty:
+        raise DataError(f"not complete after {seconds:g} s") from None
+
+
+def _raise(error: BaseException) -> Any:
+    raise error
 
 
 def user_cache() -> Path:

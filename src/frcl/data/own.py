@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from frcl.data.options import BenchmarkOptions, TrainOn
 from frcl.data.own_files import DEFAULTS, Array, Parts, as_array, read_config, read_parts
 from frcl.data.tasks import Device, Split, Task, TaskList, first_tasks
 from frcl.errors import DataError, OptionError
+from frcl.options import LARGEST_INT
 from frcl.seeding import fork
 
 Arrays = tuple[Any, Any] | tuple[Any, Any, Any, Any]  # (x, y) or (x, y, x_test, y_test): arrays, tensors, lists
@@ -99,7 +101,10 @@ def label_kind(y: Array, where: str) -> Literal["whole", "real", "names"]:
         raise DataError(f"{where}: labels have shape {y.shape}; expected one for each example, [N]")
     if kind not in "biufU":
         raise DataError(f"{where}: labels of type {y.dtype} are not read; use whole numbers, strings or floats")
-    if kind in "biu" or (kind == "U" and all(re.fullmatch(r"[+-]?\d{1,18}", text) for text in np.unique(y).tolist())):
+    if kind in "biu" or (kind == "U" and all(re.fullmatch(r"[+-]?\d+", text) for text in np.unique(y).tolist())):
+        large = [label for label in np.unique(y).tolist() if not _fits_int64(str(label))]
+        if large:
+            raise DataError(f"{where}: label {str(large[0])[:30]} does not fit 64 bits; use names or smaller numbers")
         return "whole"
     try:
         numbers = y.astype(float)
@@ -108,6 +113,11 @@ def label_kind(y: Array, where: str) -> Literal["whole", "real", "names"]:
     if not np.isfinite(numbers).all():
         raise DataError(f"{where}: a target is NaN or infinite; remove or replace it first")
     return "real"
+
+
+def _fits_int64(number: str) -> bool:
+    digits = number.lstrip("+-0")
+    return digits in ("", "False", "True") or (len(digits) < 20 and int(digits) <= LARGEST_INT)
 
 
 def _split(
@@ -129,7 +139,7 @@ def _split(
         row = int((~inputs.flatten(1).isfinite().all(dim=1)).nonzero()[0])
         raise DataError(f"{where}: example {row} has NaN or infinite values; remove or replace them first")
     if shape is not None:
-        if inputs[0].numel() != int(np.prod(shape)):
+        if inputs[0].numel() != math.prod(shape):
             raise DataError(f"{where}: {inputs[0].numel()} values per example do not fill the shape {list(shape)}")
         inputs = inputs.reshape(-1, *shape)
     labels = y if names is None else np.searchsorted(names, y.astype(str))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
 import tomllib
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from frcl.errors import DataError, OptionError
-from frcl.files import read_document
+from frcl.files import open_regular, read_arrays, read_document
 from frcl.registry import suggestion
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -29,6 +28,7 @@ DEFAULTS: dict[str, Any] = {
 }
 KEYS = ("name", "folder", "files", *DEFAULTS)
 SUFFIXES = ("", "_test", "_validation")
+LARGEST = 4 << 30  # bytes of a file, and of what it unpacks to
 ARRAYS = tuple(f"{array}{suffix}" for suffix in SUFFIXES for array in "xy")
 
 
@@ -103,19 +103,17 @@ def as_array(given: Any, where: str) -> Array:
 def _read_npz(path: Path, label: str | None) -> dict[str, Array]:
     """Arrays x and y, and optionally x_test, y_test, x_validation, y_validation; no pickled objects."""
     try:
-        if not zipfile.is_zipfile(path):
-            raise DataError(f"{path} is not an .npz file, or is damaged; write it with numpy.savez(path, x=x, y=y)")
-        with np.load(path, allow_pickle=False) as file:
-            for name in file.files:
-                if name not in ARRAYS:
-                    raise DataError(f"{path}: unknown array {name!r}{suggestion(name, ARRAYS)}")
-            return {name: as_array(file[name], str(path)) for name in file.files}
-    except DataError:
-        raise
-    except (OSError, EOFError, zipfile.BadZipFile, zlib.error, ValueError, NotImplementedError) as error:
-        if "allow_pickle" in str(error):
-            raise DataError(f"{path} holds Python objects, which are not read; save arrays of numbers") from error
-        raise DataError(f"cannot read {path} as an .npz file: {error}") from error
+        with open_regular(path, LARGEST) as file:
+            arrays = read_arrays(file, LARGEST)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DataError(
+            f"cannot read {path} as an .npz file: {reason}; write it with numpy.savez(path, x=x, y=y)"
+        ) from error
+    for name in arrays:
+        if name not in ARRAYS:
+            raise DataError(f"{path}: unknown array {name!r}{suggestion(name, ARRAYS)}")
+    return arrays
 
 
 def _read_csv(path: Path, label: str | None) -> dict[str, Array]:
@@ -124,8 +122,8 @@ def _read_csv(path: Path, label: str | None) -> dict[str, Array]:
     The labels are in the column `label` if the first line has such a name, otherwise in the last one.
     """
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, strict=True)
+        with open_regular(path, LARGEST) as file:
+            reader = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), strict=True)
             rows = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader if any(cells)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"cannot read {path} as a .csv file: {error}") from error

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from frcl.boundary import BoundaryDetector
+from frcl.codec import short
 from frcl.data import BENCHMARKS
 from frcl.data.options import BenchmarkOptions
 from frcl.errors import OptionError
 from frcl.files import read_document
 from frcl.learners.options import FRCLOptions
 from frcl.methods import METHODS, default_options
-from frcl.options import NOT_NEGATIVE, POSITIVE, MethodOptions, Options, from_plain, option
+from frcl.options import LARGEST_INT, NOT_NEGATIVE, POSITIVE, MethodOptions, Options, from_plain, option
 from frcl.registry import suggestion
 
 Scenario = Literal["task", "class"]  # whether the task is named at test time, or inferred
@@ -111,8 +112,10 @@ class Config:
             raise OptionError(f"scenario is {' or '.join(get_args(Scenario))}, not {self.scenario!r}")
         if not isinstance(self.data, str | None):
             raise OptionError(f"data is the path of a folder, not {self.data!r}")
-        if not isinstance(self.seeds, tuple) or any(type(seed) is not int or seed < 0 for seed in self.seeds):
-            raise OptionError(f"seeds must be whole numbers that are not negative; got {self.seeds!r}")
+        if not isinstance(self.seeds, tuple) or any(
+            type(seed) is not int or not 0 <= seed <= LARGEST_INT for seed in self.seeds
+        ):
+            raise OptionError(f"seeds must be whole numbers from 0 to 2⁶³ − 1; got {short(self.seeds)}")
         if self.hidden_boundaries and self.run.forward_transfer:
             raise OptionError("forward_transfer is not measured with hidden boundaries; leave one of the two out")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
@@ -208,7 +211,7 @@ def _literal(text: str) -> Any:
     """A value as TOML has it; else plain text, or a list of such: a shell takes quotes away."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         plain = text.strip()
     if plain.startswith("[") and plain.endswith("]"):
         return [_literal(item) for item in plain[1:-1].split(",")]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
@@ -145,9 +146,9 @@ def accuracy_table(result: Result) -> Table:
         table = Table("after learning", title=f"Accuracy on each task after learning each task (%, seeds: {seeds})")
         columns = list(zip(names, mean.T, strict=True))
     for heading, _ in columns:
-        table.add_column(heading, justify="right")
+        table.add_column(escape(heading), justify="right")
     for name, *row in zip(names, *(values for _, values in columns), strict=True):
-        table.add_row(name, *("" if math.isnan(value) else f"{value:.1f}" for value in row))
+        table.add_row(escape(name), *("" if math.isnan(value) else f"{value:.1f}" for value in row))
     return table
 
 

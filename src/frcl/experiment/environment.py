@@ -17,6 +17,7 @@ import torch
 from frcl.errors import OptionError
 
 COMMIT = "FRCL_COMMIT"
+MOST_THREADS = 1024
 
 
 def describe(device: str) -> dict[str, str]:
@@ -40,6 +41,8 @@ def describe(device: str) -> dict[str, str]:
 def threads(count: int, *, tf32: bool | None = None) -> Iterator[None]:
     """Inside, torch uses `count` CPU threads and, if `tf32` is given, TF32 or full precision for matrices on CUDA."""
     before, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    if count > MOST_THREADS:
+        raise OptionError(f"threads={count} is too many; at most {MOST_THREADS} are possible")
     torch.set_num_threads(count)
     if tf32 is not None:
         torch.set_float32_matmul_precision("high" if tf32 else "highest")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -22,7 +24,16 @@ from frcl.experiment import environment, metrics, results
 from frcl.experiment.config import Config, DetectorOptions, to_dict
 from frcl.experiment.metrics import BINS, BoundaryScore, Calibration, declared_switches, over_seeds, score_boundaries
 from frcl.experiment.results import RESULT, Boundaries, CalibrationCurve, Part, Result, Seconds, SeedRecord, StepCurves
-from frcl.files import apart, load_state, save_state, side_by_side, write_atomically
+from frcl.files import (
+    apart,
+    load_state,
+    open_regular,
+    save_state,
+    side_by_side,
+    sync_folder,
+    write_at,
+    write_atomically,
+)
 from frcl.learners.types import Learner, StepLog
 
 CHECKPOINT, POINTS = "checkpoint.frcl", "points.npz"
@@ -30,6 +41,8 @@ CURVE = 400  # rows of the step log that result.json keeps
 RATES = ("precision", "recall", "f1")
 PATIENCE = 20.0  # a checkpoint waits at least this many times as long as writing the last one took
 LOG, PAST_LOG = "log.csv", "kl_past.csv"
+WITHOUT_LOG = "without it the run cannot be resumed: put the file back, or run again with --overwrite"
+CHUNK = 1 << 20  # bytes
 PLACE = {"seed": "%d", "task": "%d", "step": "%d"}
 COLUMNS = {
     LOG: PLACE | dict.fromkeys(("loss", "log_likelihood", "kl_now", "kl_past"), "%.7g"),
@@ -51,6 +64,30 @@ class Observer:
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class Written:
+    """The part of a log that a checkpoint refers to."""
+
+    length: int = 0  # bytes
+    crc32: int = 0
+
+    def and_then(self, content: bytes) -> Written:
+        return Written(self.length + len(content), zlib.crc32(content, self.crc32))
+
+    def check(self, path: Path) -> None:
+        """Refuse a log that does not begin with this part."""
+        found = Written()
+        try:
+            with open_regular(path, sys.maxsize) as file:
+                while found.length < self.length and (part := file.read(min(CHUNK, self.length - found.length))):
+                    found = found.and_then(part)
+        except OSError as error:
+            raise CheckpointError(f"cannot read {path}: {error.strerror}; {WITHOUT_LOG}") from error
+        if found != self:
+            what = "shorter than when it was written" if found.length < self.length else "damaged"
+            raise CheckpointError(f"{path} is {what}; {WITHOUT_LOG}")
+
+
 @dataclass
 class Progress:
     """How far a run is: everything in a checkpoint besides the learners."""
@@ -59,9 +96,22 @@ class Progress:
     task: int = 0  # finished tasks of the current seeds
     step: int = 0  # steps taken in the current task
     records: list[SeedRecord] = field(default_factory=list)  # one per seed; those of the current seeds are unfinished
-    lengths: dict[str, int] = field(default_factory=dict)  # of the log files, in bytes
+    logs: dict[str, Written] = field(default_factory=dict)
     seconds: Seconds = field(default_factory=Seconds)
     started: str = ""
+    options: dict[str, Any] = field(default_factory=dict)  # those that decide what is learned
+
+    def check_options(self, config: Config) -> None:
+        """Refuse a configuration that would learn something else than the one the run began with."""
+        now = learned_options(config)
+        for name, then in (self.options or now).items():
+            if now[name] != then:
+                part = then if isinstance(then, dict) else {}
+                names = [f"{name}.{key}" for key, value in part.items() if now[name].get(key) != value] or [name]
+                raise CheckpointError(
+                    f"config.toml has other options than the run began with: {', '.join(names)}; put them back"
+                )
+        self.options = now
 
     def spent(self, part: Part, seconds: float) -> None:
         """Add time to one of the parts and to the total."""
@@ -69,8 +119,13 @@ class Progress:
         self.seconds = replace(now, **{part: getattr(now, part) + seconds}, total=now.total + seconds)
 
 
+def learned_options(config: Config) -> dict[str, Any]:
+    """The options that decide what is learned."""
+    return {name: value for name, value in to_dict(config).items() if name not in ("device", "data", "run")}
+
+
 class Keeper:
-    """Writes the logs and checkpoints of the run in one folder. The logs of a resumed run continue at `lengths`."""
+    """Writes the logs and checkpoints of the run in one folder. Those of a resumed run continue where it stopped."""
 
     def __init__(
         self, config: Config, folder: Path, progress: Progress, observer: Observer, stop: Callable[[], bool]
@@ -78,15 +133,15 @@ class Keeper:
         self.config, self.folder, self.progress, self.observer, self._stop = config, folder, progress, observer, stop
         self._saved_at = time.monotonic()
         self._cost = 0.0  # seconds that the last checkpoint took
+        progress.check_options(config)
         self._rows: dict[str, list[str]] = {}  # of each log, not written yet
         for name in (LOG, PAST_LOG) if config.run.log_past_every else (LOG,):
-            length = progress.lengths.get(name)
-            self._rows[name] = [",".join(COLUMNS[name])] if length is None else []
-            try:
-                with (folder / name).open("wb" if length is None else "r+b") as file:
-                    file.truncate(length or 0)
-            except FileNotFoundError as error:
-                raise CheckpointError(f"{folder / name} is missing: without it the run cannot be resumed") from error
+            written = progress.logs.setdefault(name, Written())
+            self._rows[name] = [] if written.length else [",".join(COLUMNS[name])]
+            if written.length:
+                written.check(folder / name)
+            write_at(folder / name, b"", written.length)
+        sync_folder(folder)
 
     def _log(self, name: str, *row: object) -> None:
         self._rows[name].append(",".join(COLUMNS[name].values()) % row)
@@ -119,9 +174,9 @@ class Keeper:
         """Write everything to disk; if the run was asked to stop, stop."""
         begin = time.monotonic()
         for name, rows in self._rows.items():
-            with (self.folder / name).open("ab") as file:
-                file.write("".join(f"{row}\n" for row in rows).encode())
-                self.progress.lengths[name] = file.tell()
+            content, before = "".join(f"{row}\n" for row in rows).encode(), self.progress.logs[name]
+            write_at(self.folder / name, content, before.length)
+            self.progress.logs[name] = before.and_then(content)
             rows.clear()
         states = [learner.state_dict() for learner in learners]
         meta = {"progress": to_json(self.progress), "learners": [state["meta"] for state in states]}

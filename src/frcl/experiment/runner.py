@@ -25,7 +25,7 @@ from frcl.experiment.keeper import CHECKPOINT, PAST_LOG, POINTS, Keeper, Observe
 from frcl.experiment.metrics import Scores, final_scores, judge, score
 from frcl.experiment.results import RESULT, Result, SeedRecord
 from frcl.features import MLP, ConvNet
-from frcl.files import alone_in, write_atomically
+from frcl.files import alone_in, sweep, sync_folder, write_atomically
 from frcl.image_networks import CifarNet, ResNet18
 from frcl.learners.lockstep import Work, finish, together
 from frcl.learners.types import Learner, StreamLearner
@@ -34,16 +34,23 @@ from frcl.pretrained import efficientnet_lite0
 
 Source = Callable[[int], Benchmark]
 Stop = Callable[[], bool]
+After = Callable[[Result], object]
 States = list[dict[str, Any]] | None
 
 
 def run(
-    config: Config, folder: Path, observer: Observer, *, stop: Stop = lambda: False, overwrite: bool = False
+    config: Config,
+    folder: Path,
+    observer: Observer,
+    *,
+    stop: Stop = lambda: False,
+    overwrite: bool = False,
+    after: After = lambda _: None,
 ) -> Result:
     """Carry out a new run in a folder; returns the result, which is also written to result.json.
 
     A folder that already holds a run is refused unless it may be overwritten. So is a configuration whose device or
-    data are not available, before anything is written.
+    data are not available, before anything is written. `after` is called with the result before the folder is free.
     """
     _check_free(folder, overwrite=overwrite)
     source = source_of(config)
@@ -51,12 +58,15 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder):
         _check_free(folder, overwrite=overwrite)  # reading the data took time
-        for name in (RESULT, CHECKPOINT, "report.html", POINTS, PAST_LOG):
+        sync_folder(folder.parent)
+        sweep(folder)
+        for name in (CHECKPOINT, RESULT, "report.html", POINTS, PAST_LOG):
             (folder / name).unlink(missing_ok=True)
+            sync_folder(folder)  # a checkpoint never outlives a file that belongs to it
         for name in ("figures", "tables"):
             shutil.rmtree(folder / name, ignore_errors=True)
         write_atomically(folder / "config.toml", to_toml(config).encode())
-        return _carry_out(Keeper(config, folder, Progress(), observer, stop), source, first, None)
+        return _carry_out(Keeper(config, folder, Progress(), observer, stop), source, first, None, after)
 
 
 def _check_free(folder: Path, *, overwrite: bool) -> None:
@@ -66,16 +76,17 @@ def _check_free(folder: Path, *, overwrite: bool) -> None:
         )
 
 
-def resume(folder: Path, observer: Observer, *, stop: Stop = lambda: False) -> Result:
+def resume(folder: Path, observer: Observer, *, stop: Stop = lambda: False, after: After = lambda _: None) -> Result:
     """Continue the run in a folder from its last checkpoint; the result is that of an uninterrupted run."""
     if not (folder / "config.toml").is_file():
         raise CheckpointError(f"{folder} holds no run: there is no config.toml in it")
     with alone_in(folder):
+        sweep(folder)
         config = saved(read_toml(folder / "config.toml"))
         progress, states = read_checkpoint(folder)
         source = source_of(config)
         keeper = Keeper(config, folder, progress, observer, stop)
-        return _carry_out(keeper, source, source(config.seeds[0]), states)
+        return _carry_out(keeper, source, source(config.seeds[0]), states, after)
 
 
 def source_of(config: Config) -> Source:
@@ -162,7 +173,7 @@ def seeds_at_once(config: Config) -> int:
     return config.run.seeds_together if pays_off and not config.hidden_boundaries else 1
 
 
-def _carry_out(keeper: Keeper, source: Source, first: Benchmark, states: States) -> Result:
+def _carry_out(keeper: Keeper, source: Source, first: Benchmark, states: States, after: After) -> Result:
     """Learn the seeds that are left; `first` is the benchmark of the first seed of all."""
     config, progress = keeper.config, keeper.progress
     progress.started = progress.started or datetime.now(UTC).isoformat(timespec="seconds")
@@ -175,6 +186,7 @@ def _carry_out(keeper: Keeper, source: Source, first: Benchmark, states: States)
             group = _next_seeds(keeper, source, first, None)
         result = keeper.result(first)
     keeper.observer.end(result)
+    after(result)
     return result
 
 

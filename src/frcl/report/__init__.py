@@ -5,10 +5,10 @@ from pathlib import Path
 
 from frcl.errors import DataError
 from frcl.files import write_atomically
-from frcl.report.run import Run, comparison_rows, find_runs, read_run
+from frcl.report.run import Run, comparison_rows, find_runs, read_points, read_run
 from frcl.report.tables import write_tables
 
-__all__ = ["Run", "comparison_rows", "find_runs", "read_run", "write_report", "write_tables"]
+__all__ = ["Run", "comparison_rows", "find_runs", "read_points", "read_run", "write_report", "write_tables"]
 
 
 def write_report(runs: Sequence[Run], out: Path, figures: Path | None = None) -> Path:

@@ -95,7 +95,9 @@ def points_figure(run: Run) -> Drawing | str:
     """All sheets in one figure, for the files; the page shows the same sheets in a grid."""
     sheets = contact_sheets(run)
     if not sheets:
-        kept = "the inputs kept are not images" if run.points else "the run kept no inducing points"
+        parts = run.result.memory_bytes.parts if run.result.memory_bytes else {}
+        none = "points.npz is missing" if parts.get("points") else "the run kept no inducing points"
+        kept = "the inputs kept are not images" if run.points else none
         return f"Inducing images: {kept}."
     ratios = [max(one.pixels.shape[0] / one.pixels.shape[1], 0.1) for one in sheets]
     figure, places = blank(sum(0.72 * WIDTH * ratio + 0.3 for ratio in ratios), rows=len(sheets), height_ratios=ratios)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import zipfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,9 +17,11 @@ from numpy.typing import NDArray
 from frcl.errors import DataError
 from frcl.experiment.metrics import Interval, average_accuracy, over_seeds
 from frcl.experiment.results import RESULT, Result, read_result
+from frcl.files import open_regular, read_arrays
 from frcl.report.numbers import BY_KEY
 
 MOST_OPTIONS = 2  # in a label
+LARGEST_POINTS = 4 << 30  # bytes of points.npz, unpacked
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +35,7 @@ class Run:
     @classmethod
     def of(cls, folder: Path, result: Result) -> Run:
         """The run in a folder whose result is already known; reads the inducing inputs alone."""
-        return cls(folder, result, _read_points(folder / "points.npz"))
+        return cls(folder, result, read_points(folder / "points.npz"))
 
     def task(self, number: int) -> str:
         """The name of a task by the learner's own number; with hidden boundaries those are the tasks that it found."""
@@ -83,17 +84,17 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
     return [read_run(folder) for folder in folders]
 
 
-def _read_points(path: Path) -> dict[int, NDArray[Any]]:
-    """The arrays task_0, task_1, … by number; none if there is no file."""
-    if not path.is_file():
+def read_points(path: Path, *, required: bool = False) -> dict[int, NDArray[Any]]:
+    """The arrays task_0, task_1, … by number; none if there is no file, unless it is required."""
+    if not path.exists() and not required:
         return {}
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            numbers = sorted(int(name[5:]) for name in arrays.files if re.fullmatch(r"task_\d{1,6}", name))
-            points = {number: np.asarray(arrays[f"task_{number}"]) for number in numbers}
-    except (ValueError, OSError, EOFError, TypeError, AttributeError, KeyError, zipfile.BadZipFile) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"{path} is damaged or was not written by frcl: {reason}") from error
+        with open_regular(path, LARGEST_POINTS) as file:
+            arrays = read_arrays(file, LARGEST_POINTS)
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path} is damaged or was not written by frcl: {error}") from error
+    numbers = sorted(int(name[5:]) for name in arrays if re.fullmatch(r"task_\d{1,6}", name))
+    points = {number: arrays[f"task_{number}"] for number in numbers}
     for number, array in points.items():
         if array.ndim < 2 or array.dtype.kind not in "fiub" or not np.isfinite(array).all():
             raise DataError(f"{path} is damaged: task_{number} is not an array of finite numbers [points, ...]")

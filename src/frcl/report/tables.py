@@ -20,6 +20,7 @@ from frcl.report.run import ComparisonRow, PairedDifference, Run, comparison_row
 
 Rows = Sequence[tuple[str, ...]]
 PARTS = ("mean", "std", "low", "high")
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a formula begins in a spreadsheet
 COMPARED: tuple[MetricName, ...] = ("average_accuracy", "agnostic_accuracy", "forgetting", "nll", "ece")
 
 
@@ -139,9 +140,15 @@ def markdown(table: Table) -> str:
 
 
 def comma_separated(table: Table) -> str:
-    """The data at full precision; an empty cell where a number is not available."""
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows(table.data or (table.columns, *table.rows))
+    """The data at full precision; an empty cell where a number is not available.
+
+    An apostrophe keeps a spreadsheet from taking a name, which may come from anyone, for a formula.
+    """
+    buffer, rows = io.StringIO(), table.data or (table.columns, *table.rows)
+    plain = [
+        [f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell for cell in row] for row in rows
+    ]
+    csv.writer(buffer, lineterminator="\n").writerows(plain)
     return buffer.getvalue()
 
 

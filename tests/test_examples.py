@@ -41,7 +41,8 @@ def test_own_network(tmp_path):
 
 def test_hidden_boundaries(tmp_path):
     text = run("hidden_boundaries.py", tmp_path)
-    assert re.findall(r"step (\d+): the data changed", text) == ["150", "300"]
+    assert re.findall(r"step (\d+): the data changed", text) == ["150", "300", "450"]
+    assert len(shares(text)) == 3
     assert min(shares(text)) > 95
 
 

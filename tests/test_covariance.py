@@ -107,7 +107,7 @@ def test_the_kl_of_a_summary_is_that_of_the_gaussians_it_holds(structure, M, gen
     q, Phi = random(structure, generator), randn(generator, M, K)
     belief = belief_from_weights(q, Phi, 0.05)
     moved = (Phi + 0.3 * randn(generator, M, K)).requires_grad_()
-    value, direct = prior_kl(moved[None], prior_kl_terms(belief)).sum(), direct_prior_kl(moved, belief)
+    value, direct = prior_kl(moved[None], prior_kl_terms([belief])).sum(), direct_prior_kl(moved, belief)
     torch.testing.assert_close(value, direct)
     (ours,), (theirs,) = torch.autograd.grad(value, moved), torch.autograd.grad(direct, moved)
     torch.testing.assert_close(ours, theirs)
@@ -120,7 +120,7 @@ def test_old_tasks_are_held_as_by_full_covariances(structure, M, generator):
     q, Phi = random(structure, generator), randn(generator, M, K)
     beliefs = [belief_from_weights(one, Phi, 0.05) for one in (q, full(q))]
     moved = (Phi + 0.3 * randn(generator, M, K)).requires_grad_()
-    values = [prior_kl(moved[None], prior_kl_terms(belief)).sum() for belief in beliefs]
+    values = [prior_kl(moved[None], prior_kl_terms([belief])).sum() for belief in beliefs]
     ours, theirs = (torch.autograd.grad(value, moved)[0] for value in values)
     torch.testing.assert_close(ours, theirs)
     if structure not in APPROXIMATE:

@@ -59,7 +59,7 @@ def blobs() -> Iterator[None]:
     """The benchmark, known for the duration of a test."""
     BENCHMARKS.add("blobs", SPEC)
     yield
-    del BENCHMARKS._known["blobs"]
+    del BENCHMARKS.data["blobs"]
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -121,7 +121,7 @@ def test_an_installed_package_adds_a_benchmark(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(metadata, "entry_points", lambda group: [Entry] if group == "frcl.benchmarks" else [])
     monkeypatch.setattr(BENCHMARKS, "_plugins_loaded", False)
-    monkeypatch.setattr(BENCHMARKS, "_known", dict(BENCHMARKS._known))
+    monkeypatch.setattr(BENCHMARKS, "data", dict(BENCHMARKS.data))
     assert known_name("plugged") == "plugged"
     assert resolve("plugged").network.widths == (8,)
     assert list(BENCHMARKS)[-1] == "plugged"

@@ -336,19 +336,10 @@ def test_every_minibatch_is_shown_once_after_its_step(count, monkeypatch):
             for seed, own in enumerate(seen)
         ]
         run(programs)
-        for program, own in zip(programs, seen, strict=True):
-            rows = torch.cat([regression_rows(program, n) for n in (7, 7, 3)])
+        for seed, (program, own) in enumerate(zip(programs, seen, strict=True)):
+            drawn = Streams(seed, torch.device("cpu"))["batches"]
+            rows = torch.cat([torch.randint(50, (n, 4), generator=drawn) for n in (7, 7, 3)])
             assert [number for number, _, _ in own] == list(range(1, 18))
             for (_, x, y), at in zip(own, rows, strict=True):
                 assert torch.equal(x, program.x[at])
                 assert torch.equal(y, program.y[at])
-
-
-_drawn: dict[int, torch.Generator] = {}
-
-
-def regression_rows(program: Program, steps: int) -> torch.Tensor:
-    """The rows that a fresh program draws for the next steps."""
-    if id(program) not in _drawn:
-        _drawn[id(program)] = Streams(program.streams.seed, torch.device("cpu"))["batches"]
-    return torch.randint(50, (steps, 4), generator=_drawn[id(program)])

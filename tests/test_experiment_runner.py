@@ -257,7 +257,8 @@ def test_forward_transfer_compares_with_a_fresh_learner(tmp_path):
 
 
 def test_hidden_boundaries(tmp_path):
-    result = runner.run(tiny(HIDDEN, seeds=[0]), tmp_path / "run", Observer())
+    config = tiny(HIDDEN, seeds=[0], detector={"threshold": 5.0})
+    result = runner.run(config, tmp_path / "run", Observer())
     found = result.to_json()["boundaries"]
     assert found["true"] == [60, 120]
     assert [score["threshold"] for score in found["scores"]] == [4.0, 5.0, 6.0, 7.0, 8.0]

@@ -354,7 +354,7 @@ def test_a_new_likelihood_is_one_file(tmp_path, monkeypatch):
         "class Halves(NumericLikelihood):\n"
         '    name: ClassVar[str] = "halves"\n'
     )
-    monkeypatch.setattr(LIKELIHOODS, "_known", dict(LIKELIHOODS._known))
+    monkeypatch.setattr(LIKELIHOODS, "data", dict(LIKELIHOODS.data))
     monkeypatch.setattr(frcl.likelihoods, "__path__", [*frcl.likelihoods.__path__, str(tmp_path)])
     try:
         frcl.likelihoods.import_modules()

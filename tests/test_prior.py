@@ -299,8 +299,8 @@ def test_the_scale_of_the_features_does_not_matter_where_the_prior_is_learned(c)
     objective, constants = program.loss, program.constants
     draws = tree_map(lambda value: value[0], program.draw(1)).draws
     terms = constants.regularisers[0]
-    assert len(terms.terms.prior_std.unique()) == 2  # each past task has its own
-    scaled_terms = terms._replace(terms=terms.terms._replace(prior_std=terms.terms.prior_std / c))
+    assert len(terms.prior_std.unique()) == 2  # each past task has its own
+    scaled_terms = terms._replace(prior_std=terms.prior_std / c)
     scaled_constants = constants._replace(regularisers=(scaled_terms,))
 
     def scaled_features(theta, x):

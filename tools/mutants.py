@@ -426,7 +426,7 @@ MUTANTS = (
     Mutant("low rank left out of the mean covariance", "summary.py",
            "columns @ columns.mT / len(q.mean)", "0.0 * columns @ columns.mT", "tests/test_covariance.py"),
     Mutant("shared belief counted once", "summary.py",
-           "(L @ L.mT).sum(0) * (C // len(L))", "(L @ L.mT).sum(0)", "tests/test_covariance.py"),
+           "(L @ L.mT).sum(0) * (len(mean) // len(L))", "(L @ L.mT).sum(0)", "tests/test_covariance.py"),
     Mutant("the same augmentation in every step", "learners/task.py",
            'f"augment/{task}/{step}"', 'f"augment/{task}"', "tests/test_inputs.py"),
     Mutant("learning rate of one task kept for the next", "learners/frcl.py",

@@ -144,7 +144,7 @@ def small_omniglot(mirror: str = NOWHERE) -> tuple[DataSet, dict[str, bytes]]:
     )
     digest = read_archives(contents).digest()
     compact = DataFile("compact.npz", "omniglot", "sha256 of arrays", digest)
-    return DataSet("omniglot", archives, compact, lambda given: to_compact(read_archives(given))), contents
+    return DataSet("omniglot", archives, (compact,), lambda given: to_compact(read_archives(given))), contents
 
 
 @dataclass

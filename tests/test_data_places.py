@@ -190,7 +190,7 @@ def test_status_says_what_is_there(tmp_path: Path) -> None:
     name = mnist.files[0].name
     put(tmp_path / "mnist", {name: contents[name], mnist.files[2].name: b"damaged"})
     status = {one.name: one for one in (*mnist.status(tmp_path), *omniglot.status(tmp_path))}
-    assert list(status) == [file.name for file in (*mnist.files, omniglot.compact, *omniglot.files)]
+    assert list(status) == [file.name for file in (*mnist.files, *omniglot.compact, *omniglot.files)]
     assert status[name].verified
     assert status[name].path == tmp_path / "mnist" / name
     assert status[name].problem is None
@@ -200,7 +200,7 @@ def test_status_says_what_is_there(tmp_path: Path) -> None:
     assert "is damaged" in (damaged.problem or "")
     missing = status[mnist.files[3].name]
     assert (missing.path, missing.verified, missing.problem) == (None, False, None)
-    assert [status[file.name].needed for file in (omniglot.compact, *omniglot.files)] == [False, True, True]
+    assert [status[file.name].needed for file in (*omniglot.compact, *omniglot.files)] == [False, True, True]
 
 
 def test_omniglot_archives_are_read_once_and_the_compact_file_after(tmp_path: Path, cache: Path) -> None:
@@ -209,7 +209,7 @@ def test_omniglot_archives_are_read_once_and_the_compact_file_after(tmp_path: Pa
     drawings = load_omniglot(tmp_path, files=files)
     assert drawings.alphabets.tolist() == ["Aa", "Bb", "Cc"]
     assert len(drawings) == 20 * 7
-    made = tmp_path / "omniglot" / files.compact.name
+    made = tmp_path / "omniglot" / files.compact[0].name
     assert made.is_file()
     for name in contents:
         (tmp_path / "omniglot" / name).unlink()

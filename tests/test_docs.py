@@ -370,7 +370,15 @@ def shown(name: str, call: object) -> str:
 
 def test_calls_are_shown_as_they_are():
     text = (ROOT / "docs/reference.md").read_text()
-    for name, call in (("MLP", frcl.MLP), ("ConvNet", frcl.ConvNet), ("frcl.load", frcl.load)):
+    for name, call in (
+        ("MLP", frcl.MLP),
+        ("ConvNet", frcl.ConvNet),
+        ("frcl.load", frcl.load),
+        ("CifarNet", frcl.CifarNet),
+        ("ResNet18", frcl.ResNet18),
+        ("MultiInput", frcl.MultiInput),
+        ("freeze_batch_norm", frcl.freeze_batch_norm),
+    ):
         assert shown(name, call) in text
     for kind in (frcl.FunctionalKL, frcl.CurrentInputs, frcl.MemoryTargets, frcl.Curvature, frcl.EWC):
         assert shown(kind.__name__, kind) in text

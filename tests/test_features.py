@@ -88,7 +88,6 @@ class Wrong(nn.Module):
     ("net", "message"),
     [
         (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), "GroupNorm or LayerNorm"),
-        (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).eval(), "GroupNorm or LayerNorm"),
         (nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.1)), r"net.eval\(\)"),
         (Wrong(lambda x: x * torch.nan), "NaN or infinite features"),
         (Wrong(lambda x: x.sum()), r"expected a tensor \[8, K\]"),

@@ -52,10 +52,9 @@ def test_kl_weight_equals_torch_distributions(generator, variance):
     mean = torch.randn(5, generator=generator, dtype=torch.float64)
     q = MultivariateNormal(mean, scale_tril=L)
     p = MultivariateNormal(torch.zeros(5).double(), math.sqrt(variance) ** 2 * torch.eye(5).double())
-    torch.testing.assert_close(kl_weight(Posterior(mean, L), variance), kl_divergence(q, p).sum())
-    assert kl_weight(Posterior(torch.zeros(5).double(), math.sqrt(variance) * torch.eye(5).double()), variance) == (
-        pytest.approx(0.0, abs=1e-12)
-    )
+    torch.testing.assert_close(kl_weight(Posterior(mean[None], L[None]), variance), kl_divergence(q, p).sum())
+    same = Posterior(torch.zeros(1, 5).double(), math.sqrt(variance) * torch.eye(5).double()[None])
+    assert kl_weight(same, variance) == pytest.approx(0.0, abs=1e-12)
 
 
 def test_kl_to_zero_mean_equals_torch_distributions(generator):

@@ -1,5 +1,6 @@
 """Functional regularisation for continual learning with Gaussian processes."""
 
+from frcl.batch_norm import freeze_batch_norm
 from frcl.boundary import BoundaryDetector
 from frcl.errors import (
     CheckpointError,
@@ -12,6 +13,8 @@ from frcl.errors import (
     TaskError,
 )
 from frcl.features import MLP, ConvNet
+from frcl.image_networks import CifarNet, ResNet18
+from frcl.inputs import MultiInput
 from frcl.learners.ensemble import Ensemble, load
 from frcl.learners.frcl import FRCL, FRCLPlus
 from frcl.learners.options import FRCLOptions
@@ -36,6 +39,7 @@ __all__ = [
     "MLP",
     "BoundaryDetector",
     "CheckpointError",
+    "CifarNet",
     "ConvNet",
     "CurrentInputs",
     "Curvature",
@@ -47,6 +51,7 @@ __all__ = [
     "FunctionalKL",
     "LabelError",
     "MemoryTargets",
+    "MultiInput",
     "NetworkError",
     "NumericalError",
     "OptionError",
@@ -55,8 +60,10 @@ __all__ = [
     "RecentredKL",
     "Regulariser",
     "Replay",
+    "ResNet18",
     "StepLog",
     "Summary",
     "TaskError",
+    "freeze_batch_norm",
     "load",
 ]

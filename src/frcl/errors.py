@@ -18,7 +18,7 @@ class LabelError(DataError):
 
 
 class NetworkError(FrclError, ValueError):
-    """The feature network breaks a promise: batch norm, dropout, wrong or non-finite features."""
+    """The feature network breaks a promise: batch norm that is not frozen, dropout, wrong or non-finite features."""
 
 
 class TaskError(FrclError, LookupError):

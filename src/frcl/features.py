@@ -1,7 +1,7 @@
 """Feature networks φ(x; θ), the bias column, and the checks that a network must pass.
 
-Any `nn.Module` from inputs [B, ...] to [B, K] serves, if it is one fixed function of each input: no batch
-norm, no active dropout, finite output. The features of the model are the network's outputs times a scale,
+Any `nn.Module` from inputs [B, ...] to [B, K] serves, if it is one fixed function of each input: batch
+norm frozen, no active dropout, finite output. The features of the model are the network's outputs times a scale,
 with a column of ones appended for the bias.
 """
 
@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from frcl.errors import NetworkError, OptionError
+from frcl.batch_norm import depends_on_batches
+from frcl.errors import FrclError, NetworkError, OptionError
 from frcl.seeding import fork
 
 PROBE_SIZE = 8
@@ -68,7 +69,7 @@ def network_failures() -> Iterator[None]:
     """A context in which the errors that a network raises on unsuitable inputs become a NetworkError."""
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, FrclError):
         raise
     except (RuntimeError, IndexError, ValueError) as error:
         raise NetworkError(f"the network failed on these inputs: {error}") from error
@@ -93,13 +94,11 @@ def check_network(net: nn.Module) -> None:
             )
     for name, module in net.named_modules():
         kind = type(module).__name__
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) or (
-            isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
-        ):
+        if depends_on_batches(module):
             raise NetworkError(
-                f"the network has {kind} at {name or 'its root'!r}: its output for one input depends on other "
-                "inputs or on running statistics, so a stored function would change by itself. "
-                "Use GroupNorm or LayerNorm, or no normalisation."
+                f"the network has {kind} at {name or 'its root'!r} that is not frozen: its output for one input "
+                "depends on other inputs or on running statistics, so a stored function would change by itself. "
+                "If it has been trained, freeze it: net = frcl.freeze_batch_norm(net). Else use GroupNorm or LayerNorm."
             )
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
             raise NetworkError(
@@ -158,7 +157,7 @@ def _check_output(net: nn.Module, first: object, probe: Tensor) -> None:
         )
 
 
-def _initialise(net: nn.Module, seed: int) -> None:
+def initialise(net: nn.Module, seed: int) -> None:
     """He-uniform weights and zero biases from the named stream of the seed, in order of the layers."""
     generator = fork(seed, "network")
     for layer in net.modules():
@@ -196,7 +195,7 @@ class MLP(nn.Module):
             layers.pop()
         self.layers = nn.Sequential(*layers)
         self.made = layers
-        _initialise(self, seed)
+        initialise(self, seed)
 
     def forward(self, x: Tensor) -> Tensor:
         """The layers in turn. Adding the bias separately is faster than `nn.Linear` where seeds are batched."""
@@ -261,7 +260,7 @@ class ConvNet(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Flatten())
         self.made = list(self.layers)
         self.outputs = before * size * size
-        _initialise(self, seed)
+        initialise(self, seed)
 
     def forward(self, x: Tensor) -> Tensor:
         """The layers in turn, but bias and ReLU after the pooling, on fewer entries: max(h) + b = max(h + b)."""

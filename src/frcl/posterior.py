@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from frcl.linalg import add_diagonal, cholesky, kl_to_zero_mean, solve_lower
+from frcl.linalg import add_diagonal, cholesky, kl_to_zero_mean, logdet_from_cholesky, solve_lower
 
 F = TypeVar("F", bound=type[torch.autograd.Function])
 
@@ -33,20 +33,70 @@ class Moments(NamedTuple):
     variance: Tensor
 
 
-class Posterior(NamedTuple):
-    """C independent Gaussians N(μ_c, L_c L_cᵀ) over n numbers each: the weights (n = K) or u (n = M).
+Covariance = Literal["full", "shared", "lowrank", "diagonal"]
 
-    mean [C, n]; factor [C, n, n], of which the lower triangle is L. The diagonal of L may have any sign.
+
+class Posterior(NamedTuple):
+    """C independent Gaussians N(μ_c, Σ_c) over n numbers each: the weights (n = K) or u (n = M, always "full").
+
+    mean [C, n]. The shapes of the rest say how the covariances are structured:
+
+        full        factor [C, n, n]                             Σ_c = L_c L_cᵀ
+        shared      factor [1, n, n]                             Σ_c = L Lᵀ
+        diagonal    factor [C, n]                                Σ_c = diag(d_c)²
+        lowrank     factor [C, n] and low_rank [C, n, r]         Σ_c = diag(d_c)² + V_c V_cᵀ
+
+    L is the lower triangle of a square factor. Its diagonal, and d, may have any sign.
     """
 
     mean: Tensor
     factor: Tensor
+    low_rank: Tensor | None = None
+
+    @property
+    def is_square(self) -> bool:
+        """Whether its factors are square, which is "full" or "shared"."""
+        return self.factor.ndim == 3
 
 
-def initial_posterior(C: int, n: int, scale: float, dtype: torch.dtype, device: torch.device) -> Posterior:
-    """μ = 0 and L = scale · I for each of the C functions (Algorithm 1 has scale = 1)."""
+def is_structured(q: Posterior) -> bool:
+    """Whether the shapes of its parts fit together in one of the structures."""
+    C, n = q.mean.shape
+    if q.is_square:
+        return q.low_rank is None and q.factor.shape in ((C, n, n), (1, n, n))
+    V = q.low_rank
+    return q.factor.shape == (C, n) and (V is None or (V.ndim == 3 and V.shape[:2] == (C, n)))
+
+
+FULL = 4_000_000  # numbers of full factors, C K², up to which they are the automatic choice
+
+
+def chosen_covariance(wanted: Covariance | Literal["auto"], C: int, K: int) -> Covariance:
+    """ "auto" as a structure: full up to C K² = 4·10⁶; beyond that shared where that is cheap, K ≤ 2 C; else diagonal.
+
+    A product with a mean or a diagonal costs B K C, and one with a shared factor B K².
+    """
+    if wanted != "auto":
+        return wanted
+    return "full" if C * K * K <= FULL else "shared" if K <= 2 * C else "diagonal"
+
+
+def initial_posterior(
+    C: int, n: int, scale: float, dtype: torch.dtype, device: torch.device, covariance: Covariance = "full"
+) -> Posterior:
+    """μ = 0 and Σ = scale² · I for each of the C functions (Algorithm 1 has scale = 1)."""
+    mean = torch.zeros(C, n, dtype=dtype, device=device)
+    if covariance in ("diagonal", "lowrank"):
+        return Posterior(mean, torch.full_like(mean, scale))
     eye = torch.eye(n, dtype=dtype, device=device)
-    return Posterior(torch.zeros(C, n, dtype=dtype, device=device), scale * eye.repeat(C, 1, 1))
+    return Posterior(mean, scale * eye.repeat(C if covariance == "full" else 1, 1, 1))
+
+
+def with_low_rank(q: Posterior, rank: int, generator: torch.Generator) -> Posterior:
+    """A diagonal q with V drawn at random, ‖V_c‖² a hundredth of ‖d_c‖² on average: at V = 0 it has no gradient."""
+    C, n = q.factor.shape
+    V = torch.randn(C, n, rank, generator=generator, dtype=q.factor.dtype, device=q.factor.device)
+    return q._replace(low_rank=V * (0.1 / math.sqrt(rank)) * q.factor[..., None])
 
 
 def random_mean(q: Posterior, generator: torch.Generator) -> Posterior:
@@ -61,43 +111,67 @@ def random_mean(q: Posterior, generator: torch.Generator) -> Posterior:
 
 
 def triangular(q: Posterior) -> Posterior:
-    """q with its factor as L, zeros above the diagonal."""
-    return Posterior(q.mean, q.factor.tril())
+    """q with square factors as L, zeros above the diagonal."""
+    return q._replace(factor=q.factor.tril()) if q.is_square else q
 
 
 def weight_moments(q: Posterior, Phi: Tensor) -> Moments:
-    """f(x) = wᵀφ(x) under q(w): mean φᵀμ_c, variance ‖L_cᵀφ‖²; Phi [B, K], q triangular."""
-    return _moments(q, Phi)[0]
+    """f(x) = wᵀφ(x) under q(w): mean φᵀμ_c, variance φᵀΣ_cφ; Phi [B, K], q triangular."""
+    if q.is_square:
+        mean, variance = _moments(q, Phi)[0]
+        return Moments(mean, variance.expand_as(mean))
+    variance = Phi.square() @ q.factor.square().mT
+    if q.low_rank is not None:
+        variance = variance + torch.einsum("bk,ckr->bcr", Phi, q.low_rank).square().sum(-1)
+    return Moments(Phi @ q.mean.mT, variance)
 
 
 def _moments(q: Posterior, Phi: Tensor) -> tuple[Moments, Tensor]:
-    """The moments, and A = ΦL [C, B, K], whose rows have the standard deviations of f as their lengths."""
+    """The moments, and A = ΦL [C, B, K], whose rows have the standard deviations of f as their lengths.
+
+    With a shared factor the variance is [B, 1], and A [1, B, K].
+    """
     A = torch.bmm(Phi.expand(len(q.factor), -1, -1), q.factor)
     return Moments(Phi @ q.mean.mT, torch.linalg.vector_norm(A, dim=-1).square().mT), A
 
 
+def second_moment(q: Posterior) -> Tensor:
+    """Σ_c ‖μ_c‖² + tr Σ_c; q triangular."""
+    total: Tensor = torch.linalg.vector_norm(q.mean).square()
+    total = total + torch.linalg.vector_norm(q.factor).square() * (len(q.mean) // len(q.factor))
+    return total if q.low_rank is None else total + torch.linalg.vector_norm(q.low_rank).square()
+
+
+def log_determinant(q: Posterior) -> Tensor:
+    """Σ_c log|Σ_c|; q triangular. With low rank log|D² + V Vᵀ| = log|D²| + log|I + Vᵀ D⁻² V|."""
+    diagonal = q.factor.diagonal(dim1=-2, dim2=-1) if q.is_square else q.factor
+    total = 2.0 * diagonal.abs().log().sum() * (len(q.mean) // len(q.factor))
+    if q.low_rank is None:
+        return total
+    scaled = q.low_rank / q.factor[..., None]
+    return total + logdet_from_cholesky(cholesky(add_diagonal(scaled.mT @ scaled, 1.0))).sum()
+
+
 def learned_prior_variance(q: Posterior) -> Tensor:
-    """The σ_w² at which KL(q(w) ‖ N(0, σ_w² I)) is least: (‖μ‖² + ‖L‖²)/(C K); q triangular."""
-    second_moment: Tensor = torch.linalg.vector_norm(q.factor).square() + torch.linalg.vector_norm(q.mean).square()
-    return second_moment / q.mean.numel()
+    """The σ_w² at which KL(q(w) ‖ N(0, σ_w² I)) is least: Σ_c (‖μ_c‖² + tr Σ_c)/(C K); q triangular."""
+    return second_moment(q) / q.mean.numel()
 
 
 def kl_weight(q: Posterior, prior_variance: float | Tensor) -> Tensor:
     """Σ_c KL(q(w_c) ‖ N(0, s I)), the second term of the weight-space objective (Section 2.3); q triangular:
 
-    ½ [ (‖L‖² + ‖μ‖²)/s − CK + CK log s ] − Σ log|L_ckk|
+    ½ [ Σ_c (‖μ_c‖² + tr Σ_c)/s − CK + CK log s − Σ_c log|Σ_c| ]
     """
-    mean, L = q
-    second_moment: Tensor = torch.linalg.vector_norm(L).square() + torch.linalg.vector_norm(mean).square()
     log_variance = prior_variance.log() if isinstance(prior_variance, Tensor) else math.log(prior_variance)
-    constant = mean.numel() * (log_variance - 1.0)
-    return 0.5 * (second_moment / prior_variance + constant) - L.diagonal(dim1=-2, dim2=-1).abs().log().sum()
+    constant = q.mean.numel() * (log_variance - 1.0)
+    return 0.5 * (second_moment(q) / prior_variance + constant - log_determinant(q))
 
 
 def weight_space(q: Posterior, Phi: Tensor, prior_variance: float | None) -> tuple[Moments, Tensor]:
-    """`weight_moments` and `kl_weight` of q, whose factor need not be triangular yet, with a closed-form gradient.
+    """`weight_moments` and `kl_weight` of q, whose factor need not be triangular yet.
 
-    The part of a training step that concerns q(w), in few passes over L, which has more entries than most networks.
+    The part of a training step that concerns q(w). Full factors have more entries than most networks. For them the
+    gradient has a closed form, in few passes over L; the other structures are small, and differentiated as they are.
     With A_c = ΦL_c [B, K], m and v the gradients by mean and variance [B, C], k that by the KL, s the prior variance,
 
         d/dμ_c = Φᵀm_c + (k/s) μ_c,
@@ -107,8 +181,13 @@ def weight_space(q: Posterior, Phi: Tensor, prior_variance: float | None) -> tup
     For prior_variance None, s is `learned_prior_variance(q)`. There the KL is stationary in s, so the same gradient is
     the total derivative of ½ C K log s − Σ log|L_ckk|.
 
-    Second derivatives are not available.
+    Second derivatives are not available for full factors.
     """
+    if not q.is_square or len(q.factor) < len(q.mean):
+        q = triangular(q)
+        return weight_moments(q, Phi), kl_weight(
+            q, learned_prior_variance(q) if prior_variance is None else prior_variance
+        )
     lower = _lower(Phi.shape[-1], Phi.dtype, Phi.device)
     mean, variance, kl, *_ = _WeightSpace.apply(q.mean, q.factor, Phi, lower, prior_variance)  # type: ignore[no-untyped-call]
     return Moments(mean, variance), kl

@@ -24,14 +24,16 @@ from frcl.linalg import (
     lower_factor,
     solve_lower,
 )
-from frcl.posterior import Moments, Posterior, signed
+from frcl.posterior import Moments, Posterior, signed, weight_moments
+from frcl.trees import tree_map
 
 
 @dataclass(frozen=True)
 class FunctionBelief:
-    """q(u_c) = N(μ_c, L_c L_cᵀ + posterior_noise · I), c = 1..C, at M inducing inputs.
+    """q(u_c) = N(μ_c, t_c L_c L_cᵀ + posterior_noise · I), c = 1..C, at M inducing inputs.
 
-    mean [C, M]; factor [C, M, R] with R = min(M, K); u_noise and prior_std: σ² and σ_w of the prior
+    mean [C, M]; factor [C, M, R] with R = min(M, K), or one for all functions, [1, M, R]; scale [C] are the t_c, whose
+    mean is one, and None where all of them are one; u_noise and prior_std: σ² and σ_w of the prior
     p(u) = N(0, σ_w² Φ_Z Φ_Zᵀ + σ² I).
     """
 
@@ -40,6 +42,7 @@ class FunctionBelief:
     u_noise: float
     posterior_noise: float
     prior_std: float = 1.0
+    scale: Tensor | None = None
 
     @property
     def C(self) -> int:
@@ -51,17 +54,39 @@ class FunctionBelief:
 
 
 def belief_from_weights(q: Posterior, Phi_z: Tensor, u_noise: float, prior_std: float = 1.0) -> FunctionBelief:
-    """Equation 5: μ_u = Φ_Z μ_w, L_u = Φ_Z L_w; Phi_z [M, K].
+    """Equation 5: μ_u = Φ_Z μ_w, cov(u_c) = Φ_Z Σ_c Φ_Zᵀ; Phi_z [M, K].
 
-    L_u is M×K; for M < K it is replaced by the M×M triangle with the same L_u L_uᵀ.
+    A factor is M×K; for M < K it is replaced by the M×M triangle with the same L_u L_uᵀ. Full and shared covariances
+    keep their structure, exactly. Diagonal ones, with or without low rank, have as many M×M covariances of u as
+    functions, of which one shape is kept, that of their mean, and a scale for each function:
+
+        cov(u_c) ≈ t_c Φ_Z Σ̄ Φ_Zᵀ,   Σ̄ = (1/C) Σ_c Σ_c,   t_c = tr(Φ_Z Σ_c Φ_Zᵀ) / tr(Φ_Z Σ̄ Φ_Zᵀ).
+
+    Σ_c cov(u_c), all that the KL to a moving prior needs, is still exact, and so is each trace.
     """
-    Phi = Phi_z.double()
+    Phi, dtype = Phi_z.double(), q.mean.dtype
     mean = q.mean.double() @ Phi.mT  # [C, M]
-    factor = Phi @ q.factor.double().tril()  # [C, M, K]
+    scale: Tensor | None = None
+    if q.is_square:
+        factor = Phi @ q.factor.double().tril()  # [C, M, K], [1, M, K] for a shared one
+    else:
+        factor = (Phi @ _mean_factor(q))[None]
+        traces = weight_moments(tree_map(Tensor.double, q), Phi).variance.sum(0)
+        scale = (traces / traces.mean()).to(dtype)
     if factor.shape[1] < factor.shape[2]:
         factor = lower_factor(factor)
-    dtype = q.mean.dtype
-    return FunctionBelief(mean.to(dtype), factor.to(dtype), u_noise, posterior_noise=u_noise, prior_std=prior_std)
+    return FunctionBelief(
+        mean.to(dtype), factor.to(dtype), u_noise, posterior_noise=u_noise, prior_std=prior_std, scale=scale
+    )
+
+
+def _mean_factor(q: Posterior) -> Tensor:
+    """A factor [K, K] of (1/C) Σ_c Σ_c for diagonal covariances, with or without low rank."""
+    diagonal = q.factor.double().square().mean(0)
+    if q.low_rank is None:
+        return diagonal.sqrt().diag()
+    columns = q.low_rank.double().movedim(0, 1).flatten(1)  # [K, C r]
+    return cholesky(add_diagonal(columns @ columns.mT / len(q.mean), diagonal))
 
 
 def belief_from_function(q: Posterior, u_noise: float, prior_std: float = 1.0) -> FunctionBelief:
@@ -96,9 +121,8 @@ def prior_kl_terms(belief: FunctionBelief, *, with_mean: bool = True) -> PriorKL
     """The constants of one task, T = 1. constant = −½ Σ_c log|cov(u_c)| − ½ C M. Without its mean A = Σ_c cov(u_c)."""
     mean, L = belief.mean.double(), belief.factor.double()
     C, M = mean.shape
-    outer = (L @ L.mT).sum(0) + (mean.mT @ mean if with_mean else 0.0)  # [M, M]
-    chol_q = cholesky(add_diagonal(L @ L.mT, belief.posterior_noise))
-    constant = -0.5 * (logdet_from_cholesky(chol_q).sum() + C * M)
+    outer = (L @ L.mT).sum(0) * (C // len(L)) + (mean.mT @ mean if with_mean else 0.0)  # [M, M]; Σ_c t_c = C
+    constant = -0.5 * (_logdet(belief, L) + C * M)
     numbers = mean.new_tensor([[C], [belief.u_noise], [belief.posterior_noise], [belief.prior_std]])
     return PriorKL(
         F=low_rank_factor(outer, L.shape[2])[None],  # the mean lies in the span of L's columns where R < M
@@ -109,6 +133,15 @@ def prior_kl_terms(belief: FunctionBelief, *, with_mean: bool = True) -> PriorKL
         constant=constant[None],
         prior_std=numbers[3],
     )
+
+
+def _logdet(belief: FunctionBelief, L: Tensor) -> Tensor:
+    """Σ_c log|cov(u_c)|; with scales from the eigenvalues λ of L Lᵀ, as Σ_c Σ_i log(t_c λ_i + posterior_noise)."""
+    if belief.scale is None:
+        chol_q = cholesky(add_diagonal(L @ L.mT, belief.posterior_noise))
+        return logdet_from_cholesky(chol_q).sum() * (belief.C // len(L))
+    values = torch.linalg.eigvalsh(L[0] @ L[0].mT).clamp_min(0.0)
+    return (torch.outer(belief.scale.double(), values) + belief.posterior_noise).log().sum()
 
 
 def stack_terms(terms: Sequence[PriorKL]) -> PriorKL:
@@ -209,8 +242,8 @@ def _kl_through_points(Phi: Tensor, terms: PriorKL) -> tuple[Tensor, Tensor, Ten
         return 0.5 * (trace + terms.C * logdet_from_cholesky(chol_K)) + terms.constant
 
     def gradient() -> Tensor:
-        inverse_Phi = inverse @ Phi
-        return C * inverse_Phi - X @ (X.mT @ Phi) - extra[:, None, None] * (inverse @ inverse_Phi)
+        weight = C * inverse - X @ X.mT - extra[:, None, None] * (inverse @ inverse)
+        return weight @ Phi
 
     d, v = both(gradient, value, Phi.device) if Phi.is_cuda else (gradient(), value())
     return v, d, X
@@ -303,6 +336,9 @@ def head_moments(head: Head, belief: FunctionBelief, Phi_x: Tensor) -> Moments:
         left = (Phi.square().sum(1) - explained).clamp_min(0.0)  # below zero by rounding only
     else:
         left = belief.u_noise * explained
-    spread = torch.einsum("bm,cmr->bcr", a, belief.factor.double()).square().sum(-1)
+    spread = torch.einsum("bm,cmr->bcr", a, belief.factor.double()).square().sum(-1)  # [B, C], [B, 1] for a shared one
+    if belief.scale is not None:
+        spread = spread * belief.scale.double()
     common = left + belief.posterior_noise * a.square().sum(1)
-    return Moments(raw @ head.weights, common[:, None] + spread)
+    mean = raw @ head.weights
+    return Moments(mean, (common[:, None] + spread).expand_as(mean))

@@ -224,7 +224,7 @@ def test_a_variant_is_a_detector_that_is_only_told(on_digits):
 
 
 @pytest.mark.real_data
-@pytest.mark.skipif(not at_hand(OMNIGLOT.compact), reason="FRCL_DATA names no folder with omniglot28.npz")
+@pytest.mark.skipif(not at_hand(*OMNIGLOT.compact), reason="FRCL_DATA names no folder with omniglot28.npz")
 def test_quick_figure_5_on_omniglot(tmp_path):
     kept, *pictures = make_figure(FIGURE_5, Place(tmp_path / "results", tmp_path / "runs", quick=True))
     numbers = read_sheet(kept)

@@ -32,7 +32,7 @@ needs_mnist = pytest.mark.skipif(
     not at_hand(*MNIST.files), reason="FRCL_DATA names no folder with the four MNIST files"
 )
 needs_omniglot = pytest.mark.skipif(
-    not at_hand(OMNIGLOT.compact), reason="FRCL_DATA names no folder with omniglot28.npz"
+    not at_hand(*OMNIGLOT.compact), reason="FRCL_DATA names no folder with omniglot28.npz"
 )
 
 

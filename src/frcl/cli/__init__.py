@@ -201,7 +201,9 @@ def list_names(method: Annotated[str | None, Argument(help="A method whose optio
 
 @app.command("data")
 def data_files(
-    name: Annotated[str | None, Argument(help="A data set to make sure of: mnist or omniglot.")] = None,
+    name: Annotated[
+        str | None, Argument(help="A data set or benchmark to make sure of, as mnist or split-cifar.")
+    ] = None,
     data: Annotated[Path | None, Option(help="Folder to look in first, and to download to.")] = None,
 ) -> None:
     """Show which data files are at hand and verified; with a name, download what is missing."""

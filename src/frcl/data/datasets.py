@@ -17,25 +17,33 @@ from frcl.registry import suggestion
 
 @dataclass(frozen=True)
 class DataSet:
-    """The files of a data set. `compact`, if any, replaces the others: `pack` makes it from their contents."""
+    """The files of a data set. `compact` files, if any, replace the others; `pack` makes the one there is from them."""
 
     name: str
     files: tuple[DataFile, ...]
-    compact: DataFile | None = None
+    compact: tuple[DataFile, ...] = ()
     pack: Callable[[Mapping[str, bytes]], bytes] | None = None
 
-    def contents(self, data: Path | None = None, *, on_progress: Progress | None = None) -> dict[str, bytes]:
-        """Name → verified content of every file, or of the compact one alone; missing files are downloaded."""
-        if self.compact is None or self.pack is None:
-            return self._obtain(data, on_progress)
-        content = self.compact.find(data).content
-        if content is None:
-            content = self.pack(self._obtain(data, on_progress))
-            folder = self.compact.writable_folder(data)
-            with contextlib.suppress(OSError):  # it would only make the next start faster
-                if folder is not None:
-                    write_atomically(folder / self.compact.name, content)
-        return {self.compact.name: content}
+    def contents(
+        self, data: Path | None = None, *, on_progress: Progress | None = None, whole: bool = False
+    ) -> dict[str, bytes]:
+        """Name → verified content of every file, or of the compact ones alone; missing files are downloaded.
+
+        `whole` prefers the files to the compact ones where both are present.
+        """
+        for form in (self.files, self.compact) if whole else (self.compact,):
+            present = [file.find(data) for file in form]
+            if present and all(one.verified for one in present):
+                return {one.name: one.content for one in present if one.content is not None}
+        found = self._obtain(data, on_progress)
+        if self.pack is None:
+            return found
+        (compact,) = self.compact
+        content, folder = self.pack(found), compact.writable_folder(data)
+        with contextlib.suppress(OSError):  # it would only make the next start faster
+            if folder is not None:
+                write_atomically(folder / compact.name, content)
+        return {compact.name: content}
 
     def _obtain(self, data: Path | None, on_progress: Progress | None) -> dict[str, bytes]:
         found = {file: file.find(data) for file in self.files}
@@ -57,12 +65,10 @@ class DataSet:
         return {one.name: one.content for one in found.values() if one.content is not None}
 
     def status(self, data: Path | None = None) -> list[FileStatus]:
-        """The state of every file. Those that the compact file is made from are needed only until it is there."""
-        files = [file.find(data) for file in self.files]
-        if self.compact is None:
-            return files
-        compact = self.compact.find(data)
-        return [replace(compact, needed=False), *(replace(one, needed=not compact.verified) for one in files)]
+        """The state of every file. Those that compact files replace are needed only where these are missing."""
+        files, compact = ([file.find(data) for file in form] for form in (self.files, self.compact))
+        replaced = bool(compact) and all(one.verified for one in compact)
+        return [*(replace(one, needed=False) for one in compact), *(replace(one, needed=not replaced) for one in files)]
 
 
 def _files(folder: str, check: Check, mirrors: tuple[str, ...], **digests: str) -> tuple[DataFile, ...]:
@@ -84,9 +90,38 @@ _COMPACT = "3c25ed7087969a89b4ff017094e29c93b8f2a7cd28b899d1873f960a5ecafee1"
 OMNIGLOT = DataSet("omniglot", _files("omniglot", "md5", _OMNIGLOT, **{
     "images_background.zip": "68d2efa1b9178cc56df9314c21c6e718",
     "images_evaluation.zip": "6b91aef0f799c5bb55b94e3f2daec811",
-}), DataFile("omniglot28.npz", "omniglot", "sha256 of arrays", _COMPACT),
+}), (DataFile("omniglot28.npz", "omniglot", "sha256 of arrays", _COMPACT),),
    lambda archives: to_compact(read_archives(archives)))  # fmt: skip
-DATASETS = (MNIST, OMNIGLOT)
+_CIFAR = ("https://www.cs.toronto.edu/~kriz/",)
+# SHA-256 of pixels and labels, of train and of test
+_CIFAR10 = (
+    "47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a",
+    "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253",
+    "f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04",
+    "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
+)
+_CIFAR100 = (
+    "4e457917601a66aed021f5fa37957b56c6319557c0a8ed5484de3c390af45430",
+    "9f11b9f97aad759ba6df0a33e3218b01d8deaf4ed3a14aa1185d69b9ad7ebcb3",
+    "4cb8e5d9309da489bf6b19cc10cd96c3ae6f8daf225380b605aaee4c0d6aee19",
+    "4dad7d09c7c97d33f6cb928d705cf4196221316fd6e31bdd978a08ed9103ee0b",
+)
+CIFAR10 = DataSet("cifar10", _files("cifar", "sha256 of images", _CIFAR, **{
+    "cifar-10-binary.tar.gz": " ".join(_CIFAR10),
+}), _files("cifar", "sha256", (), **{
+    "cifar10-train-0.npz": "f18f57b998a0b9f431b04ca72a061c2cddf20be201f2dc2950fd732d970c998b",
+    "cifar10-train-1.npz": "846c02e704f5975c982d80def95a1fcce1cba073b776507cb6772543d4489a71",
+    "cifar10-train-2.npz": "ffd1275fbabe82e69893ea2b06d26dd8584c751aaceb8eeed0a8ecb626766790",
+    "cifar10-test.npz": "3fada3ff43fac45373f8557501ae8bbd21dfdef39109d7bd940bb9a7dfb67278",
+}))  # fmt: skip
+CIFAR100 = DataSet("cifar100", _files("cifar", "sha256 of images", _CIFAR, **{
+    "cifar-100-binary.tar.gz": " ".join(_CIFAR100),
+}), _files("cifar", "sha256", (), **{
+    "cifar100-first50-train-0.npz": "d9e11f3d3b19829a2fdacf0d9f5a3c6b61a69c3011f92e038398088cfe86d977",
+    "cifar100-first50-train-1.npz": "208e5d7927d5134932568f2117ace99a26b666eee1743f57d2dac1ebdf8c5d83",
+    "cifar100-first50-test.npz": "469a365560b3aee98aff3c30ff5187e735a1b6ba0d8b0c8664afe766884c0652",
+}))  # fmt: skip
+DATASETS = (MNIST, OMNIGLOT, CIFAR10, CIFAR100)
 
 
 def data_status(data: Path | None = None) -> list[FileStatus]:
@@ -98,12 +133,11 @@ def fetch(
     name: str, data: Path | None = None, *, on_progress: Progress | None = None, datasets: Sequence[DataSet] = DATASETS
 ) -> list[FileStatus]:
     """Make sure that the files of a benchmark or data set are present; download those that are missing."""
-    wanted = BENCHMARKS[name].dataset if name in BENCHMARKS else name
+    wanted = BENCHMARKS[name].datasets if name in BENCHMARKS else (name,) if name != "digits" else ()
     known = {dataset.name: dataset for dataset in datasets}
-    if wanted is None or wanted == "digits":
-        return []
-    if wanted not in known:
+    if any(one not in known for one in wanted):
         near = suggestion(name, (*known, "digits"))
         raise OptionError(f"there is no data set {name!r}{near} (or the name of a benchmark)")
-    known[wanted].contents(data, on_progress=on_progress)
-    return known[wanted].status(data)
+    for one in wanted:
+        known[one].contents(data, on_progress=on_progress)
+    return [status for one in wanted for status in known[one].status(data)]

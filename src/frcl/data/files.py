@@ -15,18 +15,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from frcl.data import cifar_files
 from frcl.data.drawings import read_compact
 from frcl.errors import DataError
 from frcl.files import write_atomically
 
 FRCL_DATA = "FRCL_DATA"
 MIRRORS = "FRCL_MIRRORS"  # addresses of folders, separated by spaces, instead of the usual ones; empty: offline
-LARGEST = 128 << 20  # bytes of a file, packed or unpacked
+LARGEST = 256 << 20  # bytes of a file, packed or unpacked
 GZIP = b"\x1f\x8b"
 TIMEOUT = 15.0  # seconds to wait for a connection, and for each next piece
 CHUNK = 1 << 14
 
-Check = Literal["sha256 unpacked", "md5", "sha256 of arrays"]
+Check = Literal["sha256 unpacked", "sha256", "md5", "sha256 of arrays", "sha256 of images"]
 Progress = Callable[[str, int, int | None], None]  # file name, bytes received, total bytes or None if unknown
 
 
@@ -61,10 +62,13 @@ class DataFile:
     mirrors: tuple[str, ...] = ()  # folders that have it, as addresses that end in "/"
 
     def verified(self, raw: bytes, where: str) -> bytes:
-        """The content of the file, unpacked if it was gzipped; DataError if its digest is wrong."""
+        """The content of the file, unpacked if it was gzipped or an archive; DataError if its digest is wrong."""
         content = unpacked(raw, where) if self.check == "sha256 unpacked" else raw
         if self.check == "sha256 of arrays":
             digest = read_compact(raw, where).digest()
+        elif self.check == "sha256 of images":
+            images = cifar_files.read_archive(raw, where)
+            digest, content = images.digest(), cifar_files.to_bytes(images)
         else:
             digest = hashlib.new(self.check.split()[0], content, usedforsecurity=False).hexdigest()
         if digest != self.digest:

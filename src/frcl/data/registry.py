@@ -39,7 +39,7 @@ class BenchmarkSpec:
     description: str
     build: Callable[[Request], Source]
     options: tuple[str, ...] = ()  # the fields of BenchmarkOptions that it uses besides `tasks` and `train_on`
-    dataset: str | None = None  # the data set whose files it needs; see `frcl data`
+    datasets: tuple[str, ...] = ()  # the data sets whose files it needs; see `frcl data`
     defaults: Mapping[str, Any] = field(default_factory=dict)  # as a section of experiment/defaults.toml
 
 

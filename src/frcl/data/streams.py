@@ -135,7 +135,7 @@ def _mnist(request: Request) -> BySeed:
     return lambda seed: mnist_task(learning, test, seed, request.options.train_on)
 
 
-def _add(name: str, text: str, by_seed: Callable[[Request], BySeed], dataset: str | None = None) -> None:
+def _add(name: str, text: str, by_seed: Callable[[Request], BySeed], *datasets: str) -> None:
     """Register a stream that is made from one task, which `by_seed` loads."""
     permuted = name.startswith("permuted")
 
@@ -145,7 +145,7 @@ def _add(name: str, text: str, by_seed: Callable[[Request], BySeed], dataset: st
             return lambda seed: permute_pixels(name, task(seed), request.options, seed)
         return lambda seed: split_by_label(name, task(seed), request.options)
 
-    BENCHMARKS.add(name, BenchmarkSpec(text, build, PERMUTED if permuted else (), dataset))
+    BENCHMARKS.add(name, BenchmarkSpec(text, build, PERMUTED if permuted else (), datasets))
 
 
 _add("split-digits", "5 tasks, 0/1 to 8/9, of scikit-learn's 8×8 digits; nothing to download", _digits)

@@ -177,6 +177,7 @@ class Program:
     draw       everything random of the next n steps, from `streams`
     first      number of the step before the first one of this program's optimiser
     look       called with the minibatch of every step after it was taken, and with the number of the step
+    augment    changes the inputs of the minibatch of a step, given its number; not recorded, and not stacked
     signature  two programs may run as one where signatures and shapes are equal: their losses are one function
     stackable  whether copies of the constants may be stacked with those of other programs
     """
@@ -194,6 +195,7 @@ class Program:
     carry: Tree = field(default_factory=dict)
     follow: Follow | None = None
     look: Callable[[Tensor, Tensor, int], None] | None = None
+    augment: Callable[[Tensor, int], Tensor] | None = None
     signature: Hashable = None
     stackable: bool = True
     chunk: int = CHUNK

@@ -33,7 +33,8 @@ def train(programs: Sequence[Program]) -> Generator[list[list[Values]], None, No
     if first.step >= first.stop:
         return
     units: Sequence[Unit] = [Alone(first)] if len(programs) == 1 else _units(programs)
-    loop = Recorded(units) if first.x.is_cuda else _Eager(units)
+    recorded = first.x.is_cuda and all(one.augment is None for one in programs)
+    loop = Recorded(units) if recorded else _Eager(units)
     try:
         while first.step < first.stop:
             yield from _chunk(programs, units, loop)
@@ -149,6 +150,8 @@ class Alone(Unit):
         x, y = program.x, program.y
         if rows is not None:
             x, y = x.index_select(0, rows), y.index_select(0, rows)  # faster than indexing
+        if program.augment is not None:
+            x = program.augment(x, program.step)
         return program.loss(self.optimiser.tree, self.constants, x, y, draws)
 
     def minibatch(self, program: int, at: int) -> tuple[Tensor, Tensor]:

@@ -24,15 +24,19 @@ from frcl.registry import suggestion
 class NetworkOptions(Options):
     """Which feature network is used where none is brought."""
 
-    kind: Literal["mlp", "conv"] = option("mlp", "fully connected, or convolutional")
-    widths: tuple[int, ...] = option((100, 100), "mlp: hidden layers; conv: filters of each block")
+    kind: Literal["mlp", "conv", "cifar", "resnet18"] = option(
+        "mlp", "fully connected; convolutional (the paper's for Omniglot); FROMP's for CIFAR; ResNet-18 with GroupNorm"
+    )
+    widths: tuple[int, ...] = option(
+        (100, 100), "mlp: hidden layers; conv: filters of each block; cifar: those of each pair, then the dense layer"
+    )
     last: Literal["linear", "relu"] = option("linear", "mlp: whether the last layer is followed by ReLU")
     pooling: Literal["same", "valid"] = option("same", "conv: padding of the max pooling")
 
     @property
     def batched_on_cpu(self) -> bool:
         """Whether several networks trained as one program are faster on the CPU; convolutions are not."""
-        return self.kind != "conv"
+        return self.kind == "mlp"
 
 
 @dataclass(frozen=True)

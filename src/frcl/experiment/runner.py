@@ -25,6 +25,7 @@ from frcl.experiment.metrics import Scores, final_scores, judge, score
 from frcl.experiment.results import RESULT, Result, SeedRecord
 from frcl.features import MLP, ConvNet
 from frcl.files import alone_in, write_atomically
+from frcl.image_networks import CifarNet, ResNet18
 from frcl.learners.lockstep import Work, finish, together
 from frcl.learners.types import Learner, StreamLearner
 from frcl.methods import make_learner
@@ -93,8 +94,19 @@ def build_network(options: NetworkOptions, input_shape: tuple[int, ...], seed: i
     if options.kind == "mlp":
         return MLP(math.prod(input_shape), options.widths, last=options.last, seed=seed)
     if len(input_shape) not in (2, 3) or input_shape[-1] != input_shape[-2]:
-        raise OptionError(f'network kind "conv" needs square images; the inputs have shape {list(input_shape)}')
+        raise OptionError(
+            f'network kind "{options.kind}" needs square images; the inputs have shape {list(input_shape)}'
+        )
     channels = input_shape[0] if len(input_shape) == 3 else 1
+    if options.kind != "conv" and len(input_shape) == 2:
+        raise OptionError(
+            f'network kind "{options.kind}" needs inputs [channels, height, width]; got {list(input_shape)}'
+        )
+    if options.kind == "cifar":
+        *filters, width = options.widths
+        return CifarNet(input_shape[-1], channels=channels, filters=filters, width=width, seed=seed)
+    if options.kind == "resnet18":
+        return ResNet18(channels=channels, seed=seed)
     return ConvNet(input_shape[-1], channels=channels, filters=options.widths, pooling=options.pooling, seed=seed)
 
 

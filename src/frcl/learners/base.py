@@ -19,6 +19,7 @@ from frcl.arrays import numeric_array
 from frcl.engine.train import train
 from frcl.errors import CheckpointError, DataError, FrclError, OptionError, TaskError
 from frcl.features import check_network
+from frcl.inputs import MultiInput
 from frcl.learners.lockstep import Work, steps_of
 from frcl.learners.types import OnStep, Parts, StepLog, added, parts_of
 from frcl.options import MethodOptions
@@ -154,6 +155,12 @@ class SequentialLearner(ABC, Generic[O, S]):
     def _inputs(self, x: Any, y: Any | None = None) -> Tensor:
         """The inputs as they are used, one for each target."""
         state = self._state
+        if isinstance(self.net, MultiInput):
+            x = self.net.pack(x)
+        elif isinstance(x, Mapping):
+            raise DataError(
+                "inputs are a dictionary; make the network frcl.MultiInput(net, example) to use several inputs"
+            )
         inputs = checked_inputs(x, state.input_shape, self.dtype, self.device, state.input_floating)
         if y is not None:
             try:

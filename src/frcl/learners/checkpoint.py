@@ -20,7 +20,7 @@ from frcl.learners.state import CurrentTask, Declared, LearnerState, Window
 from frcl.learners.types import Summary
 from frcl.likelihoods import Label, Likelihood, likelihood_from_json
 from frcl.options import changed
-from frcl.posterior import Posterior
+from frcl.posterior import Posterior, is_structured
 from frcl.regularisers.heads import make_block
 from frcl.regularisers.protocol import Regulariser, from_json, to_json
 from frcl.trees import leaf, tree_map
@@ -148,14 +148,15 @@ def restored(learner: FRCL, saved: Saved) -> LearnerState:
 def _check_summary(number: int, summary: Summary) -> None:
     """Refuse a summary whose parts do not belong together."""
     belief, C, M = summary.belief, summary.likelihood.functions, len(summary.Z)
-    fits = belief.mean.shape == (C, M) and belief.factor.ndim == 3 and belief.factor.shape[:2] == (C, M)
+    fits = belief.mean.shape == (C, M) and belief.factor.ndim == 3 and belief.factor.shape[:2] in ((C, M), (1, M))
+    fits = fits and (belief.scale is None or (belief.scale.shape == (C,) and len(belief.factor) == 1))
     if not fits or (summary.head is not None and (summary.head.ndim != 2 or len(summary.head) != C)):
         raise CheckpointError(f"the summary of task {number} does not have the shape that its points and targets need")
 
 
 def _current(learner: FRCL, saved: SavedTask, state: LearnerState) -> CurrentTask:
     q, functions = saved.posterior, saved.likelihood.functions
-    if q.mean.ndim != 2 or q.mean.shape[0] != functions or q.factor.shape != (*q.mean.shape, q.mean.shape[-1]):
+    if q.mean.ndim != 2 or q.mean.shape[0] != functions or not is_structured(q):
         raise CheckpointError("the posterior of the current task does not have the shape that its targets need")
     trains_heads = bool(state.past) and any(one.trains_heads for one in state.regularisers)
     expected = make_block(state.past).heads.shape if trains_heads else None

@@ -18,13 +18,16 @@ from frcl.errors import OptionError, TaskError
 from frcl.features import network_failures
 from frcl.files import save_state
 from frcl.graphs import Captured
+from frcl.inputs import gathered
 from frcl.learners import checkpoint
 from frcl.learners.base import SequentialLearner, checked_size, data_mark
+from frcl.learners.course import Course, progress_bar
 from frcl.learners.lockstep import Work, finish
 from frcl.learners.options import PLUS, FRCLKeywords, FRCLOptions
 from frcl.learners.predict import Predictor
 from frcl.learners.state import CurrentTask, Declared, LearnerState, Score, Window, decide, remember
 from frcl.learners.task import (
+    Augment,
     Examples,
     Model,
     check_opening,
@@ -109,25 +112,44 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
     def fit(
         self,
         x: Any,
-        y: Any,
+        y: Any = None,
         *,
         likelihood: str | None = None,
         size: int | None = None,
+        steps: int | None = None,
+        epochs: float | None = None,
+        lr: float | None = None,
+        augment: Augment | None = None,
+        progress: bool = False,
         on_step: OnStep = None,
     ) -> Summary:
         """Learn one task from all its data, keep its summary, forget the data.
 
+        The data are arrays x and y, or, alone, a Dataset of pairs, a DataLoader or an iterable of minibatches (x, y).
         `likelihood` names one for this task; `size` is N where that is not the number of rows, as with augmented data.
-        `on_step` is called after every step.
+        `steps`, or `epochs` passes over the data, and `lr` replace those of the options for this task.
+        `augment(x, generator)` changes the inputs of each minibatch of training; what is kept is not augmented.
+        `progress` shows a bar; `on_step` is called after every step.
 
         After an interruption, or on a learner restored from a state saved meanwhile, calling it again with
         the same data goes on where it stopped.
         """
-        return self._run(self.learn(x, y, likelihood=likelihood, size=size), on_step)
+        x, y = gathered(x, y)
+        course = Course(steps, epochs, lr)
+        work = self.learn(x, y, likelihood=likelihood, size=size, course=course, augment=augment)
+        if not progress:
+            return self._run(work, on_step)
+        with progress_bar(len(self._state.past), course.stop(len(y), self.options), on_step) as told:
+            return self._run(work, told)
 
-    def learn(self, x: Any, y: Any, *, likelihood: str | None = None, size: int | None = None) -> Work[Summary]:
+    def learn(
+        self, x: Any, y: Any, *, likelihood: str | None = None, size: int | None = None,
+        course: Course | None = None, augment: Augment | None = None,
+    ) -> Work[Summary]:  # fmt: skip
         """The work of fit(), which several learners may do together."""
         inputs = self._inputs(x, y)
+        course = course or Course()
+        stop = course.stop(len(inputs), self.options)
         current = self._state.current
         if current is None:
             declared = self._state.declared or Declared()
@@ -136,13 +158,14 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
             N = checked_size(declared.size if size is None else size, len(inputs))
             learned, held = split(self._model, target, len(self._state.past), inputs, encoded)
             current = open_task(self._model, target, N, self._state, *learned, len(learned[0]))
-            current.data_mark = data_mark(inputs, encoded, likelihood, size)
+            current.data_mark = data_mark(inputs, encoded, likelihood, size, course)
         else:
             if current.data_mark is None:
                 raise TaskError(f"task {len(self._state.past)} is still open: end_task() ends what observe() began")
-            encoded = self._continued(inputs, y, likelihood, size)
+            encoded = self._continued(inputs, y, likelihood, size, course)
             learned, held = split(self._model, current.likelihood, len(self._state.past), inputs, encoded)
-        yield program_of(self._model, self._state, current, *learned)
+        current.optimiser.lr = self.options.lr if course.lr is None else course.lr
+        yield program_of(self._model, self._state, current, *learned, stop=stop, augment=augment)
         return (yield from self._close(current, *learned, held))
 
     def start_task(

@@ -8,7 +8,7 @@ from typing import Literal, TypedDict
 from frcl.errors import OptionError
 from frcl.likelihoods import check_name
 from frcl.options import NOT_NEGATIVE, POSITIVE, SHARE, MethodOptions, option
-from frcl.posterior import Prior
+from frcl.posterior import Covariance, Prior
 from frcl.regularisers import CurrentInputs, Curvature, FunctionalKL, MemoryTargets, RecentredKL, Regulariser
 from frcl.selection import Recipe, Search, Start
 
@@ -39,6 +39,10 @@ class FRCLOptions(MethodOptions):
 
     inference: Inference = option("weight", "weight space (Section 2.3), or function space (Sections 2.1 and 2.2)")
     learn_inputs: bool = option(False, "function space: learn Z as pseudo-inputs instead of keeping data points")
+    covariance: Literal["auto"] | Covariance = option(
+        "auto", "weight space: structure of each task's q(w); 'auto': full up to C K² = 4,000,000 (docs/maths.md)"
+    )
+    rank: int = option(4, "rank r of V with covariance='lowrank'")
     initial_mean: Literal["zero", "random"] = option(
         "zero", "weight space: the mean of q(w) starts at zero, or is drawn from N(0, 1/K)"
     )
@@ -106,6 +110,8 @@ class FRCLOptions(MethodOptions):
             raise OptionError('prior_std="learned" needs inference="weight"; give a number')
         if self.inference == "function" and self.initial_mean != "zero":
             raise OptionError('initial_mean="random" needs inference="weight"')
+        if self.inference == "function" and self.covariance not in ("auto", "full"):
+            raise OptionError(f'covariance="{self.covariance}" needs inference="weight"; q(u) is always full')
         if self.learn_inputs and self.inference != "function":
             raise OptionError('learn_inputs=True needs inference="function"')
 
@@ -156,6 +162,8 @@ class FRCLKeywords(TypedDict, total=False):
     target_noise: float
     inference: Inference
     learn_inputs: bool
+    covariance: Literal["auto"] | Covariance
+    rank: int
     initial_mean: Literal["zero", "random"]
     initial_scale: float
     prior_weight: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -26,7 +27,17 @@ from frcl.learners.options import FRCLOptions
 from frcl.learners.state import CurrentTask, LearnerState
 from frcl.learners.types import Summary
 from frcl.likelihoods import Likelihood
-from frcl.posterior import Posterior, Prior, initial_posterior, kernel_features, random_mean, triangular, weight_moments
+from frcl.posterior import (
+    Posterior,
+    Prior,
+    chosen_covariance,
+    initial_posterior,
+    kernel_features,
+    random_mean,
+    triangular,
+    weight_moments,
+    with_low_rank,
+)
 from frcl.regularisers.functional import stacked_points
 from frcl.regularisers.heads import trained_heads, with_trained_heads
 from frcl.regularisers.protocol import Task, draw_penalties, hooks
@@ -190,7 +201,11 @@ def open_task(
         n = len(Z)
         if options.learn_inputs:
             trained_Z, Z = leaf(Z), None
-    q = initial_posterior(likelihood.functions, n, options.initial_scale, model.dtype, model.device)
+    C, weights = likelihood.functions, options.inference == "weight"
+    covariance = chosen_covariance(options.covariance, C, n) if weights else "full"
+    q = initial_posterior(C, n, options.initial_scale, model.dtype, model.device, covariance)
+    if covariance == "lowrank":
+        q = with_low_rank(q, min(options.rank, n), state.streams["posterior"])
     if options.initial_mean == "random":
         q = random_mean(q, state.streams["posterior"])
     trains_heads = any(one.trains_heads for one in state.regularisers)
@@ -224,14 +239,28 @@ def constants_of(model: Model, state: LearnerState, current: CurrentTask) -> Con
     )
 
 
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+
+
+def _augmented(augment: Augment, seed: int, task: int, x: Tensor, step: int) -> Tensor:
+    """A minibatch as `augment` changes it, with randomness that depends on the seed, the task and the step alone."""
+    generator = fork(seed, f"augment/{task}/{step}", x.device)
+    found = augment(x, generator)
+    if not isinstance(found, Tensor) or found.shape != x.shape or found.dtype != x.dtype:
+        given = f"{tuple(found.shape)} {found.dtype}" if isinstance(found, Tensor) else type(found).__name__
+        raise DataError(f"augment gave {given} for a minibatch {tuple(x.shape)} {x.dtype}; expected the same shape")
+    return found
+
+
 def program_of(
-    model: Model, state: LearnerState, current: CurrentTask, x: Tensor, y: Tensor, *, stream: bool = False
-) -> Program:
-    """The steps left of the current task: all that fit() has to do, or one for each minibatch of a stream."""
+    model: Model, state: LearnerState, current: CurrentTask, x: Tensor, y: Tensor, *, stream: bool = False,
+    stop: int = 0, augment: Augment | None = None,
+) -> Program:  # fmt: skip
+    """The steps left of the current task: those of fit() up to `stop`, or one per minibatch of a stream."""
     options, likelihood, streams = model.options, current.likelihood, state.streams
     regularisers, tasks = state.regularisers, len(state.past)
     if not stream:
-        current.optimiser.decays(options.steps, options.lr_decay)
+        current.optimiser.decays(stop, options.lr_decay)
     program: Program
 
     def draw(steps: int) -> Drawn:
@@ -245,9 +274,10 @@ def program_of(
 
     program = Program(
         net=model.net, loss=objective_of(model, state, likelihood), optimiser=current.optimiser,
-        constants=constants_of(model, state, current), x=x, y=y, draw=draw, streams=streams, stop=options.steps,
+        constants=constants_of(model, state, current), x=x, y=y, draw=draw, streams=streams, stop=stop,
         **hooks(regularisers, options.seed, tasks),
-        stackable=model.stackable and all(one.batchable for one in regularisers),
+        augment=None if augment is None else partial(_augmented, augment, options.seed, tasks),
+        stackable=model.stackable and augment is None and all(one.batchable for one in regularisers),
         chunk=1 if stream else CHUNK_OF_STEPS,
         signature=(
             repr({name: value for name, value in vars(options).items() if name != "seed"}), repr(regularisers),

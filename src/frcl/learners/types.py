@@ -124,7 +124,7 @@ class Summary:
     def kept(self) -> dict[str, list[Tensor]]:
         """All its tensors by kind."""
         learned = [self.belief.mean, self.belief.factor, *self.likelihood_params.values()]
-        learned += [one for one in (self.spread, self.temperature) if one is not None]
+        learned += [one for one in (self.belief.scale, self.spread, self.temperature) if one is not None]
         return {"points": [self.Z], "posterior": learned, "heads": [] if self.head is None else [self.head]}
 
 

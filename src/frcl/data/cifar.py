@@ -1,0 +1,136 @@
+"""Split CIFAR: CIFAR-10 followed by parts of CIFAR-100, or either of them in groups of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from frcl.data.cifar_files import Images, Parts, from_bytes, joined, read_compact
+from frcl.data.datasets import CIFAR10, CIFAR100, DataSet
+from frcl.data.files import Progress
+from frcl.data.options import BenchmarkOptions
+from frcl.data.registry import BENCHMARKS, BenchmarkSpec, Request, Source
+from frcl.data.streams import PAIRS, task_with_validation
+from frcl.data.tasks import Benchmark, Device, Split, Task, checked_number, first_tasks
+from frcl.seeding import fork
+
+VALIDATION_SHARE = 0.1
+CLASSES = 10  # of CIFAR-100 in each task
+OFFSET = 10  # split-cifar: the labels of CIFAR-100 come after the ten of CIFAR-10
+
+
+@dataclass(frozen=True)
+class ImageTask:
+    """Examples as bytes: x [n, 3, 32, 32] uint8, y [n] int64."""
+
+    name: str
+    learning: Split
+    test: Split
+
+
+@dataclass(frozen=True)
+class ImageTasks(Benchmark):
+    """Tasks whose images are kept as bytes, and converted to floats in [0, 1] on demand."""
+
+    name: str
+    tasks: tuple[ImageTask, ...]
+    options: BenchmarkOptions
+    seed: int
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        return tuple(task.name for task in self.tasks)
+
+    def task(self, number: int) -> Task:
+        own = self.tasks[checked_number(self, number)]
+        held, generator = round(VALIDATION_SHARE * len(own.learning)), fork(self.seed, f"cifar/validation/{own.name}")
+        task = task_with_validation(
+            own.name, own.learning, own.test, held=held, train_on=self.options.train_on, generator=generator
+        )
+        return task.changed(_as_floats, own.name)
+
+    def test_split(self, number: int) -> Split:
+        return _as_floats(self.tasks[checked_number(self, number)].test)
+
+
+def _as_floats(part: Split) -> Split:
+    return Split(part.x.float() / 255.0, part.y)
+
+
+def read_cifar(
+    files: DataSet, data: Path | None = None, *, whole: bool = False, on_progress: Progress | None = None
+) -> Parts:
+    """The images of a data set, from its compact files or the official archive; `whole` prefers the archive."""
+    contents = files.contents(data, on_progress=on_progress, whole=whole)
+    if set(contents) == {file.name for file in files.files}:
+        return from_bytes(next(iter(contents.values())))
+    read = {name: read_compact(content, name) for name, content in contents.items()}
+    train, test = ([one for name, one in read.items() if ("test" in name) is tested] for tested in (False, True))
+    return Parts(joined(train), joined(test))
+
+
+def of_classes(parts: Parts, name: str, labels: Sequence[int], device: Device, offset: int = 0) -> ImageTask:
+    """The images with these labels, in their order; `offset` is added to the labels."""
+
+    def split(images: Images) -> Split:
+        y = torch.from_numpy(images.labels).long()
+        own = torch.isin(y, torch.tensor(labels))
+        x = torch.from_numpy(images.pixels)[own].permute(0, 3, 1, 2).contiguous()
+        return Split(x, y[own] + offset).to(device)
+
+    return ImageTask(name, split(parts.train), split(parts.test))
+
+
+def cifar10_tasks(parts: Parts, device: Device = "cpu") -> list[ImageTask]:
+    """One task for each pair of classes."""
+    return [of_classes(parts, "/".join(map(str, pair)), pair, device) for pair in PAIRS]
+
+
+def cifar100_tasks(parts: Parts, device: Device = "cpu", offset: int = 0) -> list[ImageTask]:
+    """One task for every ten classes that are present."""
+    starts = range(0, int(parts.train.labels.max()) + 1, CLASSES)
+    return [
+        of_classes(parts, f"CIFAR-100 {start}–{start + CLASSES - 1}", range(start, start + CLASSES), device, offset)
+        for start in starts
+    ]
+
+
+def split_cifar_tasks(ten: Parts, hundred: Parts, device: Device = "cpu") -> list[ImageTask]:
+    """CIFAR-10, then five tasks of ten classes of CIFAR-100 (Zenke et al., 2017; Pan et al., 2020)."""
+    return [
+        of_classes(ten, "CIFAR-10", range(10), device),
+        *cifar100_tasks(first_half(hundred), device, OFFSET),
+    ]
+
+
+def first_half(parts: Parts) -> Parts:
+    """The images of the first fifty classes of CIFAR-100: what the compact files hold."""
+    train, test = (Images(*(array[one.labels < 50] for array in one)) for one in parts)
+    return Parts(train, test)
+
+
+def _source(name: str, request: Request) -> Source:
+    def read(files: DataSet) -> Parts:
+        return read_cifar(files, request.data, whole=name == "split-cifar100", on_progress=request.on_progress)
+
+    if name == "split-cifar":
+        tasks = split_cifar_tasks(read(CIFAR10), read(CIFAR100), request.device)
+    elif name == "split-cifar10":
+        tasks = cifar10_tasks(read(CIFAR10), request.device)
+    else:
+        tasks = cifar100_tasks(read(CIFAR100), request.device)
+    advice = "; ten tasks need the official archive" if name == "split-cifar100" and len(tasks) == 5 else ""
+    chosen = first_tasks(name, tasks, request.options.tasks, advice)
+    return lambda seed: ImageTasks(name, chosen, request.options, seed)
+
+
+def _add(name: str, text: str, *datasets: str) -> None:
+    BENCHMARKS.add(name, BenchmarkSpec(text, lambda request: _source(name, request), datasets=datasets))
+
+
+_add("split-cifar", "6 tasks, CIFAR-10 and then ten classes of CIFAR-100 at a time", "cifar10", "cifar100")
+_add("split-cifar10", "5 tasks, two classes of CIFAR-10 each", "cifar10")
+_add("split-cifar100", "10 tasks (5 from the compact files), ten classes of CIFAR-100 each", "cifar100")

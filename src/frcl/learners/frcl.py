@@ -44,7 +44,6 @@ from frcl.regularisers import Regulariser
 from frcl.regularisers.protocol import Kept, copied_regularisers
 from frcl.seeding import Streams
 from frcl.summary import prior_kl, prior_kl_terms
-from frcl.trees import Params
 
 
 @shows_options(FRCLOptions())
@@ -255,6 +254,11 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         """What is believed about x in a task (the latest by default): past ones through their summary."""
         return self._predictor.predict(self._state, self._number(task), self._inputs(x))
 
+    @property
+    def feature_scale(self) -> float:
+        """What the network's outputs are multiplied by, so that on the first data they have a mean square of 1."""
+        return float(self._model.scale) if self._state.past or self._state.current is not None else 1.0
+
     def mean(self, x: Any, task: int | None = None) -> Tensor:
         """The mean of the functions alone, [n, C], without variance and probabilities: as fast as a linear head."""
         return self._predictor.mean(self._state, self._number(task), self._inputs(x))
@@ -315,8 +319,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
     def _score(self, current: CurrentTask) -> Score:
         """The boundary score under the current posterior, as a function of inputs."""
         objective = objective_of(self._model, self._state, current.likelihood)
-        theta: Params = dict(self.net.named_parameters())
-        return partial(objective.familiarity, current.params, current.Z, theta)
+        return partial(objective.familiarity, current.params, current.Z, self._model.weights)
 
     def _watch(self, current: CurrentTask, x: Tensor, y: Any) -> tuple[Decision, Tensor, CurrentTask]:
         """Ask the detector about a minibatch; at a boundary end the task and open the next one with it."""

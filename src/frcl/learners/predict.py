@@ -63,7 +63,7 @@ class Predictor:
             if number == len(state.past):
                 return torch.cat([self._moments(state, number, rows).mean for rows in x.split(self._model.chunk)])
             weights = self._head(state, number).weights.to(self._model.dtype)
-            linear, bias = times(self._model.options.feature_scale, weights[:-1]), weights[-1]
+            linear, bias = self._model.scale * weights[:-1], weights[-1]
             net = self._model.net
             return in_chunks(lambda rows: torch.addmm(bias, net(rows), linear), x, self._model.chunk)
 
@@ -81,7 +81,7 @@ class Predictor:
             current = state.current
             assert current is not None
             objective = objective_of(model, state, current.likelihood)
-            return objective.moments(current.params, current.Z, dict(model.net.named_parameters()), x)
+            return objective.moments(current.params, current.Z, model.weights, x)
         summary = state.past[number]
         moments = head_moments(self._head(state, number), summary.belief, model.features(x))
         mean, variance = (value.to(model.dtype) for value in moments)

@@ -26,7 +26,7 @@ from streams import blobs, same_tensors, small_learner
 
 D = torch.float64
 ALL = {"functional": 0.7, "current_inputs": 1.3, "memory_targets": 0.4, "curvature": 2.5, "prediction": "corrected"}
-MODEL = {"prior_std": 2.0**0.5, "feature_scale": 0.7, "u_noise": 1e-2}
+MODEL = {"prior_std": 2.0**0.5, "u_noise": 1e-2}
 OFF = {"functional": 0.0, "current_inputs": 0.0, "memory_targets": 0.0, "curvature": 0.0}
 X = torch.randn(60, 4, generator=torch.Generator().manual_seed(5))
 TASKS = [  # two classes, three classes, two real targets; different sizes
@@ -594,7 +594,7 @@ def test_one_observe_is_one_step_of_fit():
 
 def test_boundaries_that_are_found_hold_the_past_too():
     learner = small_learner(
-        points=10, initial_scale=1.0, detector=BoundaryDetector(5.0), current_inputs=1.0, memory_targets=1.0,
+        points=10, initial_std=1.0, detector=BoundaryDetector(5.0), current_inputs=1.0, memory_targets=1.0,
         curvature=1.0, prediction="corrected", fisher_examples=50,
     )  # fmt: skip
     found = []

@@ -46,9 +46,9 @@ class FeatureMap:
 
 
 def unit_scale(outputs: Tensor) -> Tensor:
-    """The s with which a network's outputs have a mean square of 1; 1 if they are all zero."""
-    size = outputs.double().square().mean().sqrt()
-    return torch.where(size > 0, 1.0 / size, 1.0).to(outputs)
+    """The s with which a network's outputs have a mean square of 1; 1 where no number of their type is that s."""
+    s = outputs.double().square().mean().rsqrt().to(outputs)
+    return torch.where(s.isfinite() & (s > 0), s, 1.0)
 
 
 def times(factor: float, x: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ def natural_step(
     mean [..., C, n]; factor [..., C, n, n], or [..., 1, n, n] where all functions share it, or [..., C, n] if diagonal.
     N [...].
     """
+    by_mean, by_factor = by_mean.to(N), by_factor.to(N)  # N has at least the digits of float32
     if factor.ndim == mean.ndim:
         N = N[..., None, None]
         S = factor * by_factor * N
@@ -36,7 +37,7 @@ def natural_step(
         factor.mul_(1.0 + E + 0.5 * E.square())
         return
     N = N[..., None, None, None]
-    L, sharing = factor.tril(), mean.shape[-2] // factor.shape[-3]
+    L, sharing = factor.tril().to(N), mean.shape[-2] // factor.shape[-3]
     S = (L.mT @ by_factor).tril() * (N / sharing)
     diagonal = S.diagonal(dim1=-2, dim2=-1)
     size = (2.0 * S.square().sum((-2, -1)) - diagonal.square().sum(-1)).sqrt()

@@ -208,8 +208,8 @@ def open_task(
         regulariser.check(likelihood, examples)
     options = model.options
     if not state.past:
-        some = x[:: max(1, len(x) // SAMPLE)]
-        model.scale.copy_(unit_scale(in_chunks(model.net, some, model.chunk)))
+        with network_failures():
+            model.scale.copy_(unit_scale(in_chunks(model.net, x[:: max(1, len(x) // SAMPLE)], model.chunk)))
     learned = {name: leaf(v.to(model.device, model.dtype)) for name, v in likelihood.initial_parameters().items()}
     Z: Tensor | None = None
     trained_Z: Tensor | None = None

@@ -16,7 +16,6 @@ from paper.cells import (
     MEASURED_1,
     MEASURED_2,
     OMNIGLOT,
-    SCALE_1,
     TABLES,
     TEN,
     Cell,
@@ -127,8 +126,7 @@ def _cells() -> Iterator[Cell]:
         seeds = FIVE if line.benchmark == OMNIGLOT else TEN
         yield Cell(line.cell, line.benchmark, f"FRCL+, {line.budget}", layers, seeds)
     for benchmark, points in EQUAL.items():
-        scale = SCALE_1[benchmark][max(SCALE_1[benchmark])]
-        yield make_cell(benchmark, FRCL, TEN, None, {"points": points, "feature_scale": scale}, f"{points} points")
+        yield make_cell(benchmark, FRCL, TEN, None, {"points": points}, f"{points} points")
 
 
 # -- results --------------------------------------------------------------------------------------------------------

@@ -66,11 +66,14 @@ class ReplayOptions(TrainingOptions):
         return self.past_tasks_per_step
 
 
+STRENGTH = "λ: 1 is the Laplace approximation, N_i times the Fisher information"
+
+
 @dataclass(frozen=True)
 class FisherOptions(TrainingOptions):
     """What the methods with a Fisher information have."""
 
-    strength: float = option(1.0, "λ: 1 is the Laplace approximation, N_i times the Fisher information", NOT_NEGATIVE)
+    strength: float = option(1.0, STRENGTH, NOT_NEGATIVE)
     fisher: FisherMode = option("exact", "over which targets the Fisher information is the mean")
     fisher_examples: int = option(2000, "examples over which the Fisher information is averaged")
 
@@ -78,6 +81,8 @@ class FisherOptions(TrainingOptions):
 @dataclass(frozen=True)
 class EWCOptions(FisherOptions):
     """Elastic weight consolidation: one quadratic anchor per task."""
+
+    strength: float = option(100.0, STRENGTH, NOT_NEGATIVE)
 
     def regularisers(self) -> list[Regulariser]:
         return [EWC(self.strength, self.fisher_examples, self.fisher)]
@@ -87,6 +92,7 @@ class EWCOptions(FisherOptions):
 class OnlineEWCOptions(FisherOptions):
     """EWC with one running anchor (Schwarz et al., 2018)."""
 
+    strength: float = option(100.0, STRENGTH, NOT_NEGATIVE)
     decay: float = option(1.0, "γ: what remains of the old Fisher information when a task is added", NOT_NEGATIVE)
 
     def regularisers(self) -> list[Regulariser]:

@@ -105,7 +105,10 @@ def new_frcl(config: Config, benchmark: Benchmark, seed: int) -> FRCL:
 
 
 def features_of(learner: FRCL, x: Tensor) -> Tensor:
-    """σ_w Φ(x) under the current θ, [n, K], with σ_w of the open task or of the last one, so that k(x, x') is the inner product of two rows."""
+    """σ_w Φ(x) under the current θ, [n, K], so that k(x, x') is the inner product of two rows.
+
+    σ_w is that of the open task, or of the last one.
+    """
     current, past = learner._state.current, learner.tasks
     std = past[-1].belief.prior_std if current is None else learner._model.prior.std(detached(current.params.posterior))
     return std * learner._model.features(x)

@@ -198,7 +198,9 @@ def _boundary_table(cells: Sequence[Cell], found: Found) -> str:
     headings = ["threshold", "paper"]
     for cell in cells:
         one = found.get(cell.name)
-        seeds = "" if one is None else f" (seeds: {seeds_of(cell, one)}){EARLIER * bool(differences(one, cell.config()))}"
+        seeds = (
+            "" if one is None else f" (seeds: {seeds_of(cell, one)}){EARLIER * bool(differences(one, cell.config()))}"
+        )
         headings += [f"ours, {cell.row}{seeds}", *(["F1 agrees"] if cell.thresholds else [])]
     rows = []
     for threshold, text in thresholds.items():

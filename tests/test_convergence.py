@@ -83,7 +83,7 @@ def test_on_fixed_features_the_start_of_q_and_the_scale_do_not_matter(digits):
 
 
 def test_natural_steps_are_taken_where_no_weight_is_trained():
-    """With a shared or diagonal covariance too; not in function space, nor with V of low rank, nor if one is trained."""
+    """With a shared or diagonal covariance too; not in function space, nor of low rank, nor if one is trained."""
     x, y = blobs((0, 1, 2), 60, 1)
 
     def by_adam(net, **options) -> bool:

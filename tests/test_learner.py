@@ -299,7 +299,7 @@ def test_any_module_with_any_input_shape_and_integer_inputs():
 
 
 def test_scales_reach_every_part_of_the_learner():
-    """σ_w and the scale of the features away from one: prediction, score and divergence against the printed formulas."""
+    """σ_w and the scale of the features are not one: prediction, score and divergence against the printed formulas."""
     x, y = blobs((0, 1, 2), 90, 1)
     options = {"prior_std": 2.0, "u_noise": 1e-2}
     learner = FRCL(MLP(4, (16, 8), seed=1).double(), points=6, steps=30, search_steps=20, **options)

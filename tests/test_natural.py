@@ -82,7 +82,9 @@ def test_it_converges_to_the_posterior_wherever_it_begins(structure, scale, data
     if structure == "diagonal":
         precision = torch.diag_embed(precision.diagonal())
     torch.testing.assert_close(q.mean.detach(), mean, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(covariance(q), torch.linalg.inv(precision).expand_as(covariance(q)), atol=1e-8, rtol=1e-5)
+    torch.testing.assert_close(
+        covariance(q), torch.linalg.inv(precision).expand_as(covariance(q)), atol=1e-8, rtol=1e-5
+    )
 
 
 def test_with_a_learned_prior_it_ends_where_its_closed_form_is_consistent(data, generator):

@@ -147,7 +147,10 @@ def test_prior_and_posterior_of_figure_2(judged):
     learner = gp.watcher(STEPS)
     q = learner._state.current.params.posterior
     Phi, L = phi(learner, gp.grid()), q.factor[0].detach().double().tril()
-    curve, std = judged.where(what="curve"), float(((q.mean.square().sum() + L.square().sum()) / q.mean.numel()).detach()) ** 0.5
+    curve, std = (
+        judged.where(what="curve"),
+        float(((q.mean.square().sum() + L.square().sum()) / q.mean.numel()).detach()) ** 0.5,
+    )
     assert curve.floats("prior_std") == pytest.approx((std * Phi.square().sum(1).sqrt()).tolist(), rel=1e-4)
     assert curve.floats("mean") == pytest.approx((Phi @ q.mean[0].detach().double()).tolist(), rel=1e-3, abs=1e-4)
     variance = torch.einsum("bi,ij,bj->b", Phi, L @ L.mT, Phi)

@@ -114,7 +114,7 @@ class SIOptions(TrainingOptions):
     """Synaptic intelligence (Zenke et al., 2017)."""
 
     strength: float = option(0.1, "c", NOT_NEGATIVE)
-    damping: float = option(0.1, "ξ, added to squared displacements", POSITIVE)
+    damping: float = option(1e-3, "ξ, added to squared displacements", POSITIVE)
 
     def regularisers(self) -> list[Regulariser]:
         return [PathIntegral(self.strength, self.damping)]

@@ -65,16 +65,19 @@ class Optimiser:
                 last, over = self.decay
                 share = ((last + 1 - self._count) / over).clamp(0.0, 1.0)
             if self.natural is not None:
-                both = [self.params[name] for name in NATURAL], [gradients[name] for name in NATURAL]
-                natural_step(*both[0], *both[1], self.natural, RATE * share)
+                mean, factor = NATURAL
+                natural_step(
+                    self.params[mean], self.params[factor], gradients[mean], gradients[factor], self.natural,
+                    RATE * share,
+                )  # fmt: skip
             for names in self._kinds:
                 # the fused kernel of torch.optim.Adam(fused=True); torch.optim itself takes a second to import.
                 # It ignores strides: everything must be contiguous.
                 torch._fused_adam_(
                     [self.params[n] for n in names], [gradients[n].contiguous() for n in names],
                     [self.exp_avg[n] for n in names], [self.exp_avg_sq[n] for n in names], [],
-                    [self._count] * len(names), lr=self.lr * share, beta1=BETAS[0], beta2=BETAS[1], weight_decay=0.0, eps=EPS,
-                    amsgrad=False, maximize=False,
+                    [self._count] * len(names), lr=self.lr * share, beta1=BETAS[0], beta2=BETAS[1],
+                    weight_decay=0.0, eps=EPS, amsgrad=False, maximize=False,
                 )  # fmt: skip
 
     def decays(self, last: int, share: float) -> None:

@@ -25,7 +25,7 @@ class FRCLOptions(MethodOptions):
 
     prior_std: float | Literal["learned"] = option(
         "learned",
-        "σ_w, prior standard deviation of each last-layer weight; 'learned': by empirical Bayes, or 1 in function space",
+        "σ_w, prior standard deviation of each last-layer weight; 'learned': by empirical Bayes (function space: 1)",
         POSITIVE,
     )
     u_noise: float = option(

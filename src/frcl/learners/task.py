@@ -243,7 +243,7 @@ def open_task(
 
 
 def optimiser_of(model: Model, params: Parameters, N: float) -> Optimiser:
-    """Adam; but where no weight of the network is trained, q(w) is a convex problem and takes natural-gradient steps."""
+    """Adam; but where no weight of the network is trained, q(w) alone is sought, and takes natural-gradient steps."""
     natural = model.options.inference == "weight" and model.is_fixed and params.posterior.low_rank is None
     return Optimiser(params, model.options.lr, exact_number(N, model.dtype, model.device) if natural else None)
 

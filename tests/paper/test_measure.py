@@ -156,7 +156,8 @@ def test_other_options_are_named_and_newer_ones_count_as_their_default():
     assert differences(stored, config) == []
     other = resolve("split-digits", FRCL, {"learner": {"points": 4, "u_noise": 0.5}, "stream": {"tasks": 2}})
     assert set(differences(stored, other)) == {
-        "stream.tasks: null there, 2 here", "learner.points: 3 there, 4 here", "learner.u_noise: no such option there, 0.5 here",
+        "stream.tasks: null there, 2 here", "learner.points: 3 there, 4 here",
+        "learner.u_noise: no such option there, 0.5 here",
     }  # fmt: skip
     stored["config"]["learner"]["gone"] = 1
     assert differences(stored, config) == ["learner.gone: 1 there, no such option here"]

@@ -51,7 +51,7 @@ def main(path: str) -> float:
     for (low, high), function in zip(spans, functions, strict=True):
         x = low + (high - low) * torch.rand(150, 1, generator=generator)
         tasks.append((x, function(x[:, 0]) + 0.1 * torch.randn(150, generator=generator)))
-    learner = frcl.FRCL(Waves(), points=12, steps=1500, lr=3e-3, initial_scale=0.3)
+    learner = frcl.FRCL(Waves(), points=12, steps=1500, lr=3e-3, initial_std=0.5)
     figure, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
     learner.fit(*tasks[0])
     draw(axes[0], learner, 0, "tab:blue", tasks[0])

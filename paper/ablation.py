@@ -10,7 +10,8 @@ from typing import Any
 from paper.cells import OMNIGLOT, ONE, THREE, Cell, Layer, Table
 from paper.frontier import METHOD, budget_options
 from paper.library import REGULARISERS
-from paper.markdown import NOT, TITLES, Found, documents_of, grid, in_percent, seeds_of, ways_of
+from paper.markdown import EARLIER, NOT, TITLES, Found, documents_of, grid, in_percent, seeds_of, ways_of
+from paper.store import differences
 
 NONE, ALL = "none", "all"
 POINTS = {"split-mnist": 2, "permuted-mnist": 10, OMNIGLOT: 1}  # per task; on Omniglot per character
@@ -85,7 +86,8 @@ def _value(cell: Cell | None, found: Found, metric: str) -> str:
     if cell is None or one is None:
         return NOT
     seeds = seeds_of(cell, one)
-    return in_percent(one, metric) + (f" (seeds: {seeds})" if "of" in seeds else "")
+    mark = EARLIER * bool(differences(one, cell.config()))
+    return in_percent(one, metric) + mark + (f" (seeds: {seeds})" if "of" in seeds else "")
 
 
 ABLATION = Table(

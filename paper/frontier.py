@@ -16,7 +16,6 @@ from paper.cells import (
     MEASURED_1,
     MEASURED_2,
     OMNIGLOT,
-    SCALE_1,
     TABLES,
     TEN,
     Cell,
@@ -33,6 +32,7 @@ from paper.markdown import (
     documents_of,
     grid,
     in_percent,
+    marked,
     plain_mean,
     seeds_of,
     ways_of,
@@ -127,8 +127,7 @@ def _cells() -> Iterator[Cell]:
         seeds = FIVE if line.benchmark == OMNIGLOT else TEN
         yield Cell(line.cell, line.benchmark, f"FRCL+, {line.budget}", layers, seeds)
     for benchmark, points in EQUAL.items():
-        scale = SCALE_1[benchmark][max(SCALE_1[benchmark])]
-        yield make_cell(benchmark, FRCL, TEN, None, {"points": points, "feature_scale": scale}, f"{points} points")
+        yield make_cell(benchmark, FRCL, TEN, None, {"points": points}, f"{points} points")
 
 
 # -- results --------------------------------------------------------------------------------------------------------
@@ -234,18 +233,20 @@ def frontier_view(table: Table, results: Path, quick: bool) -> Iterator[str]:
     """Accuracy, calibration and memory of FRCL+ and FRCL, then how they were measured."""
     lines = measured_lines(table, results, quick=quick)
     cells = {cell.name: cell for cell in table.cells}
-    yield grid(ACCURACY, [_accuracy(one, cells[one.line.cell]) for one in lines])
+    frcl = {cell.name: cell for where in frcl_tables(quick=quick) for cell in where.cells}
+    yield grid(ACCURACY, [_accuracy(one, cells[one.line.cell], frcl[one.line.frcl]) for one in lines])
     yield grid(CALIBRATION, [_calibration(one) for one in lines])
     yield grid(MEMORY, [_memory(one) for one in lines])
     found = documents_of(table, results, quick=quick)
     yield from ways_of(table.cells, found, [*_own_options(), *_other_options(lines, quick)])
 
 
-def _accuracy(one: Measured, cell: Cell) -> list[str]:
+def _accuracy(one: Measured, cell: Cell, frcl: Cell) -> list[str]:
     line = one.line
     seeds = "" if one.plus is None else seeds_of(cell, one.plus)
     numbers = [paper_frcl(line.benchmark, line.points), f"{line.published} ({line.who})", f"{line.goal:.2f}"]
-    return [line.title, *numbers, in_percent(one.frcl), in_percent(one.plus), seeds, one.reached(), one.above(one.frcl)]
+    both = marked(frcl, one.frcl), marked(cell, one.plus)
+    return [line.title, *numbers, *both, seeds, one.reached(), one.above(one.frcl)]
 
 
 def _calibration(one: Measured) -> list[str]:

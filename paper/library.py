@@ -27,7 +27,6 @@ from frcl.experiment.keeper import Interrupted, Observer, read_checkpoint
 from frcl.experiment.metrics import Floats, declared_switches, score_boundaries
 from frcl.experiment.metrics import over_seeds as interval_over_seeds
 from frcl.experiment.runner import benchmark_of, seeds_at_once, source_of
-from frcl.features import FeatureMap, in_chunks
 from frcl.files import write_atomically
 from frcl.posterior import Moments
 from frcl.registry import suggestion
@@ -40,9 +39,9 @@ from frcl.seeding import fork
 from frcl.selection import Selected, random_start, run_searches
 from frcl.selection.trace import trace_search
 from frcl.summary import head_moments, make_head
+from frcl.trees import detached
 
 REGULARISERS = ("functional", "current_inputs", "memory_targets", "curvature")  # options that weigh one each
-CHUNK = 4096  # inputs that pass through the network at once
 
 
 # -- runs -----------------------------------------------------------------------------------------------------------
@@ -106,19 +105,19 @@ def new_frcl(config: Config, benchmark: Benchmark, seed: int) -> FRCL:
 
 
 def features_of(learner: FRCL, x: Tensor) -> Tensor:
-    """σ_w Φ(x) under the current θ, [n, K], so that k(x, x') is the inner product of two rows."""
-    return float(learner.options.prior_std) * _features(learner, x)
+    """σ_w Φ(x) under the current θ, [n, K], so that k(x, x') is the inner product of two rows.
 
-
-def _features(learner: FRCL, x: Tensor) -> Tensor:
-    phi, theta = FeatureMap(learner.net, learner.options.feature_scale), dict(learner.net.named_parameters())
-    return in_chunks(lambda some: phi(theta, some), x, CHUNK)
+    σ_w is that of the open task, or of the last one.
+    """
+    current, past = learner._state.current, learner.tasks
+    std = past[-1].belief.prior_std if current is None else learner._model.prior.std(detached(current.params.posterior))
+    return std * learner._model.features(x)
 
 
 def predict_from_summary(learner: FRCL, summary: Summary, x: Tensor) -> Moments:
     """Mean and variance of a task's functions, from its summary and the features of `learner`."""
-    head = make_head(_features(learner, summary.Z), summary.belief)
-    return head_moments(head, summary.belief, _features(learner, x))
+    head = make_head(learner._model.features(summary.Z), summary.belief)
+    return head_moments(head, summary.belief, learner._model.features(x))
 
 
 def summary_points(summary: Summary) -> tuple[Tensor, Tensor, Tensor]:

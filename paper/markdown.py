@@ -40,6 +40,16 @@ def in_percent(one: Document | None, metric: str = "average_accuracy", digits: i
     return NOT_AVAILABLE if value is None else value.show(digits)
 
 
+EARLIER = " †"
+EARLIER_MEANS = "† Measured with earlier options than the current ones"
+
+
+def marked(cell: Cell, one: Document | None, digits: int = 2) -> str:
+    """The accuracy of a cell, with a dagger if it was measured with other options than its current ones."""
+    others = one is not None and differences(one, cell.config())
+    return in_percent(one, digits=digits) + EARLIER * bool(others)
+
+
 def plain_mean(one: Document | None, metric: str) -> str:
     """Mean over seeds of a metric that is not in per cent."""
     if one is None:

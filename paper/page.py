@@ -11,6 +11,8 @@ from paper.cells import Cell, Table
 from paper.figures.base import FigureSpec, Record, path_of_figure, read_record
 from paper.library import write_atomically
 from paper.markdown import (
+    EARLIER,
+    EARLIER_MEANS,
     NOT,
     TITLES,
     Found,
@@ -18,6 +20,7 @@ from paper.markdown import (
     documents_of,
     grid,
     in_percent,
+    marked,
     measured_in_words,
     plain_mean,
     seeds_of,
@@ -26,7 +29,7 @@ from paper.markdown import (
 )
 from paper.measure import COMMAND
 from paper.numbers import agreement, boundary_scores, paired, percent, reaches_f1
-from paper.store import Document
+from paper.store import Document, differences
 
 NOT_MADE, NOT_KNOWN = "not made yet", "not known"
 COLUMNS = (
@@ -51,6 +54,10 @@ may have had other work at the time."""
 QUICK = f"""\
 **QUICK: made by `{COMMAND} --quick`. Two tasks, a dozen steps, small networks: a check that everything runs. The
 numbers mean nothing.**"""
+EARLIER_NOTE = (
+    f"{EARLIER_MEANS}, which `{COMMAND}` would use now: the options that differ are listed below the table. Such a "
+    "number, and what is said of its agreement with the paper, is about the earlier options."
+)
 FIGURES_NOTE = "Each figure is drawn from the numbers in its CSV file."
 
 
@@ -72,7 +79,8 @@ def page(
     if figures:
         parts += [f"## Figures{' (QUICK)' * quick}", FIGURES_NOTE]
         parts += [part for figure in figures for part in _figure(figure, results, folder or results.parent, quick)]
-    return "\n\n".join([*parts, "## Where the paper is silent", *_silent()]) + "\n"
+    text = "\n\n".join([*parts, "## Where the paper is silent", *_silent()]) + "\n"
+    return text.replace(INTRODUCTION, f"{INTRODUCTION}\n\n{EARLIER_NOTE}") if EARLIER in text else text
 
 
 def write_page(
@@ -173,7 +181,7 @@ def _accuracy_row(cell: Cell, one: Document | None) -> list[str]:
     learned = [in_percent(one, metric) for metric in ("accuracy_after_learning", "forgetting")]
     calibrated = [plain_mean(one, metric) for metric in ("nll", "ece")]
     verdict = agreement(cell, percent(one["seeds"]))
-    first = [cell.row, _paper(cell), in_percent(one), seeds_of(cell, one), verdict]
+    first = [cell.row, _paper(cell), marked(cell, one), seeds_of(cell, one), verdict]
     return [*first, *learned, *calibrated, f"{bytes_of(one):,}"]
 
 
@@ -189,7 +197,10 @@ def _boundary_table(cells: Sequence[Cell], found: Found) -> str:
     thresholds = next(cell.thresholds for cell in cells if cell.thresholds)
     headings = ["threshold", "paper"]
     for cell in cells:
-        seeds = f" (seeds: {seeds_of(cell, found[cell.name])})" if cell.name in found else ""
+        one = found.get(cell.name)
+        seeds = (
+            "" if one is None else f" (seeds: {seeds_of(cell, one)}){EARLIER * bool(differences(one, cell.config()))}"
+        )
         headings += [f"ours, {cell.row}{seeds}", *(["F1 agrees"] if cell.thresholds else [])]
     rows = []
     for threshold, text in thresholds.items():

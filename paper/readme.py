@@ -9,8 +9,8 @@ from frcl import DataError
 from paper.cells import ROWS, TABLES, Cell
 from paper.frontier import FRONTIER, RUDNER, measured_lines, own_options, paper_frcl
 from paper.library import write_atomically
-from paper.markdown import grid, in_percent, plain_mean
-from paper.store import Document, differences, path_of, read_document
+from paper.markdown import EARLIER, EARLIER_MEANS, grid, marked, plain_mean
+from paper.store import path_of, read_document
 
 BEGIN, END = "<!-- written by `python -m paper page` from paper/results/ -->", "<!-- until here -->"
 POINTS = ("frcl-trace", "frcl-random", "baseline")  # rows that the paper measured with several numbers of points
@@ -18,9 +18,9 @@ COLUMNS = {  # benchmark and points; the cells of a row are named BENCHMARK-ROW-
     "table1": (("permuted-mnist", 10), ("permuted-mnist", 200), ("split-mnist", 2), ("split-mnist", 40)),
     "table2": (("omniglot", 1), ("omniglot", 2), ("omniglot", 3)),
 }
-DAGGER, DOUBLE = " †", " ‡"
+DOUBLE = " ‡"
 CHOSEN = "docs/frcl-plus.md#how-the-weights-were-chosen"
-FOOTNOTE = "\n\n† Measured with other options than the current ones: [which](REPRODUCTION.md)."
+FOOTNOTE = f"\n\n{EARLIER_MEANS}: [which](REPRODUCTION.md)."
 HEADINGS = {
     "table1": ("Permuted-MNIST, 10 points", "200 points", "Split-MNIST, 2 points", "40 points"),
     "table2": ("Omniglot, 1 point per character", "2 points", "3 points"),
@@ -45,7 +45,7 @@ def readme_tables(results: Path) -> str:
         _frontier(results),
     ]
     text = "\n\n".join(parts)
-    return text + FOOTNOTE * (DAGGER in text)
+    return text + FOOTNOTE * (EARLIER in text)
 
 
 def write_readme(results: Path, folder: Path) -> Path | None:
@@ -87,7 +87,7 @@ def _frontier(results: Path) -> str:
     for one in measured_lines(FRONTIER, results):
         line = one.line
         theirs = [paper_frcl(line.benchmark, line.points), f"{line.published} ({line.who.replace(RUDNER, 'S-FSVI')})"]
-        ours = _marked(cells[line.frcl], one.frcl, 2), _marked(plus[line.cell], one.plus, 2)
+        ours = marked(cells[line.frcl], one.frcl, 2), marked(plus[line.cell], one.plus, 2)
         own = own_options(line.benchmark, line.points)
         sure = [", ".join(plain_mean(each, metric) for each in one.on_the_same_seeds()) for metric in ("nll", "ece")]
         rows.append([line.title, *theirs, ours[0], ours[1] + DOUBLE * bool(own), one.above(one.frcl), *sure])
@@ -104,11 +104,5 @@ def _cells(table: str) -> dict[str, Cell]:
 
 
 def _shown(table: str, cell: Cell, results: Path) -> str:
-    ours = _marked(cell, read_document(path_of(results, table, cell.name), quick=False))
+    ours = marked(cell, read_document(path_of(results, table, cell.name), quick=False), 1)
     return ours if cell.paper is None else f"{ours} ({cell.paper.value})"
-
-
-def _marked(cell: Cell, found: Document | None, digits: int = 1) -> str:
-    """The accuracy of a cell, with a dagger if it was measured with other options than its current ones."""
-    others = found is not None and differences(found, cell.config())
-    return in_percent(found, digits=digits) + DAGGER * bool(others)

@@ -45,10 +45,14 @@ def differences(stored: Document, config: Config) -> list[str]:
     before = _flat(json.loads(json.dumps(default_options(config.method)))) | there
     names = [*here, *(name for name in there if name not in here)]
     return [
-        f"{name}: {json.dumps(before.get(name))} there, {json.dumps(here.get(name))} here"
+        f"{name}: {_value(there, name)} there, {_value(here, name)} here"
         for name in names
         if before.get(name) != here.get(name)
     ]
+
+
+def _value(values: dict[str, Any], name: str) -> str:
+    return json.dumps(values[name]) if name in values else "no such option"
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ KINDS = [
     {**HELD, "past_tasks_per_step": 1, "train_heads": False, "prediction": "head"},
     {**HELD, "inference": "function", "points": 8},
     {**HELD, "detector": BoundaryDetector(5.0, window=3, warm_up=2, minimum_time=2)},
-    {"detector": BoundaryDetector(5.0, window=3, warm_up=2, minimum_time=2), "initial_scale": 1.0},
+    {"detector": BoundaryDetector(5.0, window=3, warm_up=2, minimum_time=2), "initial_std": 1.0},
 ]
 
 

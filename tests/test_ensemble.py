@@ -164,7 +164,7 @@ def test_regression_averages_the_noise_too():
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"prior_std": 3.0**0.5}, {"feature_scale": 0.5, "points": 20}, {"inference": "function"}],
+    [{}, {"prior_std": 3.0**0.5}, {"prior_std": 1.0, "points": 20}, {"inference": "function"}],
     ids=str,
 )
 def test_the_mean_alone_is_that_of_a_prediction(options):

@@ -32,7 +32,7 @@ TINY = {
     "stream": {"tasks": 3},
     "run": {"checkpoint_seconds": 0.02, "log_past_every": 10},
 }
-HIDDEN = {**TINY, "hidden_boundaries": True, "learner": {**TINY["learner"], "initial_scale": 1.0, "steps": 60}}
+HIDDEN = {**TINY, "hidden_boundaries": True, "learner": {**TINY["learner"], "initial_std": 1.0, "steps": 60}}
 
 
 def tiny(layer: dict = TINY, **more):

@@ -1,18 +1,35 @@
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from frcl import FRCL, MLP, ConvNet, NetworkError, OptionError
-from frcl.features import FeatureMap, check_features
+from frcl.features import FEATURE_SCALE, FeatureMap, check_features, unit_scale
 
 X = torch.rand(10, 4, generator=torch.Generator().manual_seed(0))
 
 
 def test_bias_column_and_scale():
     net = MLP(4, (5, 3))
-    Phi = FeatureMap(net, 0.5)(dict(net.named_parameters()), X)
+    theta = dict(net.named_parameters())
+    Phi = FeatureMap(net)({**theta, FEATURE_SCALE: torch.tensor(0.5)}, X)
     torch.testing.assert_close(Phi[:, :3], 0.5 * net(X))
     assert torch.equal(Phi[:, 3], torch.ones(10))
+    torch.testing.assert_close(FeatureMap(net)(theta, X)[:, :3], net(X))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_scale_makes_the_mean_square_one(dtype, generator):
+    outputs = 3e-4 * torch.randn(50, 7, generator=generator, dtype=torch.float64).to(dtype) + 1e-4
+    s = unit_scale(outputs)
+    assert (s.dtype, s.shape) == (dtype, ())
+    assert float((s * outputs).double().square().mean()) == pytest.approx(1.0, rel=10 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-45, math.inf, math.nan])
+def test_outputs_without_a_scale_keep_theirs(value):
+    assert float(unit_scale(torch.full((3, 2), value))) == 1.0
 
 
 def test_mlp_last_layer_linear_or_relu():

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from frcl import MLP, FRCLOptions
+from frcl.features import FEATURE_SCALE
 from frcl.learners.objective import Constants, Draws, Objective, Parameters
 from frcl.likelihoods import Bernoulli as BernoulliOf
 from frcl.likelihoods import Softmax
@@ -19,6 +20,7 @@ from oracles import direct_prior_kl, rand_posterior
 
 D = torch.float64
 NOTHING = torch.empty(0, dtype=D)
+SCALE = 0.7  # of the features
 
 
 def Bernoulli() -> BernoulliOf:
@@ -28,13 +30,14 @@ def Bernoulli() -> BernoulliOf:
 def objective_of(net, likelihood, options, *, past=True) -> Objective:
     """FRCL of the paper: its KL is the only regulariser."""
     regularisers = [FunctionalKL(options.functional)] if past else []
-    return Objective(FeatureMap(net, options.feature_scale), likelihood, options, regularisers, options.prior)
+    return Objective(FeatureMap(net), likelihood, options, regularisers, options.prior)
 
 
 def constants_of(N, inputs=(), beliefs=(), Z=None, *, past=True) -> Constants:
     points = stacked_points(inputs) if len(inputs) else None
     own = (prior_kl_terms(beliefs) if len(beliefs) else (),) if past else ()
-    return Constants(torch.tensor(N, dtype=D), len(inputs), {}, points, Z, own)
+    fixed = {FEATURE_SCALE: torch.tensor(SCALE, dtype=D)}
+    return Constants(torch.tensor(N, dtype=D), len(inputs), fixed, points, Z, own)
 
 
 def draws_of(likelihood=NOTHING, tasks=None, *, past=True) -> Draws:
@@ -45,13 +48,13 @@ def draws_of(likelihood=NOTHING, tasks=None, *, past=True) -> Draws:
 def setting(generator):
     """Two classes, two past tasks of different size, float64."""
     net = MLP(3, (6, 4), seed=5).double()
-    options = FRCLOptions(prior_std=2.0**0.5, feature_scale=0.7, u_noise=1e-2)
+    options = FRCLOptions(prior_std=2.0**0.5, u_noise=1e-2)
     q = rand_posterior(1, 5, generator)
     params = Parameters(dict(net.named_parameters()), tree_map(lambda v: v.requires_grad_(), q), {})
     inputs = [torch.randn(M, 3, generator=generator, dtype=D) for M in (3, 6)]
 
     def phi(x):
-        return torch.cat([0.7 * net(x), torch.ones(len(x), 1, dtype=D)], 1)
+        return torch.cat([SCALE * net(x), torch.ones(len(x), 1, dtype=D)], 1)
 
     beliefs = [
         belief_from_weights(rand_posterior(C, 5, generator), phi(Z).detach(), 1e-2, 2.0**0.5)
@@ -148,7 +151,7 @@ def test_it_can_be_mapped_over_seeds(setting):
 
 def test_function_space_objective_has_the_same_shape(setting, generator):
     net, _, params, inputs, _, batch, phi = setting
-    options = FRCLOptions(prior_std=2.0**0.5, feature_scale=0.7, u_noise=1e-2, inference="function", selection="random")
+    options = FRCLOptions(prior_std=2.0**0.5, u_noise=1e-2, inference="function", selection="random")
     q = rand_posterior(1, 3, generator)
     params = params._replace(posterior=q)
     terms = objective_of(net, Bernoulli(), options)(params, constants_of(50.0, Z=inputs[0]), *batch, draws_of())

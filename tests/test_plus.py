@@ -26,7 +26,7 @@ from streams import blobs, same_tensors, small_learner
 
 D = torch.float64
 ALL = {"functional": 0.7, "current_inputs": 1.3, "memory_targets": 0.4, "curvature": 2.5, "prediction": "corrected"}
-MODEL = {"prior_std": 2.0**0.5, "feature_scale": 0.7, "u_noise": 1e-2}
+MODEL = {"prior_std": 2.0**0.5, "u_noise": 1e-2}
 OFF = {"functional": 0.0, "current_inputs": 0.0, "memory_targets": 0.0, "curvature": 0.0}
 X = torch.randn(60, 4, generator=torch.Generator().manual_seed(5))
 TASKS = [  # two classes, three classes, two real targets; different sizes
@@ -90,8 +90,10 @@ def anchor_of(learner: FRCL):
 # -- the objective ------------------------------------------------------------------------------------------------
 
 
-def phi(net: MLP, x: Tensor) -> Tensor:
-    return torch.cat([0.7 * net(x), torch.ones(len(x), 1, dtype=D)], 1)
+def phi(learner: FRCL, x: Tensor, net: MLP | None = None) -> Tensor:
+    """The features, of another network if one is given."""
+    out = (learner.net if net is None else net)(x)
+    return torch.cat([learner.feature_scale * out, torch.ones(len(x), 1, dtype=D)], 1)
 
 
 def apart(summary, old: Tensor, new: Tensor) -> Tensor:
@@ -112,10 +114,10 @@ def by_hand(learner: FRCL, begin: MLP, heads: list[Tensor], anchor, x: Tensor, N
     """The four penalties, task by task, from the public summaries; heads are the current ones, differentiable."""
     total = torch.zeros((), dtype=D)
     for summary, head in zip(learner.tasks, heads, strict=True):
-        Phi_z = phi(learner.net, summary.Z)
+        Phi_z = phi(learner, summary.Z)
         total = total + weights["functional"] * direct_prior_kl(2**0.5 * Phi_z, summary.belief) / N
-        old = (phi(begin, x) @ summary.head.mT).detach()
-        total = total + weights["current_inputs"] * apart(summary, old, phi(learner.net, x) @ head.mT) / len(x)
+        old = (phi(learner, x, begin) @ summary.head.mT).detach()
+        total = total + weights["current_inputs"] * apart(summary, old, phi(learner, x) @ head.mT) / len(x)
         weight = weights["memory_targets"] * summary.size / len(summary.Z) / N
         total = total + weight * apart(summary, summary.belief.mean.mT, Phi_z @ head.mT)
     for name, p in learner.net.named_parameters():
@@ -266,7 +268,8 @@ def test_a_kept_head_in_function_space_is_what_the_summary_predicts():
     expected = FRCL(learner.net, points=8, inference="function", **MODEL)
     expected._state.past = [replace(summary, head=None)]
     expected._state.input_shape = (4,)
-    torch.testing.assert_close(phi(learner.net, x) @ summary.head.mT, expected.predict(x, 0).mean, rtol=1e-9, atol=1e-9)
+    expected._model.scale.copy_(learner._model.scale)
+    torch.testing.assert_close(phi(learner, x) @ summary.head.mT, expected.predict(x, 0).mean, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("likelihood", ["auto", "robustmax"])
@@ -279,7 +282,7 @@ def test_the_curvature_is_the_fisher_information_at_the_mean_head(likelihood):
         summary = learner.fit(x.double(), y, likelihood="bernoulli" if binary else likelihood, size=50)
         omega = {name: 0.3 * value for name, value in omega.items()}
         for one in x.double():
-            f = (phi(learner.net, one[None]) @ summary.head.mT)[0]
+            f = (phi(learner, one[None]) @ summary.head.mT)[0]
             f = torch.cat([f, 0 * f]) if binary else f
             for c in range(len(f)):
                 each = torch.autograd.grad(f.log_softmax(0)[c], list(learner.net.parameters()), retain_graph=True)
@@ -402,7 +405,7 @@ def test_a_share_of_a_heads_variance_counts(inference):
 def test_without_drift_the_correction_is_nothing():
     learner, x = taught(2), TASKS[1][0].double()
     means = means_of(learner, x, 1)
-    torch.testing.assert_close(means["head"], phi(learner.net, x) @ learner.tasks[1].head.mT)
+    torch.testing.assert_close(means["head"], phi(learner, x) @ learner.tasks[1].head.mT)
     torch.testing.assert_close(means["corrected"], means["head"], rtol=1e-9, atol=1e-9)
     assert float((means["summary"] - means["head"]).abs().max()) > 1e-3
 
@@ -427,7 +430,7 @@ def test_old_tasks_are_predicted_with_heads_as_they_are_being_trained():
     opened(learner, 3)
     live = learner._state.current.params.heads[1, :3].detach()
     x = TASKS[1][0].double()
-    torch.testing.assert_close(learner.mean(x, 1), phi(learner.net, x) @ live.mT)
+    torch.testing.assert_close(learner.mean(x, 1), phi(learner, x) @ live.mT)
     first = learner.mean(x, 1)
     learner.observe(batch()[0], batch()[1] + 7)
     assert not torch.equal(learner.mean(x, 1), first)
@@ -469,7 +472,7 @@ def test_the_paper_alone_is_the_past_kl_over_n_and_nothing_else():
     learner = opened(taught(**{**OFF, "functional": 1.0, "prediction": "summary"}), 2)
     points = stacked_points([summary.Z for summary in learner.tasks])
     x, _ = batch()
-    Phi = phi(learner.net, torch.cat([x, points.flatten(0, 1)]))[16:].unflatten(0, points.shape[:2])
+    Phi = phi(learner, torch.cat([x, points.flatten(0, 1)]))[16:].unflatten(0, points.shape[:2])
     expected = prior_kl(Phi, prior_kl_terms([summary.belief for summary in learner.tasks])).sum() / 500.0
     assert torch.equal(terms_of(learner).kl_past, expected)
 
@@ -594,7 +597,7 @@ def test_one_observe_is_one_step_of_fit():
 
 def test_boundaries_that_are_found_hold_the_past_too():
     learner = small_learner(
-        points=10, initial_scale=1.0, detector=BoundaryDetector(5.0), current_inputs=1.0, memory_targets=1.0,
+        points=10, initial_std=1.0, detector=BoundaryDetector(5.0), current_inputs=1.0, memory_targets=1.0,
         curvature=1.0, prediction="corrected", fisher_examples=50,
     )  # fmt: skip
     found = []

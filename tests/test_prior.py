@@ -130,7 +130,6 @@ def test_the_setting_is_a_number_or_learned(generator):
         ({"prior_std": math.inf}, "prior_std must be a positive number"),
         ({"prior_std": True}, "prior_std"),
         ({"prior_std": None}, "prior_std"),
-        ({"prior_std": "learned", "inference": "function"}, 'needs inference="weight"'),
     ]:
         with pytest.raises(OptionError, match=message):
             FRCL(MLP(4, (3,)), **given)
@@ -229,7 +228,7 @@ def learner(**options) -> FRCL:
 
 def phi(one: FRCL, x: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        return torch.cat([one.net(x.double()), torch.ones(len(x), 1, dtype=D)], 1)
+        return torch.cat([one.feature_scale * one.net(x.double()), torch.ones(len(x), 1, dtype=D)], 1)
 
 
 def test_the_learned_std_is_kept_with_the_summary_and_used(tmp_path):
@@ -375,13 +374,31 @@ def test_the_initial_mean_comes_from_the_learners_own_stream(global_random_state
         learner.observe(*blobs((0, 1, 2), 60, 1))
         return learner._state.current
 
-    one, same, other = (opened(seed, initial_mean="random") for seed in (3, 3, 4))
+    one, same, other = (opened(seed) for seed in (3, 3, 4))
     assert torch.equal(one.params.posterior.mean, same.params.posterior.mean)
     assert not torch.allclose(one.params.posterior.mean, other.params.posterior.mean, atol=1e-3)
-    moved = [float(current.optimiser.exp_avg["theta/layers.1.weight"].abs().sum()) for current in (one, opened(3))]
+    zero = opened(3, initial_mean="zero")
+    moved = [float(current.optimiser.exp_avg["theta/layers.1.weight"].abs().sum()) for current in (one, zero)]
     assert moved[0] > 5 * moved[1]  # with a mean of zero only the variance has a gradient
 
 
-def test_a_random_mean_is_for_weight_space():
-    with pytest.raises(frcl.OptionError, match="initial_mean"):
-        frcl.FRCL(frcl.MLP(4, (8,)), inference="function", initial_mean="random")
+def test_every_task_begins_with_a_mean_of_its_own():
+    """Drawn again for each task, zero for the bias, with L = initial_std · I/√K."""
+    one, starts = FRCL(MLP(4, (16, 8), seed=1), points=5, steps=1, lr=1e-12, initial_std=0.3), []
+    for seed in (1, 2):
+        one.fit(*blobs((0, 1, 2), 60, seed), on_step=lambda log: starts.append(one._state.current.params.posterior))
+    first, second = (q.mean.detach() for q in starts)
+    assert first.abs().min(0).values[:-1].max() > 0
+    assert not first[:, -1].abs().max() > 1e-6
+    assert not torch.allclose(first, second, atol=1e-3)
+    for q in starts:
+        torch.testing.assert_close(q.factor.detach(), 0.3 / 3 * torch.eye(9).expand(3, -1, -1))
+
+
+def test_in_function_space_the_mean_is_zero_and_the_prior_is_given():
+    """The defaults of weight space stand for these: a mean of zero, L = initial_std · I, σ_w = 1."""
+    one, starts = learner(inference="function", lr=1e-12, initial_std=0.3, steps=1), []
+    summary = one.fit(X, Y, on_step=lambda log: starts.append(one._state.current.params.posterior))
+    assert starts[0].mean.detach().abs().max() < 1e-6
+    torch.testing.assert_close(starts[0].factor.detach(), 0.3 * torch.eye(6, dtype=D).expand(3, -1, -1))
+    assert summary.belief.prior_std == 1.0

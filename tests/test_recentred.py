@@ -147,7 +147,7 @@ def test_the_penalty_is_the_weighted_sum_over_tasks(count_examples, u_noise):
         learner.observe(x[:16].double(), y[:16])
     expected = torch.zeros((), dtype=D)
     for summary in learner.tasks:
-        Phi = torch.cat([learner.net(summary.Z), torch.ones(6, 1, dtype=D)], 1)
+        Phi = torch.cat([learner.feature_scale * learner.net(summary.Z), torch.ones(6, 1, dtype=D)], 1)
         belief = summary.belief if u_noise is None else replace(summary.belief, u_noise=u_noise)
         count = summary.size / 6 if count_examples else 1.0
         expected = expected + 0.7 * count * by_definition(Phi, belief, summary.head) / 500

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from frcl import BoundaryDetector
-from paper.cells import CALM_3, CLEAR_3, OMNIGLOT, Cell, Layer
+from paper.cells import CALM_3, OMNIGLOT, Cell, Layer
 from paper.figures.base import FigureSpec
 from paper.figures.draw_detection import TITLE_5, TITLE_7, draw_figure_5, draw_figure_7
 from paper.figures.sheets import Rows, Sheet
@@ -32,7 +32,7 @@ from paper.measure import Place
 PERMUTED = "permuted-mnist"
 STREAMS: dict[str, Layer] = {
     PERMUTED: {"method": "frcl", "learner": CALM_3},
-    OMNIGLOT: {"method": "frcl", "learner": CLEAR_3},
+    OMNIGLOT: {"method": "frcl", "learner": CALM_3},
 }
 
 

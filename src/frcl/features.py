@@ -22,21 +22,33 @@ from frcl.batch_norm import depends_on_batches
 from frcl.errors import FrclError, NetworkError, OptionError
 from frcl.seeding import fork
 
+FEATURE_SCALE = "frcl/feature_scale"  # no name of a parameter: these have no "/"
 PROBE_SIZE = 8
 ROUNDING = 0.02  # largest difference between batch sizes in TF32 or bfloat16, relative to the largest feature
 
 
 @dataclass(frozen=True)
 class FeatureMap:
-    """φ(x; θ) as a pure function: [scale · net(x; θ), 1], shape [B, K]; K counts the bias column."""
+    """φ(x; θ) as a pure function: [s · net(x; θ), 1], shape [B, K]; K counts the bias column.
+
+    The scale s comes with the weights, as `FEATURE_SCALE`; without it s = 1.
+    """
 
     net: nn.Module
-    scale: float = 1.0
 
     def __call__(self, theta: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        out: Tensor = functional_call(self.net, dict(theta), (x,))
-        scaled = out if self.scale == 1.0 else self.scale * out
-        return torch.cat([scaled, out.new_ones(out.shape[0], 1)], dim=1)
+        weights = dict(theta)
+        scale = weights.pop(FEATURE_SCALE, None)
+        out: Tensor = functional_call(self.net, weights, (x,))
+        if scale is not None:
+            out = scale * out
+        return torch.cat([out, out.new_ones(out.shape[0], 1)], dim=1)
+
+
+def unit_scale(outputs: Tensor) -> Tensor:
+    """The s with which a network's outputs have a mean square of 1; 1 where no number of their type is that s."""
+    s = outputs.double().square().mean().rsqrt().to(outputs)
+    return torch.where(s.isfinite() & (s > 0), s, 1.0)
 
 
 def fixed_parts(net: nn.Module) -> dict[str, Tensor]:

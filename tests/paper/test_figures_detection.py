@@ -12,7 +12,6 @@ from frcl import FRCL, MLP, BoundaryDetector, TaskError
 from frcl.data.files import MNIST, OMNIGLOT
 from frcl.experiment import runner
 from frcl.experiment.keeper import Observer
-from frcl.features import FeatureMap
 from frcl.report.drawing import style
 from paper.cells import Cell
 from paper.figures import detection
@@ -54,7 +53,7 @@ def digits_config(place: Place, **layer):
 
 def test_familiarity_is_the_symmetrised_divergence_from_the_prior(generator):
     x, y = torch.randn(64, 5, generator=generator), torch.arange(64) % 3
-    learner = FRCL(MLP(5, (8, 6), seed=2), 4, prior_std=2.0**0.5, feature_scale=0.5, initial_scale=0.7)
+    learner = FRCL(MLP(5, (8, 6), seed=2), 4, prior_std=2.0**0.5, initial_std=0.7)
     with pytest.raises(TaskError, match="no task is open"):
         learner.familiarity(x)
     for _ in range(5):
@@ -65,7 +64,8 @@ def test_familiarity_is_the_symmetrised_divergence_from_the_prior(generator):
     assert before["meta"] == after["meta"]
     assert all(torch.equal(before["tensors"][name], after["tensors"][name]) for name in before["tensors"])
     believed = learner.predict(x)
-    Phi = FeatureMap(learner.net, 0.5)(dict(learner.net.named_parameters()), x).detach().double()
+    outputs = learner.feature_scale * learner.net(x).detach().double()
+    Phi = torch.cat([outputs, outputs.new_ones(64, 1)], 1)
     prior = Normal(0.0, (2.0 * Phi.square().sum(1)).sqrt()[:, None])
     q = Normal(believed.mean.double(), believed.variance.double().sqrt())
     expected = 0.5 * (kl_divergence(q, prior) + kl_divergence(prior, q))
@@ -78,7 +78,6 @@ def test_familiarity_is_the_symmetrised_divergence_from_the_prior(generator):
 
 def test_figure_5_is_the_stream_of_a_run(on_digits, tmp_path, monkeypatch):
     """The statistic and the switches are those of `frcl run --hidden-boundaries`, the score that of its learner."""
-    monkeypatch.setitem(SMALL["learner"], "feature_scale", 0.1)  # so that a switch is found within few steps
     numbers = detection.measure_figure_5(on_digits)
     config = digits_config(on_digits, hidden_boundaries=True, detector={"threshold": 5.0})
     result = runner.run(config, tmp_path / "run", Observer()).boundaries

@@ -79,11 +79,14 @@ class ReplayOptions(TrainingOptions):
         return self.past_tasks_per_step
 
 
+STRENGTH = "λ: 1 is the Laplace approximation, N_i times the Fisher information"
+
+
 @dataclass(frozen=True)
 class FisherOptions(TrainingOptions):
     """What the methods with a Fisher information have."""
 
-    strength: float = option(1.0, "λ: 1 is the Laplace approximation, N_i times the Fisher information", NOT_NEGATIVE)
+    strength: float = option(1.0, STRENGTH, NOT_NEGATIVE)
     fisher: FisherMode = option("exact", "over which targets the Fisher information is the mean")
     fisher_examples: int = option(2000, "examples over which the Fisher information is averaged")
 
@@ -91,6 +94,8 @@ class FisherOptions(TrainingOptions):
 @dataclass(frozen=True)
 class EWCOptions(FisherOptions):
     """Elastic weight consolidation: one quadratic anchor per task."""
+
+    strength: float = option(100.0, STRENGTH, NOT_NEGATIVE)
 
     def regularisers(self) -> list[Regulariser]:
         return [EWC(self.strength, self.fisher_examples, self.fisher)]
@@ -100,6 +105,7 @@ class EWCOptions(FisherOptions):
 class OnlineEWCOptions(FisherOptions):
     """EWC with one running anchor (Schwarz et al., 2018)."""
 
+    strength: float = option(100.0, STRENGTH, NOT_NEGATIVE)
     decay: float = option(1.0, "γ: what remains of the old Fisher information when a task is added", NOT_NEGATIVE)
 
     def regularisers(self) -> list[Regulariser]:
@@ -121,7 +127,7 @@ class SIOptions(TrainingOptions):
     """Synaptic intelligence (Zenke et al., 2017)."""
 
     strength: float = option(0.1, "c", NOT_NEGATIVE)
-    damping: float = option(0.1, "ξ, added to squared displacements", POSITIVE)
+    damping: float = option(1e-3, "ξ, added to squared displacements", POSITIVE)
 
     def regularisers(self) -> list[Regulariser]:
         return [PathIntegral(self.strength, self.damping)]

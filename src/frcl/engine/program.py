@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from frcl.engine.natural import RATE, natural_step
 from frcl.errors import NumericalError
 from frcl.graphs import TRIALS
 from frcl.seeding import Streams
@@ -28,21 +29,29 @@ class AdamState(NamedTuple):
     exp_avg_sq: Params
 
 
-class Optimiser:
-    """Moves the leaf tensors of a tree down a gradient. `steps` is the one count of steps taken."""
+NATURAL = ("posterior/mean", "posterior/factor")
 
-    def __init__(self, params: Tree, lr: float) -> None:
+
+class Optimiser:
+    """Moves the leaf tensors of a tree down a gradient, by Adam. `steps` is the one count of steps taken.
+
+    Where `natural` is given, the number of examples N, the posterior takes natural-gradient steps instead.
+    """
+
+    def __init__(self, params: Tree, lr: float, natural: Tensor | None = None) -> None:
         self.tree = params
         self.params: Params = dict(named_tensors(params))
-        self.lr = lr
+        self.lr, self.natural = lr, natural
         self.decay: tuple[float, float] | None = None  # the last step, and over how many steps before it lr decays
         kinds: dict[Any, list[str]] = {}  # names by type
         for name, p in self.params.items():
             p.data = p.data.contiguous()
-            kinds.setdefault(p.dtype, []).append(name)
+            if natural is None or name not in NATURAL:
+                kinds.setdefault(p.dtype, []).append(name)
         self._kinds = list(kinds.values())
-        self.exp_avg = {name: torch.zeros_like(p, requires_grad=False) for name, p in self.params.items()}
-        self.exp_avg_sq = {name: torch.zeros_like(p, requires_grad=False) for name, p in self.params.items()}
+        by_adam = {name: self.params[name] for names in self._kinds for name in names}
+        self.exp_avg = {name: torch.zeros_like(p, requires_grad=False) for name, p in by_adam.items()}
+        self.exp_avg_sq = {name: torch.zeros_like(p, requires_grad=False) for name, p in by_adam.items()}
         self.steps = 0
         device = next((p.device for p in self.params.values()), torch.device("cpu"))
         self._count = torch.zeros((), device=device)  # `steps` as the kernel reads it, on the device
@@ -51,18 +60,24 @@ class Optimiser:
         """Move the parameters down a gradient; whoever calls this counts the step."""
         with torch.no_grad():
             self._count += 1
-            lr: float | Tensor = self.lr
+            share: float | Tensor = 1.0
             if self.decay is not None:  # a tensor, so that a step can be recorded
                 last, over = self.decay
-                lr = self.lr * ((last + 1 - self._count) / over).clamp(0.0, 1.0)
+                share = ((last + 1 - self._count) / over).clamp(0.0, 1.0)
+            if self.natural is not None:
+                mean, factor = NATURAL
+                natural_step(
+                    self.params[mean], self.params[factor], gradients[mean], gradients[factor], self.natural,
+                    RATE * share,
+                )  # fmt: skip
             for names in self._kinds:
                 # the fused kernel of torch.optim.Adam(fused=True); torch.optim itself takes a second to import.
                 # It ignores strides: everything must be contiguous.
                 torch._fused_adam_(
                     [self.params[n] for n in names], [gradients[n].contiguous() for n in names],
                     [self.exp_avg[n] for n in names], [self.exp_avg_sq[n] for n in names], [],
-                    [self._count] * len(names), lr=lr, beta1=BETAS[0], beta2=BETAS[1], weight_decay=0.0, eps=EPS,
-                    amsgrad=False, maximize=False,
+                    [self._count] * len(names), lr=self.lr * share, beta1=BETAS[0], beta2=BETAS[1],
+                    weight_decay=0.0, eps=EPS, amsgrad=False, maximize=False,
                 )  # fmt: skip
 
     def decays(self, last: int, share: float) -> None:
@@ -101,7 +116,8 @@ def stacked(optimisers: Sequence[Optimiser]) -> Optimiser:
     """
     first = optimisers[0]
     params = with_tensors(first.tree, _one_block([one.params for one in optimisers]))
-    block = Optimiser(params, first.lr)
+    natural = None if first.natural is None else torch.stack([one.natural for one in optimisers])  # type: ignore[misc]
+    block = Optimiser(params, first.lr, natural)
     block.exp_avg = _one_block([one.exp_avg for one in optimisers])
     block.exp_avg_sq = _one_block([one.exp_avg_sq for one in optimisers])
     block._count = first._count.clone()

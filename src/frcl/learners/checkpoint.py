@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,12 +13,13 @@ from torch import Tensor
 
 from frcl import codec
 from frcl.boundary import BoundaryDetector
-from frcl.engine.program import AdamState, Optimiser
+from frcl.engine.program import AdamState
 from frcl.errors import CheckpointError, OptionError
 from frcl.learners.base import SavedLearner
 from frcl.learners.objective import Parameters
 from frcl.learners.options import FRCLOptions
 from frcl.learners.state import CurrentTask, Declared, LearnerState, Window
+from frcl.learners.task import optimiser_of
 from frcl.learners.types import Summary
 from frcl.likelihoods import Label, Likelihood, likelihood_from_json
 from frcl.options import changed
@@ -76,6 +78,7 @@ class Saved(SavedLearner):
     """Everything that is written."""
 
     settings: Settings
+    feature_scale: float
     declared: Declared | None
     past: list[Summary]
     current: SavedTask | None
@@ -96,7 +99,8 @@ def saved(learner: FRCL) -> Saved:
     """What is written of a learner."""
     state = learner._state
     return Saved(
-        **learner._saved_parts(), settings=settings_of(learner), declared=state.declared, past=state.past,
+        **learner._saved_parts(), settings=settings_of(learner), feature_scale=learner.feature_scale,
+        declared=state.declared, past=state.past,
         current=None if state.current is None else _saved_task(state.current),
         detector=None if learner.detector is None else learner.detector.state_dict(),
     )  # fmt: skip
@@ -129,6 +133,8 @@ def settings(meta: Any) -> tuple[FRCLOptions, BoundaryDetector | None, list[Labe
 
 def restored(learner: FRCL, saved: Saved) -> LearnerState:
     """The state of a learner with these settings, whose network is what it was; its detector is set to what it was."""
+    if not 0.0 < saved.feature_scale < math.inf:
+        raise CheckpointError(f"the scale of the features is {saved.feature_scale}; expected a positive number")
     state = LearnerState(
         **learner._restored_parts(saved, len(saved.past)), past=saved.past, declared=saved.declared
     )  # fmt: skip
@@ -146,6 +152,7 @@ def restored(learner: FRCL, saved: Saved) -> LearnerState:
     if detector is not None:
         detector.load_state_dict(saved.detector or {})
     learner.detector = detector
+    learner._model.scale.fill_(saved.feature_scale)
     return state
 
 
@@ -170,7 +177,7 @@ def _current(learner: FRCL, saved: SavedTask, state: LearnerState) -> CurrentTas
         learner._theta(), tree_map(leaf, q), {name: leaf(value) for name, value in saved.learned.items()},
         None if saved.heads is None else leaf(saved.heads), None if saved.trained_Z is None else leaf(saved.trained_Z),
     )  # fmt: skip
-    optimiser = Optimiser(params, learner.options.lr)
+    optimiser = optimiser_of(learner._model, params, saved.N)
     optimiser.restore(saved.adam)
     window = None
     if saved.window is not None:

@@ -46,7 +46,6 @@ from frcl.regularisers import Regulariser
 from frcl.regularisers.protocol import Kept, copied_regularisers
 from frcl.seeding import Streams
 from frcl.summary import prior_kl, prior_kl_terms
-from frcl.trees import Params
 
 
 @shows_options(FRCLOptions())
@@ -257,6 +256,11 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
     def _in_tasks(self, numbers: Sequence[int], x: Tensor) -> tuple[list[Prediction], Asked]:
         return self._predictor.predict(self._state, numbers, x, self._open_examples())
 
+    @property
+    def feature_scale(self) -> float:
+        """What the network's outputs are multiplied by, so that on the first data they have a mean square of 1."""
+        return float(self._model.scale) if self._state.past or self._state.current is not None else 1.0
+
     def _open_examples(self) -> tuple[Tensor, Tensor] | None:
         current = self._state.current
         return None if current is None or not current.window else current.window.data()
@@ -321,8 +325,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
     def _score(self, current: CurrentTask) -> Score:
         """The boundary score and the moments of f under the current posterior, as a function of inputs."""
         objective = objective_of(self._model, self._state, current.likelihood)
-        theta: Params = dict(self.net.named_parameters())
-        return partial(objective.familiarity, current.params, current.Z, theta)
+        return partial(objective.familiarity, current.params, current.Z, self._model.weights)
 
     def _watch(self, current: CurrentTask, x: Tensor, y: Any) -> tuple[Decision, Tensor, CurrentTask]:
         """Ask the detector about a minibatch; at a boundary end the task and open the next one with it."""

@@ -26,9 +26,10 @@ class FRCLOptions(MethodOptions):
     points_per_class: int | None = option(None, "instead of `points`: this many for each class of a task")
 
     prior_std: float | Literal["learned"] = option(
-        1.0, "σ_w, prior standard deviation of each last-layer weight; 'learned': by empirical Bayes", POSITIVE
+        "learned",
+        "σ_w, prior standard deviation of each last-layer weight; 'learned': by empirical Bayes (function space: 1)",
+        POSITIVE,
     )
-    feature_scale: float = option(1.0, "features are the network's outputs times this", POSITIVE)
     u_noise: float = option(
         1e-3, "σ², variance of u around f(Z): with M > K it is the strength of the regulariser", POSITIVE
     )
@@ -46,10 +47,10 @@ class FRCLOptions(MethodOptions):
     )
     rank: int = option(4, "rank r of V with covariance='lowrank'")
     initial_mean: Literal["zero", "random"] = option(
-        "zero", "weight space: the mean of q(w) starts at zero, or is drawn from N(0, 1/K)"
+        "random", "weight space: the mean of q(w) is drawn from N(0, 1/K) for each task, or starts at zero"
     )
-    initial_scale: float = option(
-        0.1, "L starts at this times I; Algorithm 1 has 1, with which early learning is slow", POSITIVE
+    initial_std: float = option(
+        0.5, "standard deviation of each function under q when a task begins: L starts at this times I/√K", POSITIVE
     )
     prior_weight: float = option(
         1.0, "weight of the current task's own KL; the ELBO has 1, and above it q is wider", POSITIVE
@@ -116,10 +117,6 @@ class FRCLOptions(MethodOptions):
                 f'inference="function" chooses its points before learning, so selection is "random" or "trace", '
                 f"not {self.selection!r}"
             )
-        if self.inference == "function" and self.prior_std == "learned":
-            raise OptionError('prior_std="learned" needs inference="weight"; give a number')
-        if self.inference == "function" and self.initial_mean != "zero":
-            raise OptionError('initial_mean="random" needs inference="weight"')
         if self.inference == "function" and self.covariance not in ("auto", "full"):
             raise OptionError(f'covariance="{self.covariance}" needs inference="weight"; q(u) is always full')
         if self.learn_inputs and self.inference != "function":
@@ -128,7 +125,7 @@ class FRCLOptions(MethodOptions):
     @property
     def prior(self) -> Prior:
         """The prior of the last-layer weights."""
-        return Prior(self.prior_std)
+        return Prior(1.0 if self.inference == "function" and self.prior_std == "learned" else self.prior_std)
 
     @property
     def recipe(self) -> Recipe:
@@ -168,7 +165,6 @@ class FRCLKeywords(TypedDict, total=False):
 
     points_per_class: int | None
     prior_std: float | Literal["learned"]
-    feature_scale: float
     u_noise: float
     likelihood: str
     samples: int
@@ -179,7 +175,7 @@ class FRCLKeywords(TypedDict, total=False):
     covariance: Literal["auto"] | Covariance
     rank: int
     initial_mean: Literal["zero", "random"]
-    initial_scale: float
+    initial_std: float
     prior_weight: float
     steps: int
     batch_size: int

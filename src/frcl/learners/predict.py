@@ -95,7 +95,7 @@ class Predictor:
             if number == len(state.past):
                 return torch.cat([self._moments(state, number, rows, None).mean for rows in x.split(self._model.chunk)])
             weights = self._head(state, number).weights.to(self._model.dtype)
-            linear, bias = self._model.options.feature_scale * weights[:-1], weights[-1]
+            linear, bias = self._model.scale * weights[:-1], weights[-1]
             net = self._model.net
             return in_chunks(lambda rows: torch.addmm(bias, net(rows), linear), x, self._model.chunk)
 
@@ -117,7 +117,7 @@ class Predictor:
             current = state.current
             assert current is not None
             objective = objective_of(model, state, current.likelihood)
-            return objective.moments(current.params, current.Z, dict(model.net.named_parameters()), x)
+            return objective.moments(current.params, current.Z, model.weights, x)
         summary = state.past[number]
         moments = head_moments(self._head(state, number), summary.belief, model.features(x) if Phi is None else Phi)
         mean, variance = (value.to(model.dtype) for value in moments)

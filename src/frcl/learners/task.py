@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from frcl.engine.program import Drawn, Optimiser, Program, exact_number, minibatch_rows, refuse_non_finite
 from frcl.errors import DataError, OptionError
 from frcl.features import (
+    FEATURE_SCALE,
     FeatureMap,
     check_features,
     fixed_parts,
@@ -20,6 +21,7 @@ from frcl.features import (
     in_chunks,
     is_stackable,
     network_failures,
+    unit_scale,
 )
 from frcl.learners.lockstep import Work
 from frcl.learners.objective import Constants, Draws, Objective, Parameters, inducing_inputs
@@ -56,6 +58,7 @@ from frcl.trees import Params, detached, leaf, tree_map
 
 CHUNK = 16384  # inputs that pass through the network at once outside of training
 CHUNK_OF_MAPS = 4096  # the same for a convolutional network on the CPU, whose maps are large
+SAMPLE = 1000  # examples over which the outputs of the network are measured when learning begins
 SPREAD = 2000  # examples over which variances are averaged when a task ends
 
 Examples = tuple[Tensor, Tensor]  # inputs, encoded targets
@@ -72,7 +75,22 @@ class Model:
 
     @cached_property
     def map(self) -> FeatureMap:
-        return FeatureMap(self.net, self.options.feature_scale)
+        return FeatureMap(self.net)
+
+    @cached_property
+    def scale(self) -> Tensor:
+        """What the network's outputs are multiplied by; set from the first data of the first task."""
+        return torch.ones((), dtype=self.dtype, device=self.device)
+
+    @property
+    def weights(self) -> Params:
+        """All weights of the network, and the scale of its outputs."""
+        return {**dict(self.net.named_parameters()), FEATURE_SCALE: self.scale}
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether no weight of the network is trained."""
+        return not any(p.requires_grad for p in self.net.parameters())
 
     @cached_property
     def prior(self) -> Prior:
@@ -88,8 +106,7 @@ class Model:
 
     def features(self, x: Tensor) -> Tensor:
         """Φ [n, K] under the current θ, without gradient."""
-        theta = dict(self.net.named_parameters())
-        return in_chunks(partial(self.map, theta), x, self.chunk)
+        return in_chunks(partial(self.map, self.weights), x, self.chunk)
 
     def theta(self) -> Params:
         """The weights of the network that are trained."""
@@ -116,7 +133,7 @@ class Model:
     def task(self, state: LearnerState, likelihood: Likelihood, N: float) -> Task:
         """The task being learned, as regularisers are told of it."""
         return Task(
-            self.map, self.theta(), fixed_parts(self.net), state.past, likelihood, N,
+            self.map, self.theta(), {**fixed_parts(self.net), FEATURE_SCALE: self.scale}, state.past, likelihood, N,
             tasks_per_step=self.options.past_tasks_per_step,
         )  # fmt: skip
 
@@ -189,11 +206,14 @@ def open_task(
     for regulariser in state.regularisers:
         regulariser.check(likelihood, examples)
     options = model.options
+    if not state.past:
+        with network_failures():
+            model.scale.copy_(unit_scale(in_chunks(model.net, x[:: max(1, len(x) // SAMPLE)], model.chunk)))
     learned = {name: leaf(v.to(model.device, model.dtype)) for name, v in likelihood.initial_parameters().items()}
     Z: Tensor | None = None
     trained_Z: Tensor | None = None
     if options.inference == "function":
-        Phi, std = model.features(x), float(options.prior_std)
+        Phi, std = model.features(x), float(model.prior.setting)
         plan = _plan(model, likelihood, Phi, y, std, state.streams["selection"])
         found = plan if isinstance(plan, Selected) else run_searches([plan])[0]
         Z = x[found.index.to(model.device)].clone()
@@ -202,10 +222,12 @@ def open_task(
             trained_Z, Z = leaf(Z), None
     C, weights = likelihood.functions, options.inference == "weight"
     covariance = chosen_covariance(options.covariance, C, n) if weights else "full"
-    q = initial_posterior(C, n, options.initial_scale, model.dtype, model.device, covariance)
+    natural = weights and model.is_fixed and covariance != "lowrank"
+    spread = (1.0 if natural else options.initial_std) / (math.sqrt(n) if weights else 1.0)
+    q = initial_posterior(C, n, spread, model.dtype, model.device, covariance)
     if covariance == "lowrank":
         q = with_low_rank(q, min(options.rank, n), state.streams["posterior"])
-    if options.initial_mean == "random":
+    if weights and options.initial_mean == "random":
         q = random_mean(q, state.streams["posterior"])
     trains_heads = any(one.trains_heads for one in state.regularisers)
     heads = trained_heads(state.regularisers, state.past) if trains_heads else None
@@ -213,10 +235,16 @@ def open_task(
     task = model.task(state, likelihood, float(size))
     for regulariser in state.regularisers:
         regulariser.begin(task)
-    current = CurrentTask(likelihood, float(size), params, Optimiser(params, options.lr), Z=Z)
+    current = CurrentTask(likelihood, float(size), params, optimiser_of(model, params, float(size)), Z=Z)
     state.current, state.declared = current, None
     state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
     return current
+
+
+def optimiser_of(model: Model, params: Parameters, N: float) -> Optimiser:
+    """Adam; but where no weight of the network is trained, q(w) alone is sought, and takes natural-gradient steps."""
+    natural = model.options.inference == "weight" and model.is_fixed and params.posterior.low_rank is None
+    return Optimiser(params, model.options.lr, exact_number(N, model.dtype, model.device) if natural else None)
 
 
 def objective_of(model: Model, state: LearnerState, likelihood: Likelihood) -> Objective:

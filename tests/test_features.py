@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from frcl import FRCL, MLP, ConvNet, NetworkError, OptionError
-from frcl.features import FEATURE_SCALE, FeatureMap, check_features, unit_scale
+from frcl.features import FEATURE_SCALE, FeatureMap, check_features, common_scale
 
 X = torch.rand(10, 4, generator=torch.Generator().manual_seed(0))
 
@@ -20,16 +20,16 @@ def test_bias_column_and_scale():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_the_scale_makes_the_mean_square_one(dtype, generator):
+def test_the_scale_makes_the_root_mean_square_three(dtype, generator):
     outputs = 3e-4 * torch.randn(50, 7, generator=generator, dtype=torch.float64).to(dtype) + 1e-4
-    s = unit_scale(outputs)
+    s = common_scale(outputs)
     assert (s.dtype, s.shape) == (dtype, ())
-    assert float((s * outputs).double().square().mean()) == pytest.approx(1.0, rel=10 * torch.finfo(dtype).eps)
+    assert float((s * outputs).double().square().mean()) == pytest.approx(9.0, rel=10 * torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-45, math.inf, math.nan])
 def test_outputs_without_a_scale_keep_theirs(value):
-    assert float(unit_scale(torch.full((3, 2), value))) == 1.0
+    assert float(common_scale(torch.full((3, 2), value))) == 1.0
 
 
 def test_mlp_last_layer_linear_or_relu():

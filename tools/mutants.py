@@ -252,7 +252,7 @@ MUTANTS = (
     Mutant("natural step: no limit to its size", "engine/natural.py",
            "TRUST = 0.5", "TRUST = 1e9", "tests/test_natural.py"),
     Mutant("L starts without 1/√K", "learners/task.py",
-           "(math.sqrt(n) if weights else 1.0)", "1.0", "tests/test_prior.py"),
+           "(SIZE * math.sqrt(n) if weights else 1.0)", "1.0", "tests/test_prior.py"),
     Mutant("the K×K form for a task with few points", "summary.py",
            "compute = _kl_through_points if terms.smallest <= Phi.shape[2]",
            "compute = _kl_through_points if Phi.shape[1] <= Phi.shape[2]", "tests/test_summary.py"),

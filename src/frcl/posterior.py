@@ -99,13 +99,12 @@ def with_low_rank(q: Posterior, rank: int, generator: torch.Generator) -> Poster
     return q._replace(low_rank=V * (0.1 / math.sqrt(rank)) * q.factor[..., None])
 
 
-def random_mean(q: Posterior, generator: torch.Generator) -> Posterior:
-    """q with a mean drawn from N(0, 1/K) for each weight, zero for the bias: Algorithm 1 starts "around zero".
+def random_mean(q: Posterior, std: float, generator: torch.Generator) -> Posterior:
+    """q with a mean drawn from N(0, std²) for each weight, zero for the bias: Algorithm 1 starts "around zero".
 
     With a mean of exactly zero the features get a gradient through the variance alone at first.
     """
-    K = q.mean.shape[1]
-    mean = torch.randn(q.mean.shape, generator=generator, dtype=q.mean.dtype, device=q.mean.device) / math.sqrt(K)
+    mean = std * torch.randn(q.mean.shape, generator=generator, dtype=q.mean.dtype, device=q.mean.device)
     mean[:, -1] = 0.0
     return q._replace(mean=mean)
 

@@ -73,7 +73,7 @@ def test_table_3_and_table_7_are_set_up_as_the_paper_says():
     }
     hidden = [config for (table, _), config in by_name.items() if table == "table3"]
     assert all(config.hidden_boundaries for config in hidden)
-    assert [config.learner.initial_std for config in hidden] == [*[4.0] * 3, 0.5, 0.5, 4.0, *[4.0] * 3, *[0.5] * 3]
+    assert [config.learner.initial_std for config in hidden] == [*[4.0] * 3, 0.3, 0.3, 4.0, *[4.0] * 3, *[0.3] * 3]
     assert [config.detector.window for config in hidden] == [1] * 5 + [10] * 7
     assert [config.detector.rescore for config in hidden] == ([False] * 3 + [True] * 3) * 2
     assert [config.detector.beside for config in hidden] == [0] * 5 + [1] + [0] * 6

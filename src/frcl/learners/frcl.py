@@ -25,7 +25,7 @@ from frcl.learners import checkpoint
 from frcl.learners.base import SequentialLearner, checked_size, data_mark
 from frcl.learners.course import Course, progress_bar
 from frcl.learners.lockstep import Work, finish
-from frcl.learners.options import PLUS, FRCLKeywords, FRCLOptions
+from frcl.learners.options import FRCLKeywords, FRCLOptions
 from frcl.learners.predict import Predictor
 from frcl.learners.state import CurrentTask, Declared, LearnerState, Score, Window, decide, remember
 from frcl.learners.task import (
@@ -258,7 +258,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
 
     @property
     def feature_scale(self) -> float:
-        """What the network's outputs are multiplied by, so that on the first data they have a mean square of 1."""
+        """What the network's outputs are multiplied by, so that on the first data their root mean square is 3."""
         return float(self._model.scale) if self._state.past or self._state.current is not None else 1.0
 
     def _open_examples(self) -> tuple[Tensor, Tensor] | None:
@@ -390,24 +390,3 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
             raise
         self._state = after
         return summary
-
-
-@shows_options(PLUS)
-def FRCLPlus(
-    net: nn.Module,
-    points: int | None = None,
-    *,
-    detector: BoundaryDetector | None = None,
-    labels: Sequence[Label] | None = None,
-    device: str | torch.device | None = None,
-    **keywords: Unpack[FRCLKeywords],
-) -> FRCL:
-    """An `FRCL` learner with the options of FRCL+.
-
-    Beside the paper's KL at the inducing points it has old functions held at the current inputs, predictions stored at
-    the points, and the curvature of the shared weights; the learning rate decays.
-
-    Parameters are those of `FRCL`, without `regularisers` and `options`.
-    """
-    given: dict[str, Any] = dict(keywords) if points is None else {"points": points, **keywords}
-    return FRCL(net, detector=detector, labels=labels, device=device, options=changed(PLUS, given))

@@ -47,10 +47,10 @@ class FRCLOptions(MethodOptions):
     )
     rank: int = option(4, "rank r of V with covariance='lowrank'")
     initial_mean: Literal["zero", "random"] = option(
-        "random", "weight space: the mean of q(w) is drawn from N(0, 1/K) for each task, or starts at zero"
+        "random", "weight space: the mean of q(w) is drawn around zero for each task, or starts at zero"
     )
     initial_std: float = option(
-        0.5, "standard deviation of each function under q when a task begins: L starts at this times I/√K", POSITIVE
+        0.3, "standard deviation of each function under q, and of its random mean, when a task begins", POSITIVE
     )
     prior_weight: float = option(
         1.0, "weight of the current task's own KL; the ELBO has 1, and above it q is wider", POSITIVE

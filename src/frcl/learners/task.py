@@ -14,14 +14,15 @@ from frcl.engine.program import Drawn, Optimiser, Program, exact_number, minibat
 from frcl.errors import DataError, OptionError
 from frcl.features import (
     FEATURE_SCALE,
+    SIZE,
     FeatureMap,
     check_features,
+    common_scale,
     fixed_parts,
     has_convolutions,
     in_chunks,
     is_stackable,
     network_failures,
-    unit_scale,
 )
 from frcl.learners.lockstep import Work
 from frcl.learners.objective import Constants, Draws, Objective, Parameters, inducing_inputs
@@ -208,7 +209,7 @@ def open_task(
     options = model.options
     if not state.past:
         with network_failures():
-            model.scale.copy_(unit_scale(in_chunks(model.net, x[:: max(1, len(x) // SAMPLE)], model.chunk)))
+            model.scale.copy_(common_scale(in_chunks(model.net, x[:: max(1, len(x) // SAMPLE)], model.chunk)))
     learned = {name: leaf(v.to(model.device, model.dtype)) for name, v in likelihood.initial_parameters().items()}
     Z: Tensor | None = None
     trained_Z: Tensor | None = None
@@ -223,12 +224,12 @@ def open_task(
     C, weights = likelihood.functions, options.inference == "weight"
     covariance = chosen_covariance(options.covariance, C, n) if weights else "full"
     natural = weights and model.is_fixed and covariance != "lowrank"
-    spread = (1.0 if natural else options.initial_std) / (math.sqrt(n) if weights else 1.0)
+    spread = (1.0 if natural else options.initial_std) / (SIZE * math.sqrt(n) if weights else 1.0)
     q = initial_posterior(C, n, spread, model.dtype, model.device, covariance)
     if covariance == "lowrank":
         q = with_low_rank(q, min(options.rank, n), state.streams["posterior"])
     if weights and options.initial_mean == "random":
-        q = random_mean(q, state.streams["posterior"])
+        q = random_mean(q, spread, state.streams["posterior"])
     trains_heads = any(one.trains_heads for one in state.regularisers)
     heads = trained_heads(state.regularisers, state.past) if trains_heads else None
     params = Parameters(model.theta(), tree_map(leaf, q), learned, heads, trained_Z)

@@ -71,7 +71,7 @@ def test_on_fixed_features_the_start_of_q_and_the_scale_do_not_matter(digits):
 
     def means(scale: float, **options) -> torch.Tensor:
         learner = FRCL(frozen(Scaled(MLP(64, (30,), seed=0), scale)), points=20, steps=100, **options)
-        learner.fit(x, y, on_step=lambda log: found.append(learner.mean(x_test)) if log.step == 99 else None)
+        learner.fit(x, y, on_step=lambda log: found.append(learner.mean(x_test, 0)) if log.step == 99 else None)
         return found.pop()
 
     found: list[torch.Tensor] = []
@@ -153,10 +153,10 @@ def pretrained(digits):
     return net, (x[rows], y[rows] - 5), (x_test[test], y_test[test] - 5)
 
 
-def plainly_trained(net: nn.Module, x, y, steps: int) -> tuple[nn.Module, nn.Module]:
+def plainly_trained(net: nn.Module, x, y, steps: int, seed: int = 1) -> tuple[nn.Module, nn.Module]:
     """The network and a linear head after so many steps of Adam on the cross-entropy."""
-    g = torch.Generator().manual_seed(0)
-    net, head = copy.deepcopy(net), MLP(100, (5,), seed=1)
+    g = torch.Generator().manual_seed(seed)
+    net, head = copy.deepcopy(net), MLP(100, (5,), seed=seed)
     with torch.no_grad():
         head.layers[1].weight.mul_(3**-0.5 / 2**0.5)  # as nn.Linear begins
     optimiser = torch.optim.Adam([*net.parameters(), *head.parameters()], 1e-3)
@@ -171,14 +171,17 @@ def plainly_trained(net: nn.Module, x, y, steps: int) -> tuple[nn.Module, nn.Mod
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [50, 300, 1000])
 def test_fine_tuning_is_as_good_as_adam_with_a_linear_head(steps, pretrained):
-    """Minus one point, and the features do not collapse."""
+    """Minus one point, on average over four seeds, and the features do not collapse."""
     net, (x, y), (x_test, y_test) = pretrained
-    tuned, head = plainly_trained(net, x, y, steps)
     with torch.no_grad():
-        plain = float((head(tuned(x_test)).argmax(1) == y_test).double().mean())
         before = float(net(x).norm(dim=1).mean())
-    learner = FRCL(net, points=40, steps=steps)
-    learner.fit(x, y)
-    assert share(learner, x_test, y_test) >= plain - 0.01
-    with torch.no_grad():
-        assert float(learner.net(x).norm(dim=1).mean()) > 0.5 * before
+    gains = []
+    for seed in range(4):
+        tuned, head = plainly_trained(net, x, y, steps, seed)
+        learner = FRCL(net, points=40, steps=steps, seed=seed)
+        learner.fit(x, y)
+        with torch.no_grad():
+            plain = float((head(tuned(x_test)).argmax(1) == y_test).double().mean())
+            assert float(learner.net(x).norm(dim=1).mean()) > 0.5 * before
+        gains.append(share(learner, x_test, y_test) - plain)
+    assert sum(gains) / len(gains) >= -0.01

@@ -50,7 +50,7 @@ for number in range(2):
     task = benchmark.task(number)
     summary = learner.fit(task.train.x.double(), task.train.y)
 with torch.no_grad():
-    distance = torch.pdist(learner.net(summary.Z)).min()
+    distance = torch.pdist(learner.feature_scale * learner.net(summary.Z)).min()
 torch.testing.assert_close(-summary.after, float(distance))
 p = learner.predict(task.test.x.double(), task=1)
 torch.testing.assert_close(p.probs[:, 1], torch.special.ndtr(p.mean[:, 0] / (1 + p.variance[:, 0]).sqrt()))

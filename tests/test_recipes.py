@@ -50,7 +50,7 @@ CRITERION = """
 learner = frcl.FRCL(net, points=6, steps=20, selection="farthest", search_steps=100)
 summary = learner.fit(x, y)
 with torch.no_grad():
-    distance = torch.cdist(learner.net(x), learner.net(summary.Z)).amin(1).max()
+    distance = learner.feature_scale * torch.cdist(learner.net(x), learner.net(summary.Z)).amin(1).max()
 torch.testing.assert_close(torch.tensor(summary.after).double(), distance)
 assert summary.after < summary.before
 again = frcl.FRCL(net, points=6, steps=20, selection="trace", search_steps=100).fit(x, y)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -255,10 +256,15 @@ class Unit(ABC):
     def minibatch(self, program: int, at: int) -> tuple[Tensor, Tensor]:
         """The examples that a program used in the step at a place of the chunk."""
 
-    def move(self, terms: Terms) -> Tensor:
-        """Take the step with these terms; returns them, [programs, 4]."""
+    def move(self, terms: Terms, *, check: bool = False) -> Tensor:
+        """Take the step with these terms; returns them, [programs, 4]. `check`: not down a gradient that is not finite.
+
+        A recorded step cannot be refused; whoever replays it checks the parameters afterwards.
+        """
         optimiser, follow = self.optimiser, self.programs[0].follow
         found = gradient(terms.loss.sum(), optimiser.params)
+        if check:
+            refuse_non_finite_gradient(found)
         if follow is None:
             optimiser.apply(found)
         else:
@@ -303,8 +309,20 @@ def refuse_non_finite_loss(loss: Tensor) -> None:
         )
 
 
+def refuse_non_finite_gradient(found: Params) -> None:
+    """Refuse the gradient of a step that is about to be taken. A finite sum shows that all of its terms are finite."""
+    if all(math.isfinite(value.sum().item()) for value in found.values()):
+        return
+    for name, value in found.items():
+        if not bool(value.isfinite().all()):
+            raise NumericalError(
+                f"the gradient of {name!r} is not finite, although the loss is; this step was not taken. Some operation "
+                "of the network has no finite derivative at these inputs, such as the square root at zero."
+            )
+
+
 def refuse_non_finite(params: Tree) -> None:
-    """Refuse parameters that are no longer finite, where the loss was not checked in every step."""
+    """Refuse parameters that are no longer finite, where the gradient was not checked in every step."""
     for name, value in named_tensors(params):
         if not bool(value.isfinite().all()):
             raise NumericalError(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frcl.engine.program import Terms, Unit, refuse_non_finite_loss
+from frcl.engine.program import Terms, Unit, refuse_non_finite, refuse_non_finite_loss
 from frcl.features import network_failures
 from frcl.graphs import TRIALS, Replay, captured, put_back, spread
 from frcl.trees import named_tensors
@@ -53,6 +53,8 @@ class Recorded:
                 self._replay()
         logs = torch.cat([log[start:end] for log in self.logs], 1).cpu()
         refuse_non_finite_loss(logs[..., 0])
+        for unit in self.units:
+            refuse_non_finite(unit.optimiser.params)
         return logs
 
     def close(self) -> None:

@@ -179,5 +179,5 @@ class _Eager:
                 terms = [unit.terms(at) for unit in self.units]
             for one in terms:
                 refuse_non_finite_loss(one.loss)
-            values = [unit.move(one).tolist() for unit, one in zip(self.units, terms, strict=True)]
+            values = [unit.move(one, check=True).tolist() for unit, one in zip(self.units, terms, strict=True)]
             yield [[tuple(terms) for unit in values for terms in unit]]

@@ -29,7 +29,7 @@ class Streams:
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
-        self.seed = seed
+        self.seed, self.device = seed, device
         self._generators = {name: fork(seed, name, device) for name in STREAMS}
         self._held: dict[str, Tensor] | None = None
 
@@ -51,6 +51,12 @@ class Streams:
         if self._held is not None:
             return {name: value.clone() for name, value in self._held.items()}
         return {name: generator.get_state() for name, generator in self._generators.items()}
+
+    def copy(self) -> Streams:
+        """Streams that go on from the state that is saved, and leave these where they are."""
+        twin = Streams(self.seed, self.device)
+        twin.restore(self.state())
+        return twin
 
     def restore(self, state: dict[str, Tensor]) -> None:
         for name, generator in self._generators.items():

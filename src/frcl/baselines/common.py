@@ -6,6 +6,7 @@ Final classes implement the hooks of `Baseline`, each no more than its own mathe
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from abc import abstractmethod
@@ -62,8 +63,8 @@ class BaselineState(State, Generic[Own]):
     own: Own = field(kw_only=True)
     optimiser: Optimiser | None = None  # of the open task
 
-    def snapshot(self) -> Self:
-        return replace(super().snapshot(), own=copy.copy(self.own))
+    def branch(self) -> Self:
+        return replace(super().branch(), own=copy.copy(self.own))
 
 
 @dataclass
@@ -141,7 +142,7 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
 
         `size` is N where that is not the number of rows. `on_step` is called after every step.
         """
-        self._run(self.learn(x, y, size=size), on_step)
+        self._run(self.learn(x, y, size=size), contextlib.nullcontext(on_step))
 
     def learn(self, x: Any, y: Any, *, size: int | None = None) -> Work[None]:
         """The work of fit(), which several learners may do together."""
@@ -152,15 +153,15 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         self._close(inputs, targets)
 
     def _open(self, x: Tensor, y: Any, N: float) -> Tensor:
-        state, values = self._state, as_values(y)
+        values = as_values(y)
         if isinstance(values, Tensor) and values.is_floating_point():
             raise DataError("this method is for classification; the targets are floats. FRCL does regression.")
         likelihood = Softmax.from_targets(values, None, {})
         targets = likelihood.encode(y, self.device, self.dtype)
-        for one in state.regularisers:
+        for one in self._state.regularisers:
             one.check(likelihood, len(targets))
         shape = likelihood.functions, check_features(self.net, x) + 1
-        with self._all_or_nothing():
+        with self._changing() as state:
             N *= self._begin(x, targets, lambda: initial_head(*shape, state.streams, self.dtype, self.device)) or 1.0
             state.current, state.optimiser = Current(likelihood, N, data_mark(x, targets)), self._new_optimiser()
             state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
@@ -169,9 +170,9 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         return targets
 
     def _close(self, x: Tensor, y: Tensor) -> None:
-        state, current = self._state, self._now
+        current = self._now
         refuse_non_finite(self._optimiser.tree)
-        with self._all_or_nothing():
+        with self._changing() as state:
             head = self._finish()
             task = replace(self._task(), head=head)
             for one in state.regularisers:
@@ -218,7 +219,8 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         given = {"stackable": is_stackable(self.net), **settings}
         return Program(
             net=self.net, loss=loss, optimiser=self._optimiser, constants=detached(constants), x=x, y=y, draw=drawn,
-            streams=state.streams, stop=stop, first=now.first, signature=self._signature(now.first), **given,
+            streams=state.streams, stop=stop, first=now.first, signature=self._signature(now.first), lock=self._lock,
+            **given,
         )  # fmt: skip
 
     def _signature(self, *rest: object) -> object:
@@ -236,7 +238,7 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
     def predict(self, x: Any, task: int | None = None) -> Prediction:
         """What is believed about x in a task (the latest by default)."""
         number, inputs = self._number(task), self._inputs(x)
-        with torch.no_grad():
+        with self._lock, torch.no_grad():
             return self._predict(number, inputs)
 
     def _likelihood(self, task: int) -> Softmax:

@@ -13,7 +13,7 @@ and the first active column has no laterals.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
@@ -76,8 +76,9 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
         if not self._own.compressing:
             if self.step < self.options.steps:
                 yield self._progress(x, y)
-            self._own.compressing = True
-            self._state.optimiser, self._now.first = self._new_optimiser(), self.options.steps
+            with self._changing() as state:
+                state.own.compressing, state.current = True, replace(self._now, first=self.options.steps)
+                state.optimiser = self._new_optimiser()
         yield self._compress(x, y)
 
     def _known(self) -> list[Params]:

@@ -148,6 +148,7 @@ class VCL(Baseline[VCLOptions, Posterior]):
         return Program(
             net=self.net, loss=loss, optimiser=optimiser, constants=constants, x=x, y=y, draw=draw, streams=streams,
             stop=stop, stackable=is_stackable(self.net), chunk=STEPS_AHEAD, signature=self._signature(),
+            lock=self._lock,
         )  # fmt: skip
 
     def _finish(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from frcl.engine.indivisible import StepLock
 from frcl.engine.natural import RATE, natural_step
 from frcl.errors import NumericalError
 from frcl.graphs import TRIALS
@@ -194,6 +195,7 @@ class Program:
     augment    changes the inputs of the minibatch of a step, given its number; not recorded, and not stacked
     signature  two programs may run as one where signatures and shapes are equal: their losses are one function
     stackable  whether copies of the constants may be stacked with those of other programs
+    lock       held while a step is taken
     """
 
     net: nn.Module
@@ -213,6 +215,7 @@ class Program:
     signature: Hashable = None
     stackable: bool = True
     chunk: int = CHUNK
+    lock: StepLock = field(default_factory=StepLock)
 
     @property
     def params(self) -> Params:
@@ -256,15 +259,13 @@ class Unit(ABC):
     def minibatch(self, program: int, at: int) -> tuple[Tensor, Tensor]:
         """The examples that a program used in the step at a place of the chunk."""
 
-    def move(self, terms: Terms, *, check: bool = False) -> Tensor:
-        """Take the step with these terms; returns them, [programs, 4]. `check`: not down a gradient that is not finite.
+    def gradient(self, terms: Terms) -> Params:
+        """Where the step with these terms goes down."""
+        return gradient(terms.loss.sum(), self.optimiser.params)
 
-        A recorded step cannot be refused; whoever replays it checks the parameters afterwards.
-        """
+    def move(self, terms: Terms, found: Params) -> Tensor:
+        """Take the step with these terms down the gradient found; returns them, [programs, 4]."""
         optimiser, follow = self.optimiser, self.programs[0].follow
-        found = gradient(terms.loss.sum(), optimiser.params)
-        if check:
-            refuse_non_finite_gradient(found)
         if follow is None:
             optimiser.apply(found)
         else:
@@ -310,14 +311,13 @@ def refuse_non_finite_loss(loss: Tensor) -> None:
 
 
 def refuse_non_finite_gradient(found: Params) -> None:
-    """Refuse the gradient of a step that is about to be taken. A finite sum shows that all of its terms are finite."""
-    if all(math.isfinite(value.sum().item()) for value in found.values()):
-        return
-    for name, value in found.items():
-        if not bool(value.isfinite().all()):
+    """Refuse the gradient of a step that is about to be taken, by its norm: Adam keeps squares, which must be finite too."""
+    for name, norm in zip(found, torch._foreach_norm(list(found.values())) if found else (), strict=True):
+        if not math.isfinite(norm.item()):
             raise NumericalError(
-                f"the gradient of {name!r} is not finite, although the loss is; this step was not taken. Some operation "
-                "of the network has no finite derivative at these inputs, such as the square root at zero."
+                f"the gradient of {name!r} is not finite, or too large, although the loss is finite; this step was not "
+                "taken. Some operation of the network may have no finite derivative at these inputs, such as the square "
+                "root at zero; else scale the inputs."
             )
 
 

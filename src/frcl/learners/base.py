@@ -6,7 +6,7 @@ import contextlib
 import copy
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from frcl import codec
 from frcl.arrays import numeric_array
+from frcl.engine.indivisible import StepLock
 from frcl.engine.train import train
 from frcl.errors import CheckpointError, DataError, FrclError, OptionError, TaskError
 from frcl.features import check_network
@@ -36,7 +37,7 @@ ODD = -0x61C8864680B583EB  # 2⁶⁴ over the golden ratio, as a signed number
 class State:
     """Everything of a learner that changes, the network's weights apart.
 
-    Its parts are replaced, never changed in place, so that a shallow copy is a snapshot.
+    Its parts are replaced, never changed in place, so that a shallow copy is independent of it.
     """
 
     streams: Streams
@@ -46,9 +47,10 @@ class State:
     input_shape: tuple[int, ...] | None = None
     input_floating: bool | None = None  # whether inputs are floats, once one was seen
 
-    def snapshot(self) -> Self:
-        """A copy to go back to, or to change and then take over as a whole."""
-        return replace(self, regularisers=[copy.copy(one) for one in self.regularisers], past=list(self.past))
+    def branch(self) -> Self:
+        """A copy with streams of its own, to be changed and then taken over as a whole."""
+        regularisers = [copy.copy(one) for one in self.regularisers]
+        return replace(self, streams=self.streams.copy(), regularisers=regularisers, past=list(self.past))
 
 
 @dataclass
@@ -86,6 +88,7 @@ class SequentialLearner(ABC, Generic[O, S]):
         self.options, self.dtype = options, first.dtype
         self.device = first.device if device is None else torch.device(device)
         self.net = copy.deepcopy(net).to(self.device)
+        self._lock = StepLock()
 
     @property
     @abstractmethod
@@ -110,37 +113,48 @@ class SequentialLearner(ABC, Generic[O, S]):
 
     # -- learning ------------------------------------------------------------------------------------------------
 
-    def _run(self, work: Work[Result], on_step: OnStep) -> Result:
-        """Do the work of fit() to the end. What fails before the first step of a new task leaves no trace."""
-        begins, task, answer = self._state.current is None, len(self._state.past), None
-        no_trace = self._all_or_nothing(lambda error: isinstance(error, Exception) and begins and self.step == 0)
-        with no_trace, contextlib.closing(work):
-            while True:
-                try:
-                    item = work.send(answer)
-                except StopIteration as end:
-                    result: Result = end.value
-                    return result
-                if isinstance(item, TraceSearch):
-                    (answer,) = run_searches([item])
-                    continue
-                answer = None
-                with contextlib.closing(train([item])) as steps:
-                    for taken in steps:
-                        for number, (values,) in steps_of(taken, self.step) if on_step is not None else ():
-                            on_step(StepLog(task, number, *values))  # type: ignore[misc]
+    def _run(self, work: Work[Result], telling: contextlib.AbstractContextManager[OnStep]) -> Result:
+        """Do the work of fit() to the end; what `telling` gives is told of each step.
+
+        An error before the first step of a new task leaves no trace. An error or interruption while the task is closed,
+        however late, leaves it open.
+        """
+        before = opened = self._state
+        task, answer = len(before.past), None
+        try:
+            with telling as on_step, contextlib.closing(work):
+                while True:
+                    try:
+                        item = work.send(answer)
+                    except StopIteration as end:
+                        result: Result = end.value
+                        return result
+                    opened, answer = self._state, None
+                    if isinstance(item, TraceSearch):
+                        (answer,) = run_searches([item])
+                        continue
+                    with contextlib.closing(train([item])) as steps:
+                        for taken in steps:
+                            for number, (values,) in steps_of(taken, self.step) if on_step is not None else ():
+                                on_step(StepLog(task, number, *values))  # type: ignore[misc]
+        except BaseException as error:
+            if len(self._state.past) > task:
+                self._state = opened
+            elif before.current is None and self.step == 0 and isinstance(error, Exception):
+                self._state = before
+            raise
 
     @contextlib.contextmanager
-    def _all_or_nothing(self, concerns: Callable[[BaseException], bool] = lambda _: True) -> Iterator[None]:
-        """Inside, an error or interruption (of those that it `concerns`) leaves state and streams as they were."""
-        before, streams = self._state.snapshot(), self._state.streams.state()
-        try:
-            yield
-        except BaseException as error:
-            if concerns(error):
+    def _changing(self) -> Iterator[S]:
+        """Inside, the state is a copy, which is given: all its changes are taken over, or none."""
+        with self._lock:
+            before = self._state
+            try:
+                self._state = before.branch()
+                yield self._state
+            except BaseException:
                 self._state = before
-                before.streams.restore(streams)
-            raise
+                raise
 
     def _continued(self, x: Tensor, y: Any, *given: object) -> Tensor:
         """The encoded targets of the open task; any data but those that fit() began with is refused."""
@@ -204,7 +218,8 @@ class SequentialLearner(ABC, Generic[O, S]):
         While observe() is learning a task this includes the window of that task's examples, and its last minibatches
         where the detector has them scored again.
         """
-        return codec.pack(self._saved())
+        with self._lock:
+            return codec.pack(self._saved())
 
     def _saved_parts(self) -> dict[str, Any]:
         """The fields of SavedLearner."""
@@ -317,9 +332,9 @@ def checked_size(given: int | None, otherwise: int) -> int:
     """N as given, or what it is otherwise."""
     if given is None:
         return otherwise
-    if given < 1:
-        raise OptionError(f"size is the number of examples of the task, at least 1; got {given}")
-    return given
+    if not isinstance(given, int | np.integer) or isinstance(given, bool) or given < 1:
+        raise OptionError(f"size is the number of examples of the task, a whole number of at least 1; got {given!r}")
+    return int(given)
 
 
 def check_task(task: int | None, count: int, begin: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Sequence
 from dataclasses import astuple, replace
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from frcl.boundary import BoundaryDetector, Decision
+from frcl.engine.indivisible import Indivisible
 from frcl.engine.train import StreamSteps
 from frcl.errors import OptionError, TaskError
 from frcl.features import network_failures
@@ -38,12 +40,14 @@ from frcl.learners.task import (
     split,
 )
 from frcl.learners.types import OnStep, Prediction, StepLog, Summary
+from frcl.learners.undo import undoing
 from frcl.likelihoods import Label, Likelihood, check_name, likelihood_for, plain_labels
 from frcl.options import changed, shows_options
 from frcl.regularisers import Regulariser
 from frcl.regularisers.protocol import Kept, copied_regularisers
 from frcl.seeding import Streams
 from frcl.summary import prior_kl, prior_kl_terms
+from frcl.trees import copied
 
 
 @shows_options(FRCLOptions())
@@ -96,7 +100,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         self.labels = plain_labels(labels)
         self.custom_regularisers = regularisers is not None
         chosen = self.options.regularisers() if regularisers is None else copied_regularisers(regularisers)
-        self._model = Model(self.net, self.options, self.dtype, self.device)
+        self._model = Model(self.net, self.options, self.dtype, self.device, self._lock)
         self._state = LearnerState(Streams(self.options.seed, self.device), chosen)
         self._predictor = Predictor(self._model)
 
@@ -137,9 +141,8 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         course = Course(steps, epochs, lr)
         work = self.learn(x, y, likelihood=likelihood, size=size, course=course, augment=augment)
         if not progress:
-            return self._run(work, on_step)
-        with progress_bar(len(self._state.past), course.stop(len(y), self.options), on_step) as told:
-            return self._run(work, told)
+            return self._run(work, contextlib.nullcontext(on_step))
+        return self._run(work, progress_bar(len(self._state.past), course.stop(len(y), self.options), on_step))
 
     def learn(
         self, x: Any, y: Any, *, likelihood: str | None = None, size: int | None = None,
@@ -156,8 +159,9 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
             encoded = target.encode(y, self.device, self.dtype)
             N = checked_size(declared.size if size is None else size, len(inputs))
             learned, held = split(self._model, target, len(self._state.past), inputs, encoded)
-            current = open_task(self._model, target, N, self._state, *learned, len(learned[0]))
-            current.data_mark = data_mark(inputs, encoded, likelihood, size, course)
+            with self._changing() as state:
+                current = open_task(self._model, target, N, state, *learned, len(learned[0]))
+                current.data_mark = data_mark(inputs, encoded, likelihood, size, course)
         else:
             if current.data_mark is None:
                 raise TaskError(f"task {len(self._state.past)} is still open: end_task() ends what observe() began")
@@ -189,37 +193,31 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         """
         inputs = self._inputs(x, y)
         decision = Decision(False, float("nan"))
-        watched = None if self.detector is None else self.detector.state_dict()
-        current = self._state.current
-        try:
-            with self._all_or_nothing():
-                if current is None:
-                    target = self._likelihood(y)
-                    encoded = target.encode(y, self.device, self.dtype)
-                    current = self._open_stream(target, inputs, encoded)
-                elif self.detector is None:
-                    encoded = current.likelihood.encode(y, self.device, self.dtype)
-                else:
-                    decision, encoded, current = self._watch(current, inputs, y)
-                window = current.open_window(len(self._state.past))
-                values = self._steps(current, inputs, encoded).step(inputs, encoded)
-        except BaseException:
-            if self._state.current is not None:
-                self._state.current.stream = None  # made again with the state that is now in force
-            if self.detector is not None and watched is not None:
-                self.detector.load_state_dict(watched)
-            raise
-        window.add(inputs, encoded, self._state.streams["window"])
-        if self.detector is not None:
-            remember(self.detector, current, inputs, encoded)
-        return StepLog(len(self._state.past), current.step, *values, *astuple(decision))
+        with Indivisible([self._lock]), undoing(self) as weights:
+            current = self._state.current
+            if current is None:
+                target = self._likelihood(y)
+                encoded = target.encode(y, self.device, self.dtype)
+                current = self._open_stream(target, inputs, encoded)
+            elif self.detector is None:
+                encoded = current.likelihood.encode(y, self.device, self.dtype)
+            else:
+                decision, encoded, current = self._watch(current, inputs, y)
+            window = current.open_window(len(self._state.past))
+            if current.step == 0:  # where the first step of a task fails the task is not opened
+                weights |= copied(self._theta())
+            values = self._steps(current, inputs, encoded).step(inputs, encoded)
+            window.add(inputs, encoded, self._state.streams["window"])
+            if self.detector is not None:
+                remember(self.detector, current, inputs, encoded)
+            return StepLog(len(self._state.past), current.step, *values, *astuple(decision))
 
     def familiarity(self, x: Any) -> Tensor:
         """The boundary score ℓ of each input and function, [n, C]: small where x is unlike the open task."""
         if self._state.current is None:
             raise TaskError("no task is open; observe() opens one")
         current, inputs = self._state.current, self._inputs(x)
-        with torch.no_grad(), network_failures():
+        with self._lock, torch.no_grad(), network_failures():
             return self._score(current)(inputs)
 
     def end_task(self) -> Summary:
@@ -227,21 +225,20 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         current = self._state.current
         if current is None:
             raise TaskError("no task is open; observe() opens one, and fit() ends its own")
-        summary: Summary = finish([self._close(current, *current.open_window(len(self._state.past)).data())])[0]
-        if self.detector is not None:
-            self.detector.reset()
-        return summary
+        with undoing(self):
+            summary: Summary = finish([self._close(current, *current.open_window(len(self._state.past)).data())])[0]
+            if self.detector is not None:
+                self.detector.reset()
+            return summary
 
     def abandon_task(self) -> None:
         """Drop the task that is open, with what was learned for it alone; the shared weights are not changed."""
         if self._state.current is None:
             raise TaskError("no task is open")
-        after = self._state.snapshot()
-        after.past, after.current = self._state.summaries(), None
-        self._state = after
-        self._state.streams.restore(self._state.streams.state())  # back to the last step taken
-        if self.detector is not None:
-            self.detector.reset()
+        with undoing(self), self._changing() as state:
+            state.past, state.current = state.summaries(), None
+            if self.detector is not None:
+                self.detector.reset()
 
     # -- prediction -------------------------------------------------------------------------------------
 
@@ -252,7 +249,8 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
 
     def predict(self, x: Any, task: int | None = None) -> Prediction:
         """What is believed about x in a task (the latest by default): past ones through their summary."""
-        return self._predictor.predict(self._state, self._number(task), self._inputs(x))
+        with self._lock:
+            return self._predictor.predict(self._state, self._number(task), self._inputs(x))
 
     @property
     def feature_scale(self) -> float:
@@ -261,7 +259,8 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
 
     def mean(self, x: Any, task: int | None = None) -> Tensor:
         """The mean of the functions alone, [n, C], without variance and probabilities: as fast as a linear head."""
-        return self._predictor.mean(self._state, self._number(task), self._inputs(x))
+        with self._lock:
+            return self._predictor.mean(self._state, self._number(task), self._inputs(x))
 
     # -- keeping ----------------------------------------------------------------------------------------
 
@@ -288,7 +287,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
 
     def past_divergences(self) -> list[float]:
         """KL(q(u_i) ‖ p_θ(u_i)) of each past task under the current θ, in nats."""
-        with torch.no_grad():
+        with self._lock, torch.no_grad():
             return [
                 float(prior_kl(self._model.features(one.Z)[None], prior_kl_terms(one.belief)))
                 for one in self._state.past
@@ -356,8 +355,9 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         self._check_window(likelihood)
         declared = self._state.declared or Declared()
         size = checked_size(declared.size, self.options.task_size)
-        current = open_task(self._model, likelihood, size, self._state, x, y, self.options.window)
-        current.window = Window(self.options.window)
+        with self._changing() as state:
+            current = open_task(self._model, likelihood, size, state, x, y, self.options.window)
+            current.window = Window(self.options.window)
         return current
 
     def _close(self, current: CurrentTask, x: Tensor, y: Tensor, held: Examples | None = None) -> Work[Summary]:
@@ -365,17 +365,14 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
 
         All of it or nothing: where something fails or is interrupted the task stays open.
         """
-        streams, drawn, after = self._state.streams, self._state.streams.state(), self._state.snapshot()
-        try:
+        with self._lock:
+            after = self._state.branch()
             summary = yield from close_task(self._model, current, after, x, y)
             if held is not None:
                 temperature = self._predictor.temperature(after, len(after.past) - 1, *held)
                 summary = replace(summary, temperature=temperature)
                 after.past[-1] = summary
-        except BaseException:
-            streams.restore(drawn)
-            raise
-        self._state = after
+            self._state = after
         return summary
 
 

@@ -9,7 +9,7 @@ likely they are. Its formulas are pure functions of tensors in nats, one value p
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
@@ -147,6 +147,8 @@ def plain_labels(labels: Sequence[Any] | None) -> tuple[Label, ...] | None:
     """Labels as declared by a user, as plain integers or strings."""
     if labels is None:
         return None
+    if isinstance(labels, str | bytes) or not isinstance(labels, Iterable):
+        raise LabelError(f"labels are a list of integers or of strings, such as [0, 1]; got {labels!r}")
     plain = tuple(label.item() if isinstance(label, np.generic | Tensor) else label for label in labels)
     kinds = {str if isinstance(label, str) else int if isinstance(label, int) else type(label) for label in plain}
     if kinds not in ({int}, {str}):

@@ -108,7 +108,7 @@ def test_a_blank_row_in_a_stream(name):
         one.start_task(labels=(0, 1, 2))
         one.observe(NEXT[0][:20], NEXT[1][:20])
     before = learner.state_dict()
-    with pytest.raises(NumericalError, match="'theta/first.weight'"):
+    with pytest.raises(NumericalError, match=r"'theta/first\.weight'"):
         learner.observe(BLANK[0][:20], BLANK[1][:20])
     assert same_state(before, learner.state_dict())
     for one in (learner, other):
@@ -162,7 +162,9 @@ def test_a_gradient_whose_square_overflows_is_refused():
         name = "steep"
 
         def penalty(self, step: Step, constants: object, draws: object) -> Tensor:
-            return 1e22 * (step.theta["layers.0.weight" if "layers.0.weight" in step.theta else "layers.1.weight"].sum())
+            return 1e22 * (
+                step.theta["layers.0.weight" if "layers.0.weight" in step.theta else "layers.1.weight"].sum()
+            )
 
     learner = FRCL(MLP(4, (8, 6), seed=1), regularisers=[Steep()], points=6, steps=5, search_steps=5)
     with pytest.raises(NumericalError, match="too large"):

@@ -22,6 +22,7 @@ from frcl.engine.program import AdamState, Drawn, Loss, Optimiser, Program, Term
 from frcl.errors import CheckpointError, DataError, OptionError
 from frcl.features import FeatureMap, check_features, fixed_parts, in_chunks, is_stackable
 from frcl.learners.base import SavedLearner, SequentialLearner, State, checked_size, data_mark
+from frcl.learners.loaded import check_like, expect, width_of
 from frcl.learners.lockstep import Work
 from frcl.learners.types import OnStep, Prediction
 from frcl.likelihoods import Likelihood, Softmax, as_values
@@ -134,8 +135,8 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         """What is kept of past tasks beside what the regularisers keep."""
         return {"heads": [task.head for task in self._state.past if task.head is not None]}
 
-    def _check(self, own: Own, tasks: int) -> None:
-        """Refuse what was read for `own`, of that many tasks, where it does not fit this network."""
+    def _check(self, saved: Saved, tasks: Sequence[Likelihood], K: int) -> None:
+        """Refuse what was read for `own`, with tasks of these likelihoods, where it does not fit this network."""
 
     def fit(self, x: Any, y: Any, *, size: int | None = None, on_step: OnStep = None) -> None:
         """Learn one task; called again with the same data after an interruption, continue where it stopped.
@@ -276,7 +277,19 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
     def _check_saved(self, saved: Saved) -> None:
         if saved.options != asdict(self.options):
             raise CheckpointError("the state was made by a learner with other options")
-        self._check(saved.own, len(saved.past) + (saved.current is not None))
+        K, now = width_of(self.net, saved, self.dtype, self.device), saved.current
+        tasks = [one.likelihood for one in saved.past] + ([] if now is None else [now.likelihood])
+        expect(bool(K) or not tasks, "there are tasks, but no input was ever seen")
+        expect((now is None) == (saved.adam is None), "an open task has moments of Adam")
+        expect(now is None or (now.N > 0 and now.first in (0, self.options.steps)), "N or the steps of the open task")
+        for likelihood in tasks:
+            fits = isinstance(likelihood, Softmax) and likelihood == Softmax(likelihood.labels)
+            expect(fits, "the likelihood of a task is not the softmax of its labels")
+        for one in saved.past:
+            expect(one.size > 0 and not one.likelihood_params, f"the size of a task is {one.size}")
+            if one.head is not None:
+                check_like(one.head, (one.likelihood.functions, K), self.dtype, "the head of a task")
+        self._check(saved, tasks, K)
 
     def _restored(self, saved: Saved) -> BaselineState[Own]:
         self._state = BaselineState(
@@ -285,6 +298,9 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         if saved.current is not None:
             self._state.optimiser = self._new_optimiser()
             self._state.optimiser.restore(saved.adam)  # type: ignore[arg-type]
+            for one in self._state.regularisers:
+                one.check_resumed(self._task())
+                one.constants(self._task())  # fails where something of the task is missing
         return self._state
 
 

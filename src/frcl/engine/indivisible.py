@@ -45,7 +45,7 @@ class StepLock:
 
 
 class Indivisible:
-    """A context that holds some locks, and in which Ctrl-C (SIGINT) waits until its end. Pressed again, it does not wait.
+    """A context that holds some locks, and in which Ctrl-C (SIGINT) waits until its end; pressed again, it does not.
 
     Python runs handlers of signals in the main thread alone; in other threads there is nothing to put off.
     """

@@ -99,6 +99,10 @@ class Optimiser:
 
     def restore(self, state: AdamState) -> None:
         """Go on from a saved state; its moments must have the names and shapes of the parameters."""
+        if not 0 <= state.steps < 2**31:
+            raise ValueError(f"{state.steps} steps were taken")
+        if any(bool((value < 0).any()) for value in state.exp_avg_sq.values()):
+            raise ValueError("the second moment of Adam, a mean of squares, is negative")
         self.steps = state.steps
         self._count.fill_(state.steps)
         for own, saved in ((self.exp_avg, state.exp_avg), (self.exp_avg_sq, state.exp_avg_sq)):
@@ -311,12 +315,12 @@ def refuse_non_finite_loss(loss: Tensor) -> None:
 
 
 def refuse_non_finite_gradient(found: Params) -> None:
-    """Refuse the gradient of a step that is about to be taken, by its norm: Adam keeps squares, which must be finite too."""
+    """Refuse the gradient of a step that is about to be taken, by its norm: Adam keeps squares, also to be finite."""
     for name, norm in zip(found, torch._foreach_norm(list(found.values())) if found else (), strict=True):
         if not math.isfinite(norm.item()):
             raise NumericalError(
                 f"the gradient of {name!r} is not finite, or too large, although the loss is finite; this step was not "
-                "taken. Some operation of the network may have no finite derivative at these inputs, such as the square "
+                "taken. Some operation of the network may have no finite derivative at these inputs, such as a square "
                 "root at zero; else scale the inputs."
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Protocol
@@ -76,7 +77,8 @@ class StreamSteps:
         program = self.program
         program.stop = program.step + 1
         units, loop = self._recording(x, y) if self._is_recorded(x) else self._eager(x, y)
-        ((values,),) = next(_chunk([program], units, loop))
+        with contextlib.closing(_chunk([program], units, loop)) as steps:
+            ((values,),) = next(steps)
         return values
 
     def _is_recorded(self, x: Tensor) -> bool:
@@ -105,7 +107,9 @@ class StreamSteps:
         return self._recorded
 
 
-def _chunk(programs: Sequence[Program], units: Sequence[Unit], loop: _Loop) -> Iterator[list[list[Values]]]:
+def _chunk(
+    programs: Sequence[Program], units: Sequence[Unit], loop: _Loop
+) -> Generator[list[list[Values]], None, None]:
     """The steps left of the chunk that the programs stand in."""
     first = programs[0]
     for unit in units:
@@ -178,7 +182,7 @@ class _Loop(Protocol):
     units: Sequence[Unit]
 
     def steps(self, start: int, end: int, count: Callable[[int], None]) -> Iterator[list[list[Values]]]:
-        """The steps at these places of the chunk that was loaded; `count` is told how many were taken, before all else."""
+        """The steps at these places of the chunk that was loaded; `count` is told how many were taken."""
 
 
 class _Eager:

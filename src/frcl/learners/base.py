@@ -18,9 +18,10 @@ from frcl import codec
 from frcl.arrays import numeric_array
 from frcl.engine.indivisible import StepLock
 from frcl.engine.train import train
-from frcl.errors import CheckpointError, DataError, FrclError, OptionError, TaskError
+from frcl.errors import CheckpointError, DataError, FrclError, NumericalError, OptionError, TaskError
 from frcl.features import check_network
 from frcl.inputs import MultiInput
+from frcl.learners.loaded import check_equal, check_regulariser, non_finite
 from frcl.learners.lockstep import Work, steps_of
 from frcl.learners.types import OnStep, Parts, StepLog, added, parts_of
 from frcl.options import MethodOptions
@@ -219,7 +220,12 @@ class SequentialLearner(ABC, Generic[O, S]):
         where the detector has them scored again.
         """
         with self._lock:
-            return codec.pack(self._saved())
+            state, trained = codec.pack(self._saved()), list(self._theta())
+        if name := non_finite(state["tensors"], trained):
+            raise NumericalError(
+                f"{name!r} is not finite: this state is not saved. Go back to one that was saved before."
+            )
+        return state
 
     def _saved_parts(self) -> dict[str, Any]:
         """The fields of SavedLearner."""
@@ -233,18 +239,33 @@ class SequentialLearner(ABC, Generic[O, S]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where the learner that gave `state` was; refused as a whole if it does not fit."""
         saved = codec.unpack(self._saved_type, state, self.device)
-        self._check_saved(saved)
-        _check_fits(self.net, saved.net)
+        if name := non_finite(state["tensors"], saved.trained):
+            raise CheckpointError(f"{name!r} in the state is not finite")
+        with self._lock:
+            self._load(saved, state)
+
+    def _load(self, saved: Any, state: dict[str, Any]) -> None:
         before, weights, trained = self._state, copied(dict(self.net.state_dict())), list(self._theta())
+        kept = self._beside()
         try:
+            self._check_saved(saved)
+            _check_fits(self.net, saved.net)
             self._set_weights(saved.net, saved.trained)
             self._state = self._restored(saved)
+            for regulariser in self._state.regularisers:
+                check_regulariser(regulariser, dict(self.net.named_parameters()), saved, saved.past)
+            check_equal(state, codec.pack(self._saved()))
         except BaseException as error:
             self._state = before
+            vars(self).update(kept)
             self._set_weights(weights, trained)
             if isinstance(error, CheckpointError) or not isinstance(error, DAMAGED):
                 raise
             raise CheckpointError(f"the state is incomplete, or not one made by state_dict(): {error!r}") from error
+
+    def _beside(self) -> dict[str, Any]:
+        """Attributes beside the state that `_restored` replaces."""
+        return {}
 
     def _restored_parts(self, saved: SavedLearner, past: int) -> dict[str, Any]:
         """The same fields of a State; generators that another kind of device cannot take are fresh ones."""
@@ -253,7 +274,7 @@ class SequentialLearner(ABC, Generic[O, S]):
             raise CheckpointError("the state was made by a learner with other regularisers")
         for regulariser, own in zip(regularisers, saved.regularisers, strict=True):
             regulariser.load(own)
-        here = saved.device == self.device.type
+        here = torch.device(saved.device).type == self.device.type
         streams = Streams(seed if here else seed + 1 + past, self.device)
         if here:
             streams.restore(saved.streams)
@@ -268,7 +289,9 @@ class SequentialLearner(ABC, Generic[O, S]):
             parameter.requires_grad_(name in trained)
 
 
-DAMAGED = (KeyError, TypeError, IndexError, AttributeError, RuntimeError, ValueError, FrclError)
+DAMAGED = (
+    KeyError, TypeError, IndexError, AttributeError, RuntimeError, ValueError, OverflowError, AssertionError, FrclError,
+)  # fmt: skip
 
 
 def _check_fits(net: nn.Module, stored: Params) -> None:

@@ -55,7 +55,8 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
     """Functional regularisation for continual learning (Titsias et al., ICLR 2020).
 
     A network learns tasks one after another. Of each task a summary is kept, a few inducing inputs and the posterior
-    over the function there; regularisers keep old functions in place through the summaries.
+    over the function there; regularisers keep old functions in place through the summaries. While one thread learns,
+    others may predict and save.
 
     Parameters
     ----------
@@ -140,9 +141,8 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         x, y = gathered(x, y)
         course = Course(steps, epochs, lr)
         work = self.learn(x, y, likelihood=likelihood, size=size, course=course, augment=augment)
-        if not progress:
-            return self._run(work, contextlib.nullcontext(on_step))
-        return self._run(work, progress_bar(len(self._state.past), course.stop(len(y), self.options), on_step))
+        bar = progress_bar(len(self.tasks), course.stop(len(y), self.options), on_step) if progress else None
+        return self._run(work, bar or contextlib.nullcontext(on_step))
 
     def learn(
         self, x: Any, y: Any, *, likelihood: str | None = None, size: int | None = None,
@@ -298,6 +298,9 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
 
     def _check_saved(self, saved: checkpoint.Saved) -> None:
         checkpoint.check_settings(saved.settings, checkpoint.settings_of(self))
+
+    def _beside(self) -> dict[str, Any]:
+        return {"detector": self.detector}
 
     def _restored(self, saved: checkpoint.Saved) -> LearnerState:
         return checkpoint.restored(self, saved)

@@ -128,8 +128,9 @@ class Columns:
     def check_fits(self, stored: Params, earlier: int) -> None:
         """Refuse the column of another architecture, or one with another number of columns before it."""
         head = stored.get(COLUMN_HEAD, torch.zeros(1, 1))
-        expected = {name: tuple(value.shape) for name, value in self.start(earlier, head, None).items()}
-        given = {name: tuple(value.shape) for name, value in stored.items()}
+        own = self.start(earlier, head.to(next(self.net.parameters()).dtype), None)
+        expected = {name: f"{list(value.shape)} {value.dtype}" for name, value in own.items()}
+        given = {name: f"{list(value.shape)} {value.dtype}" for name, value in stored.items()}
         for name in sorted(expected.keys() | given.keys()):
             if expected.get(name) != given.get(name):
                 raise CheckpointError(

@@ -316,8 +316,8 @@ def refuse_non_finite_loss(loss: Tensor) -> None:
 
 def refuse_non_finite_gradient(found: Params) -> None:
     """Refuse the gradient of a step that is about to be taken, by its norm: Adam keeps squares, also to be finite."""
-    for name, norm in zip(found, torch._foreach_norm(list(found.values())) if found else (), strict=True):
-        if not math.isfinite(norm.item()):
+    for name, value in found.items():
+        if not math.isfinite(torch.linalg.vector_norm(value).item()):
             raise NumericalError(
                 f"the gradient of {name!r} is not finite, or too large, although the loss is finite; this step was not "
                 "taken. Some operation of the network may have no finite derivative at these inputs, such as a square "

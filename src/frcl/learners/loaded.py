@@ -109,9 +109,9 @@ def check_weights(given: Params, like: Mapping[str, Tensor], names: Iterable[str
 
 def check_settings_of(likelihood: Likelihood, options: object, what: str) -> None:
     """Refuse a likelihood whose settings are not those of the learner."""
-    for name in ("samples", "predict_samples", "target_noise"):
-        if hasattr(likelihood, name) and hasattr(options, name):
-            expect(getattr(likelihood, name) == getattr(options, name), f"{what}: {name} is not that of the options")
+    own, known = vars(likelihood), vars(options)
+    for name in own.keys() & known.keys():
+        expect(own[name] == known[name], f"{what}: {name} is not that of the options")
 
 
 # -- FRCL --------------------------------------------------------------------------------------------------------------

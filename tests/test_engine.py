@@ -278,7 +278,8 @@ def test_a_carry_follows_every_step(unit):
     one = unit(program)
     one.load([program.next_chunk()[2]])
     for at in range(5):
-        one.move(one.terms(at))
+        terms = one.terms(at)
+        one.move(terms, one.gradient(terms))
     torch.testing.assert_close(program.carry["moved"], program.optimiser.params["w"].detach() - start)
     assert float(program.carry["moved"].abs().sum()) > 0
 

@@ -248,7 +248,12 @@ def load_state(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     check_version(path, header.get("version"), CheckpointError)
     if _digest(header.get("meta", ""), tensors) != header.get("digest"):
         raise CheckpointError(f"{path} is damaged: its content does not match its checksum")
-    meta: dict[str, Any] = json.loads(header["meta"])
+    try:
+        meta = json.loads(header["meta"])
+    except (KeyError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not a checkpoint of frcl: its meta data cannot be read: {error!r}") from error
+    if not isinstance(meta, dict):
+        raise CheckpointError(f"{path} is not a checkpoint of frcl: its meta data are not a JSON object")
     return meta, tensors
 
 

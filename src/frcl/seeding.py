@@ -30,6 +30,7 @@ class Streams(dict[str, torch.Generator]):
 
     def __init__(self, seed: int, device: torch.device) -> None:
         super().__init__({name: fork(seed, name, device) for name in STREAMS})
+        self.seed, self.device = seed, device
         self._held: dict[str, Tensor] | None = None
 
     def hold(self) -> None:
@@ -47,6 +48,12 @@ class Streams(dict[str, torch.Generator]):
         if self._held is not None:
             return {name: value.clone() for name, value in self._held.items()}
         return {name: generator.get_state() for name, generator in self.items()}
+
+    def copy(self) -> Streams:
+        """Streams that go on from the state that is saved, and leave these where they are."""
+        twin = Streams(self.seed, self.device)
+        twin.restore(self.state())
+        return twin
 
     def restore(self, state: dict[str, Tensor]) -> None:
         for name, generator in self.items():

@@ -6,6 +6,7 @@ Final classes implement the hooks of `Baseline`, each no more than its own mathe
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from abc import abstractmethod
@@ -22,6 +23,7 @@ from frcl.errors import CheckpointError, DataError, OptionError
 from frcl.features import FeatureMap, check_features, fixed_parts, in_chunks, is_stackable
 from frcl.inference import Asked
 from frcl.learners.base import SavedLearner, SequentialLearner, State, checked_size, data_mark
+from frcl.learners.loaded import check_like, expect, width_of
 from frcl.learners.lockstep import Work
 from frcl.learners.types import OnStep, Prediction
 from frcl.likelihoods import Likelihood, Softmax, as_values
@@ -63,8 +65,8 @@ class BaselineState(State, Generic[Own]):
     own: Own = field(kw_only=True)
     optimiser: Optimiser | None = None  # of the open task
 
-    def snapshot(self) -> Self:
-        return replace(super().snapshot(), own=copy.copy(self.own))
+    def branch(self) -> Self:
+        return replace(super().branch(), own=copy.copy(self.own))
 
 
 @dataclass
@@ -135,15 +137,15 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         """What is kept of past tasks beside what the regularisers keep."""
         return {"heads": [task.head for task in self._state.past if task.head is not None]}
 
-    def _check(self, own: Own, tasks: int) -> None:
-        """Refuse what was read for `own`, of that many tasks, where it does not fit this network."""
+    def _check(self, saved: Saved, tasks: Sequence[Likelihood], K: int) -> None:
+        """Refuse what was read for `own`, with tasks of these likelihoods, where it does not fit this network."""
 
     def fit(self, x: Any, y: Any, *, size: int | None = None, on_step: OnStep = None) -> None:
         """Learn one task; called again with the same data after an interruption, continue where it stopped.
 
         `size` is N where that is not the number of rows. `on_step` is called after every step.
         """
-        self._run(self.learn(x, y, size=size), on_step)
+        self._run(self.learn(x, y, size=size), contextlib.nullcontext(on_step))
 
     def learn(self, x: Any, y: Any, *, size: int | None = None) -> Work[None]:
         """The work of fit(), which several learners may do together."""
@@ -154,15 +156,15 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         self._close(inputs, targets)
 
     def _open(self, x: Tensor, y: Any, N: float) -> Tensor:
-        state, values = self._state, as_values(y)
+        values = as_values(y)
         if isinstance(values, Tensor) and values.is_floating_point():
             raise DataError("this method is for classification; the targets are floats. FRCL does regression.")
         likelihood = Softmax.from_targets(values, None, {})
         targets = likelihood.encode(y, self.device, self.dtype)
-        for one in state.regularisers:
+        for one in self._state.regularisers:
             one.check(likelihood, len(targets))
         shape = likelihood.functions, check_features(self.net, x) + 1
-        with self._all_or_nothing():
+        with self._changing() as state:
             N *= self._begin(x, targets, lambda: initial_head(*shape, state.streams, self.dtype, self.device)) or 1.0
             state.current, state.optimiser = Current(likelihood, N, data_mark(x, targets)), self._new_optimiser()
             state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
@@ -171,9 +173,9 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         return targets
 
     def _close(self, x: Tensor, y: Tensor) -> None:
-        state, current = self._state, self._now
+        current = self._now
         refuse_non_finite(self._optimiser.tree)
-        with self._all_or_nothing():
+        with self._changing() as state:
             head = self._finish()
             task = replace(self._task(), head=head)
             for one in state.regularisers:
@@ -221,7 +223,8 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         given = {"stackable": is_stackable(self.net), **settings}
         return Program(
             net=self.net, loss=loss, optimiser=self._optimiser, constants=detached(constants), x=x, y=y, draw=drawn,
-            streams=state.streams, stop=stop, first=now.first, signature=self._signature(now.first), **given,
+            streams=state.streams, stop=stop, first=now.first, signature=self._signature(now.first), lock=self._lock,
+            **given,
         )  # fmt: skip
 
     def _signature(self, *rest: object) -> object:
@@ -276,7 +279,19 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
     def _check_saved(self, saved: Saved) -> None:
         if saved.options != asdict(self.options):
             raise CheckpointError("the state was made by a learner with other options")
-        self._check(saved.own, len(saved.past) + (saved.current is not None))
+        K, now = width_of(self.net, saved, self.dtype, self.device), saved.current
+        tasks = [one.likelihood for one in saved.past] + ([] if now is None else [now.likelihood])
+        expect(bool(K) or not tasks, "there are tasks, but no input was ever seen")
+        expect((now is None) == (saved.adam is None), "an open task has moments of Adam")
+        expect(now is None or (now.N > 0 and now.first in (0, self.options.steps)), "N or the steps of the open task")
+        for likelihood in tasks:
+            fits = isinstance(likelihood, Softmax) and likelihood == Softmax(likelihood.labels)
+            expect(fits, "the likelihood of a task is not the softmax of its labels")
+        for one in saved.past:
+            expect(one.size > 0 and not one.likelihood_params, f"the size of a task is {one.size}")
+            if one.head is not None:
+                check_like(one.head, (one.likelihood.functions, K), self.dtype, "the head of a task")
+        self._check(saved, tasks, K)
 
     def _restored(self, saved: Saved) -> BaselineState[Own]:
         self._state = BaselineState(
@@ -285,6 +300,9 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         if saved.current is not None:
             self._state.optimiser = self._new_optimiser()
             self._state.optimiser.restore(saved.adam)  # type: ignore[arg-type]
+            for one in self._state.regularisers:
+                one.check_resumed(self._task())
+                one.constants(self._task())  # fails where something of the task is missing
         return self._state
 
 

@@ -7,18 +7,20 @@ in nats per example, the same scale as FRCL's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from frcl.baselines.common import CHUNK, Baseline, gaussian_prediction, plain_terms, sampled_prediction
+from frcl.baselines.common import CHUNK, Baseline, Saved, gaussian_prediction, plain_terms, sampled_prediction
 from frcl.baselines.options import TrainingOptions
 from frcl.engine.program import Drawn, Program, Terms, exact_number
 from frcl.features import in_chunks, is_stackable
+from frcl.learners.loaded import check_like, expect
 from frcl.learners.types import Prediction
+from frcl.likelihoods import Likelihood
 from frcl.regularisers.heads import trained_heads, with_trained_heads
 from frcl.regularisers.protocol import PenaltyDraws, Step, draw_penalties, hooks, penalties
 from frcl.trees import Params, Tree
@@ -88,6 +90,17 @@ class Penalised(Baseline[TrainingOptions, Heads]):
         state, params = self._state, self._trained()
         state.past, state.own = with_trained_heads(state.past, params.heads), Heads()
         return params.head.detach().clone()
+
+    def _check(self, saved: Saved, tasks: Sequence[Likelihood], K: int) -> None:
+        head, heads = saved.own.head, saved.own.heads
+        expect(all(one.head is not None for one in saved.past), "a task has no head")
+        expect((head is None) == (saved.current is None), "the open task has a head")
+        block = None if head is None else trained_heads(self._state.regularisers, saved.past)
+        expect((heads is None) == (block is None), "heads of past tasks that are trained along")
+        if head is not None:
+            check_like(head, (tasks[-1].functions, K), self.dtype, "the head of the open task")
+        if block is not None:
+            check_like(heads, tuple(block.shape), self.dtype, "the heads of past tasks")
 
     def _predict(self, task: int, x: Tensor) -> Prediction:
         """With a regulariser that is a posterior of the head (DLP) also the variance of the functions."""

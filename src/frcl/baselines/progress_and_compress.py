@@ -12,21 +12,23 @@ and the first active column has no laterals.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frcl.baselines.columns import Columns, layered
-from frcl.baselines.common import Baseline, plain_terms
+from frcl.baselines.columns import COLUMN_HEAD, Columns, layered
+from frcl.baselines.common import Baseline, Saved, plain_terms
 from frcl.baselines.options import PnCOptions
 from frcl.baselines.penalised import Parameters
 from frcl.engine.program import Program, Terms, exact_number
 from frcl.features import fixed_parts
+from frcl.learners.loaded import check_like, expect
 from frcl.learners.types import Prediction
+from frcl.likelihoods import Likelihood
 from frcl.regularisers import Curvature
 from frcl.regularisers.current_inputs import distillation
 from frcl.regularisers.protocol import Step
@@ -76,8 +78,9 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
         if not self._own.compressing:
             if self.step < self.options.steps:
                 yield self._progress(x, y)
-            self._own.compressing = True
-            self._state.optimiser, self._now.first = self._new_optimiser(), self.options.steps
+            with self._changing() as state:
+                state.own.compressing, state.current = True, replace(self._now, first=self.options.steps)
+                state.optimiser = self._new_optimiser()
         yield self._compress(x, y)
 
     def _known(self) -> list[Params]:
@@ -130,6 +133,12 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
     def _active_functions(self, x: Tensor) -> Tensor:
         return self._columns.logits_after(self._known(), self._own.active, x)
 
-    def _check(self, own: OpenTask, tasks: int) -> None:
-        if own.active:
-            self._columns.check_fits(own.active, min(1, tasks - 1))
+    def _check(self, saved: Saved, tasks: Sequence[Likelihood], K: int) -> None:
+        own, now = saved.own, saved.current
+        expect(all(one.head is not None for one in saved.past), "a task has no head")
+        expect(bool(own.active) == (own.head is not None) == (now is not None), "columns without an open task")
+        expect(own.compressing == (now is not None and now.first > 0), "the phase of the open task")
+        if now is not None:
+            self._columns.check_fits(own.active, min(1, len(saved.past)))
+            for head in (own.head, own.active[COLUMN_HEAD]):
+                check_like(head, (now.likelihood.functions, K), self.dtype, "a head of the open task")

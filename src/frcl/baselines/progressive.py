@@ -7,19 +7,21 @@ the finished columns compute of a minibatch has no gradient, so it is computed f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frcl.baselines.columns import Columns, layered
-from frcl.baselines.common import CHUNK, Baseline, plain_terms
+from frcl.baselines.columns import COLUMN_HEAD, Columns, layered
+from frcl.baselines.common import CHUNK, Baseline, Saved, plain_terms
 from frcl.baselines.options import ProgressiveOptions
 from frcl.engine.program import CHUNK as STEPS
 from frcl.engine.program import Drawn, Program, Terms
+from frcl.learners.loaded import check_like
 from frcl.learners.types import Prediction
+from frcl.likelihoods import Likelihood
 from frcl.regularisers.protocol import Kept
 from frcl.seeding import fork
 from frcl.trees import Params, Tree, copied
@@ -87,6 +89,7 @@ class Progressive(Baseline[ProgressiveOptions, Grown]):
     def _kept(self) -> Kept:
         return {"network": [value for column in self._own.columns for value in column.values()]}
 
-    def _check(self, own: Grown, tasks: int) -> None:
-        for i in range(tasks):
-            self._model.check_fits(own.columns[i] if i < len(own.columns) else {}, i)
+    def _check(self, saved: Saved, tasks: Sequence[Likelihood], K: int) -> None:
+        for i, (column, likelihood) in enumerate(zip(saved.own.columns, tasks, strict=True)):
+            self._model.check_fits(column, i)
+            check_like(column[COLUMN_HEAD], (likelihood.functions, K), self.dtype, "the head of a column")

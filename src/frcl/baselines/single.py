@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from frcl.baselines.common import Baseline, plain_terms
+from frcl.baselines.common import Baseline, Saved, plain_terms
 from frcl.baselines.options import SingleOptions
 from frcl.baselines.penalised import Parameters
 from frcl.engine.program import Program, Terms
 from frcl.features import fixed_parts
+from frcl.learners.loaded import check_like, check_weights, expect
 from frcl.learners.types import Prediction
+from frcl.likelihoods import Likelihood
 from frcl.regularisers.protocol import Kept
 from frcl.seeding import Streams, stream_seed
 from frcl.trees import Params, Tree, copied
@@ -48,6 +50,12 @@ class Single(Baseline[SingleOptions, Networks]):
 
     def _finish(self) -> None:
         self._own.each = copied(self._own.each)
+
+    def _check(self, saved: Saved, tasks: Sequence[Likelihood], K: int) -> None:
+        for own, likelihood in zip(saved.own.each, tasks, strict=True):
+            check_weights(own.theta, dict(self.net.named_parameters()), saved.trained, "a network")
+            check_like(own.head, (likelihood.functions, K), self.dtype, "the head of a network")
+            expect(own.heads is None, "the network of a task has other heads")
 
     def _predict(self, task: int, x: Tensor) -> Prediction:
         own = self._own.each[task]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,12 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frcl.baselines.common import Baseline, sampled_prediction
+from frcl.baselines.common import Baseline, Saved, sampled_prediction
 from frcl.baselines.options import VCLOptions
 from frcl.engine.program import Drawn, Optimiser, Program, Terms, exact_number, minibatch_rows
 from frcl.engine.train import train
 from frcl.features import fixed_parts, is_stackable
+from frcl.learners.loaded import check_inputs, check_like, check_targets, check_weights, expect
 from frcl.learners.types import Prediction
+from frcl.likelihoods import Likelihood
 from frcl.regularisers.fisher import HEAD
 from frcl.regularisers.mean_field import (
     MeanField,
@@ -148,6 +150,7 @@ class VCL(Baseline[VCLOptions, Posterior]):
         return Program(
             net=self.net, loss=loss, optimiser=optimiser, constants=constants, x=x, y=y, draw=draw, streams=streams,
             stop=stop, stackable=is_stackable(self.net), chunk=STEPS_AHEAD, signature=self._signature(),
+            lock=self._lock,
         )  # fmt: skip
 
     def _finish(self) -> None:
@@ -195,6 +198,27 @@ class VCL(Baseline[VCLOptions, Posterior]):
         for _ in train([program]):
             pass
         return copied(optimiser.tree)  # type: ignore[no-any-return]
+
+    def _check(self, saved: Saved, tasks: Sequence[Likelihood], K: int) -> None:
+        own, weights, opened = saved.own, dict(self.net.named_parameters()), saved.current is not None
+        expect(not tasks or own.log_std.keys() >= set(saved.trained), "standard deviations are missing")
+        check_weights(own.log_std, weights, own.log_std, "the standard deviations")
+        for head, likelihood in zip(own.heads, tasks, strict=True):
+            for part in head:
+                check_like(part, (likelihood.functions, K), self.dtype, "a head")
+        expect((own.prior is not None) == opened == (own.left_out is not None), "a prior belongs to an open task")
+        if own.prior is not None:
+            shared = {**weights, HEAD: own.heads[-1].mean}
+            for part in own.prior:
+                check_weights(part, shared, [*saved.trained, HEAD], "the prior")
+        expect(len(own.coresets) == (len(tasks) if self.options.coreset != "none" else 0), "one coreset for each task")
+        for coreset, likelihood in zip(own.coresets, tasks, strict=bool(own.coresets)):
+            check_inputs(coreset.x, saved, self.dtype, "a coreset")
+            check_targets(coreset.y, likelihood, len(coreset.x), self.dtype, "a coreset")
+        if own.left_out is not None:
+            count = len(own.coresets[-1].x) if own.coresets else 0
+            check_like(own.left_out, (count,), torch.int64, "the rows of the coreset")
+            expect(bool((own.left_out >= 0).all()), "the rows of the coreset")
 
     def _kept(self) -> Kept:
         """q, whose means are the network itself, and the points of the coresets."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from frcl.engine.indivisible import StepLock
 from frcl.engine.natural import RATE, natural_step
 from frcl.errors import NumericalError
 from frcl.graphs import TRIALS
@@ -100,6 +102,10 @@ class Optimiser:
 
     def restore(self, state: AdamState) -> None:
         """Go on from a saved state; its moments must have the names and shapes of the parameters."""
+        if not 0 <= state.steps < 2**31:
+            raise ValueError(f"{state.steps} steps were taken")
+        if any(bool((value < 0).any()) for value in state.exp_avg_sq.values()):
+            raise ValueError("the second moment of Adam, a mean of squares, is negative")
         self.steps = state.steps
         self._count.fill_(state.steps)
         for own, saved in ((self.exp_avg, state.exp_avg), (self.exp_avg_sq, state.exp_avg_sq)):
@@ -196,6 +202,7 @@ class Program:
     augment    changes the inputs of the minibatch of a step, given its number; not recorded, and not stacked
     signature  two programs may run as one where signatures and shapes are equal: their losses are one function
     stackable  whether copies of the constants may be stacked with those of other programs
+    lock       held while a step is taken
     """
 
     net: nn.Module
@@ -215,6 +222,7 @@ class Program:
     signature: Hashable = None
     stackable: bool = True
     chunk: int = CHUNK
+    lock: StepLock = field(default_factory=StepLock)
 
     @property
     def params(self) -> Params:
@@ -258,10 +266,13 @@ class Unit(ABC):
     def minibatch(self, program: int, at: int) -> tuple[Tensor, Tensor]:
         """The examples that a program used in the step at a place of the chunk."""
 
-    def move(self, terms: Terms) -> Tensor:
-        """Take the step with these terms; returns them, [programs, 4]."""
+    def gradient(self, terms: Terms) -> Params:
+        """Where the step with these terms goes down."""
+        return gradient(terms.loss.sum(), self.optimiser.params)
+
+    def move(self, terms: Terms, found: Params) -> Tensor:
+        """Take the step with these terms down the gradient found; returns them, [programs, 4]."""
         optimiser, follow = self.optimiser, self.programs[0].follow
-        found = gradient(terms.loss.sum(), optimiser.params)
         if follow is None:
             optimiser.apply(found)
         else:
@@ -306,8 +317,19 @@ def refuse_non_finite_loss(loss: Tensor) -> None:
         )
 
 
+def refuse_non_finite_gradient(found: Params) -> None:
+    """Refuse the gradient of a step that is about to be taken, by its norm: Adam keeps squares, also to be finite."""
+    for name, value in found.items():
+        if not math.isfinite(torch.linalg.vector_norm(value).item()):
+            raise NumericalError(
+                f"the gradient of {name!r} is not finite, or too large, although the loss is finite; this step was not "
+                "taken. Some operation of the network may have no finite derivative at these inputs, such as a square "
+                "root at zero; else scale the inputs."
+            )
+
+
 def refuse_non_finite(params: Tree) -> None:
-    """Refuse parameters that are no longer finite, where the loss was not checked in every step."""
+    """Refuse parameters that are no longer finite, where the gradient was not checked in every step."""
     for name, value in named_tensors(params):
         if not bool(value.isfinite().all()):
             raise NumericalError(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from frcl.engine.program import Terms, Unit, refuse_non_finite_loss
+from frcl.engine.indivisible import Indivisible
+from frcl.engine.program import Terms, Unit, refuse_non_finite, refuse_non_finite_loss
 from frcl.features import network_failures
 from frcl.graphs import TRIALS, Replay, captured, put_back, spread
 from frcl.trees import named_tensors
@@ -20,6 +21,7 @@ class Recorded:
 
     def __init__(self, units: Sequence[Unit]) -> None:
         self.units = units
+        self._indivisible = Indivisible([program.lock for unit in units for program in unit.programs])
         self.device = units[0].programs[0].x.device
         chunk = units[0].programs[0].chunk
         self.at = torch.zeros(1, dtype=torch.long, device=self.device)
@@ -31,16 +33,18 @@ class Recorded:
         self._replay: Replay | None = None
         self._before: list[Tensor] = []
 
-    def steps(self, start: int, end: int) -> Iterator[list[list[Any]]]:
-        changes = self._changes()
-        if not self._before:
-            self._before = [torch.empty_like(tensor, requires_grad=False) for tensor in changes]
-        put_back(self._before, [tensor.detach() for tensor in changes])
-        try:
-            logs = self._chunk(start, end)
-        except BaseException:  # all of the chunk or nothing of it, also if it is interrupted
-            put_back(changes, self._before)
-            raise
+    def steps(self, start: int, end: int, count: Callable[[int], None]) -> Iterator[list[list[Any]]]:
+        with self._indivisible:
+            changes = self._changes()
+            if not self._before:
+                self._before = [torch.empty_like(tensor, requires_grad=False) for tensor in changes]
+            put_back(self._before, [tensor.detach() for tensor in changes])
+            try:
+                logs = self._chunk(start, end)
+            except BaseException:  # all of the chunk or nothing of it, also if it is interrupted
+                put_back(changes, self._before)
+                raise
+            count(end - start)
         yield [[tuple(terms) for terms in step] for step in logs.tolist()]
 
     def _chunk(self, start: int, end: int) -> Tensor:
@@ -53,6 +57,8 @@ class Recorded:
                 self._replay()
         logs = torch.cat([log[start:end] for log in self.logs], 1).cpu()
         refuse_non_finite_loss(logs[..., 0])
+        for unit in self.units:
+            refuse_non_finite(unit.optimiser.params)
         return logs
 
     def close(self) -> None:
@@ -66,7 +72,8 @@ class Recorded:
         self.at += 1
 
     def _take(self, unit: Unit, log: Tensor) -> None:
-        log.index_copy_(0, self.at, unit.move(unit.terms(self.at))[None].double())
+        terms = unit.terms(self.at)
+        log.index_copy_(0, self.at, unit.move(terms, unit.gradient(terms))[None].double())
 
     def _changes(self) -> list[Tensor]:
         changes = [self.at, *self.logs]

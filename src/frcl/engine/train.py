@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from frcl.engine.batching import Block, can_stack, why_not
-from frcl.engine.program import Drawn, Program, Terms, Unit, Values, at_place, loaded, refuse_non_finite_loss
+from frcl.engine.indivisible import Indivisible
+from frcl.engine.program import (
+    Drawn,
+    Program,
+    Terms,
+    Unit,
+    Values,
+    at_place,
+    loaded,
+    refuse_non_finite_gradient,
+    refuse_non_finite_loss,
+)
 from frcl.engine.recorded import Recorded
 from frcl.errors import TaskError
 from frcl.features import network_failures
@@ -42,7 +54,8 @@ def train(programs: Sequence[Program]) -> Generator[list[list[Values]], None, No
         if isinstance(loop, Recorded):
             loop.close()
         if len(programs) > 1:
-            _settle(programs)
+            with Indivisible([program.lock for program in programs]):
+                _settle(programs)
 
 
 class StreamSteps:
@@ -64,7 +77,8 @@ class StreamSteps:
         program = self.program
         program.stop = program.step + 1
         units, loop = self._recording(x, y) if self._is_recorded(x) else self._eager(x, y)
-        ((values,),) = next(_chunk([program], units, loop))
+        with contextlib.closing(_chunk([program], units, loop)) as steps:
+            ((values,),) = next(steps)
         return values
 
     def _is_recorded(self, x: Tensor) -> bool:
@@ -93,7 +107,9 @@ class StreamSteps:
         return self._recorded
 
 
-def _chunk(programs: Sequence[Program], units: Sequence[Unit], loop: _Loop) -> Iterator[list[list[Values]]]:
+def _chunk(
+    programs: Sequence[Program], units: Sequence[Unit], loop: _Loop
+) -> Generator[list[list[Values]], None, None]:
     """The steps left of the chunk that the programs stand in."""
     first = programs[0]
     for unit in units:
@@ -101,17 +117,19 @@ def _chunk(programs: Sequence[Program], units: Sequence[Unit], loop: _Loop) -> I
         start, end, _ = chunks[0]
         unit.load([drawn for _, _, drawn in chunks])
         del chunks
-    for taken in loop.steps(first.step - start, end - start):
+
+    def count(taken: int) -> None:
         done = first.step - start
         for program in programs:
-            program.optimiser.steps += len(taken)
+            program.optimiser.steps += taken
             if program.step == end:
                 program.streams.release()
         for unit in units:
             for i, program in enumerate(unit.programs):
-                for at in range(done, done + len(taken)) if program.look is not None else ():
+                for at in range(done, done + taken) if program.look is not None else ():
                     program.look(*unit.minibatch(i, at), start + at + 1)  # type: ignore[misc]
-        yield taken
+
+    yield from loop.steps(first.step - start, end - start, count)
 
 
 def _settle(programs: Sequence[Program]) -> None:
@@ -163,21 +181,28 @@ class Alone(Unit):
 class _Loop(Protocol):
     units: Sequence[Unit]
 
-    def steps(self, start: int, end: int) -> Iterator[list[list[Values]]]:
-        """The steps at these places of the chunk that was loaded."""
+    def steps(self, start: int, end: int, count: Callable[[int], None]) -> Iterator[list[list[Values]]]:
+        """The steps at these places of the chunk that was loaded; `count` is told how many were taken."""
 
 
 class _Eager:
-    """Step by step; a loss that is not finite is refused before its step."""
+    """Step by step, of all units or of none; a loss or gradient that is not finite is refused before its step."""
 
     def __init__(self, units: Sequence[Unit]) -> None:
         self.units = units
+        self._indivisible = Indivisible([program.lock for unit in units for program in unit.programs])
 
-    def steps(self, start: int, end: int) -> Iterator[list[list[Values]]]:
+    def steps(self, start: int, end: int, count: Callable[[int], None]) -> Iterator[list[list[Values]]]:
         for at in range(start, end):
-            with network_failures():
-                terms = [unit.terms(at) for unit in self.units]
-            for one in terms:
-                refuse_non_finite_loss(one.loss)
-            values = [unit.move(one).tolist() for unit, one in zip(self.units, terms, strict=True)]
-            yield [[tuple(terms) for unit in values for terms in unit]]
+            with self._indivisible:
+                with network_failures():
+                    terms = [unit.terms(at) for unit in self.units]
+                for one in terms:
+                    refuse_non_finite_loss(one.loss)
+                found = [unit.gradient(one) for unit, one in zip(self.units, terms, strict=True)]
+                for one_gradient in found:
+                    refuse_non_finite_gradient(one_gradient)
+                steps = zip(self.units, terms, found, strict=True)
+                taken = [unit.move(one, down).tolist() for unit, one, down in steps]
+                count(1)
+            yield [[tuple(values) for unit in taken for values in unit]]

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -16,12 +16,14 @@ from torch import Tensor, nn
 
 from frcl import codec
 from frcl.arrays import check_lengths, checked_inputs
+from frcl.engine.indivisible import StepLock
 from frcl.engine.train import train
-from frcl.errors import CheckpointError, DataError, FrclError, OptionError, TaskError
+from frcl.errors import CheckpointError, DataError, FrclError, NumericalError, OptionError, TaskError
 from frcl.exact.model import Tasks, restored, stored, stored_bytes
 from frcl.features import check_network
-from frcl.inference import Asked, Heads, TaskInference
+from frcl.inference import Asked, TaskInference
 from frcl.inputs import MultiInput
+from frcl.learners.loaded import check_equal, check_regulariser, non_finite
 from frcl.learners.lockstep import Work, steps_of
 from frcl.learners.mixture import check_task, checked_tasks, classes_of, mixed, one_hot
 from frcl.learners.types import OnStep, Parts, Prediction, StepLog, added, parts_of
@@ -40,7 +42,7 @@ ODD = -0x61C8864680B583EB  # 2⁶⁴ over the golden ratio, as a signed number
 class State:
     """Everything of a learner that changes, the network's weights apart.
 
-    Its parts are replaced, never changed in place, so that a shallow copy is a snapshot.
+    Its parts are replaced, never changed in place, so that a shallow copy is independent of it.
     """
 
     streams: Streams
@@ -51,9 +53,10 @@ class State:
     input_floating: bool | None = None  # whether inputs are floats, once one was seen
     task_sums: Tasks = field(default_factory=Tasks)  # what the inference of the task keeps
 
-    def snapshot(self) -> Self:
-        """A copy to go back to, or to change and then take over as a whole."""
-        return replace(self, regularisers=[copy.copy(one) for one in self.regularisers], past=list(self.past))
+    def branch(self) -> Self:
+        """A copy with streams of its own, to be changed and then taken over as a whole."""
+        regularisers = [copy.copy(one) for one in self.regularisers]
+        return replace(self, streams=self.streams.copy(), regularisers=regularisers, past=list(self.past))
 
 
 @dataclass
@@ -93,6 +96,7 @@ class SequentialLearner(ABC, Generic[O, S]):
         self.options, self.dtype = options, first.dtype
         self.device = first.device if device is None else torch.device(device)
         self.net = copy.deepcopy(net).to(self.device)
+        self._lock = StepLock()
 
     @property
     @abstractmethod
@@ -117,37 +121,48 @@ class SequentialLearner(ABC, Generic[O, S]):
 
     # -- learning ------------------------------------------------------------------------------------------------
 
-    def _run(self, work: Work[Result], on_step: OnStep) -> Result:
-        """Do the work of fit() to the end. What fails before the first step of a new task leaves no trace."""
-        begins, task, answer = self._state.current is None, len(self._state.past), None
-        no_trace = self._all_or_nothing(lambda error: isinstance(error, Exception) and begins and self.step == 0)
-        with no_trace, contextlib.closing(work):
-            while True:
-                try:
-                    item = work.send(answer)
-                except StopIteration as end:
-                    result: Result = end.value
-                    return result
-                if isinstance(item, TraceSearch):
-                    (answer,) = run_searches([item])
-                    continue
-                answer = None
-                with contextlib.closing(train([item])) as steps:
-                    for taken in steps:
-                        for number, (values,) in steps_of(taken, self.step) if on_step is not None else ():
-                            on_step(StepLog(task, number, *values))  # type: ignore[misc]
+    def _run(self, work: Work[Result], telling: contextlib.AbstractContextManager[OnStep]) -> Result:
+        """Do the work of fit() to the end; what `telling` gives is told of each step.
+
+        An error before the first step of a new task leaves no trace. An error or interruption while the task is closed,
+        however late, leaves it open.
+        """
+        before = opened = self._state
+        task, answer = len(before.past), None
+        try:
+            with telling as on_step, contextlib.closing(work):
+                while True:
+                    try:
+                        item = work.send(answer)
+                    except StopIteration as end:
+                        result: Result = end.value
+                        return result
+                    opened, answer = self._state, None
+                    if isinstance(item, TraceSearch):
+                        (answer,) = run_searches([item])
+                        continue
+                    with contextlib.closing(train([item])) as steps:
+                        for taken in steps:
+                            for number, (values,) in steps_of(taken, self.step) if on_step is not None else ():
+                                on_step(StepLog(task, number, *values))  # type: ignore[misc]
+        except BaseException as error:
+            if len(self._state.past) > task:
+                self._state = opened
+            elif before.current is None and self.step == 0 and isinstance(error, Exception):
+                self._state = before
+            raise
 
     @contextlib.contextmanager
-    def _all_or_nothing(self, concerns: Callable[[BaseException], bool] = lambda _: True) -> Iterator[None]:
-        """Inside, an error or interruption (of those that it `concerns`) leaves state and streams as they were."""
-        before, streams = self._state.snapshot(), self._state.streams.state()
-        try:
-            yield
-        except BaseException as error:
-            if concerns(error):
+    def _changing(self) -> Iterator[S]:
+        """Inside, the state is a copy, which is given: all its changes are taken over, or none."""
+        with self._lock:
+            before = self._state
+            try:
+                self._state = before.branch()
+                yield self._state
+            except BaseException:
                 self._state = before
-                before.streams.restore(streams)
-            raise
+                raise
 
     def _continued(self, x: Tensor, y: Any, *given: object) -> Tensor:
         """The encoded targets of the open task; any data but those that fit() began with is refused."""
@@ -191,42 +206,30 @@ class SequentialLearner(ABC, Generic[O, S]):
     def _in_tasks(self, numbers: Sequence[int], x: Tensor) -> tuple[list[Prediction], Asked]:
         """What is believed about x in each of these tasks, and what the inference of the task may ask about x."""
 
-    def _open_examples(self) -> tuple[Tensor, Tensor] | None:
-        """Inputs and encoded targets of the open task, where some are at hand."""
-        return None
-
     def predict(self, x: Any, task: int | Sequence[int] | Tensor | None = None) -> Prediction:
         """What is believed about x: over everything ever learned, or in a task, or each input in a task of its own.
 
         Without a task p(y | x) = Σ_k p(k | x) p(y | x, k), over all labels of all tasks; one label in several tasks is
         one label. `task_probs` has p(k | x).
-        """
-        count = self._count
-        if isinstance(task, int | np.integer) or count == 0:
-            number = self._number(task)  # type: ignore[arg-type]
-            return self._in_tasks([number], self._inputs(x))[0][0]
-        inputs = self._inputs(x)
-        numbers = None if task is None else checked_tasks(task, count, len(inputs), self._opens)
-        each, asked = self._in_tasks(range(count), inputs)
-        if numbers is not None:
-            return mixed(each, one_hot(numbers, count, each[0].mean), None, named=True)
-        if count == 1 and self._state.current is not None and self._open_examples() is None:
-            return replace(each[0], task_probs=each[0].mean.new_ones(len(inputs), 1))
-        with torch.no_grad():
-            found = self._inference.infer(self._sums_so_far(), asked)
-        probs = found.log_probs.exp().to(each[0].mean)
-        novelty = None if found.novelty is None else found.novelty.to(probs)
-        return replace(each[0], task_probs=probs, novelty=novelty) if count == 1 else mixed(each, probs, novelty)
 
-    def _sums_so_far(self) -> Tasks:
-        """What the inference keeps, with the examples at hand of an open task."""
-        state = self._state
-        if state.current is None or isinstance(self._inference, Heads):
-            return state.task_sums
-        examples = self._open_examples()
-        if examples is None:
-            raise TaskError(f"task {len(state.past)} is still being learned; finish it first, or name a task")
-        return self._ended(state.task_sums, state.current.likelihood, *examples)
+        The task that is being learned, half trained as it is, has a part only where it is named.
+        """
+        with self._lock, torch.no_grad():
+            if isinstance(task, int | np.integer):
+                return self._in_tasks([self._number(task)], self._inputs(x))[0][0]
+            inputs, finished = self._inputs(x), len(self._state.past)
+            if task is not None:
+                numbers = checked_tasks(task, self._count, len(inputs), self._opens)
+                each, _ = self._in_tasks(range(self._count), inputs)
+                return mixed(each, one_hot(numbers, self._count, each[0].mean), None, named=True)
+            if finished == 0 and self._state.current is not None:
+                raise TaskError("task 0 is still being learned: finish it first, or name it, as predict(x, task=0)")
+            check_task(0, finished, self._opens)
+            each, asked = self._in_tasks(range(finished), inputs)
+            found = self._inference.infer(self._state.task_sums, asked)
+            probs = found.log_probs.exp().to(each[0].mean)
+            novelty = None if found.novelty is None else found.novelty.to(probs)
+            return replace(each[0], task_probs=probs, novelty=novelty) if finished == 1 else mixed(each, probs, novelty)
 
     def _ended(self, kept: Tasks, likelihood: Likelihood, x: Tensor, y: Tensor) -> Tasks:
         """What the inference of the task keeps after one more task with these examples."""
@@ -257,7 +260,13 @@ class SequentialLearner(ABC, Generic[O, S]):
         While observe() is learning a task this includes the window of that task's examples, and its last minibatches
         where the detector has them scored again.
         """
-        return codec.pack(self._saved())
+        with self._lock:
+            state, trained = codec.pack(self._saved()), list(self._theta())
+        if name := non_finite(state["tensors"], trained):
+            raise NumericalError(
+                f"{name!r} is not finite: this state is not saved. Go back to one that was saved before."
+            )
+        return state
 
     def _saved_parts(self) -> dict[str, Any]:
         """The fields of SavedLearner."""
@@ -272,18 +281,33 @@ class SequentialLearner(ABC, Generic[O, S]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where the learner that gave `state` was; refused as a whole if it does not fit."""
         saved = codec.unpack(self._saved_type, state, self.device)
-        self._check_saved(saved)
-        check_fits(self.net.state_dict(), saved.net)
+        if name := non_finite(state["tensors"], saved.trained):
+            raise CheckpointError(f"{name!r} in the state is not finite")
+        with self._lock:
+            self._load(saved, state)
+
+    def _load(self, saved: Any, state: dict[str, Any]) -> None:
         before, weights, trained = self._state, copied(dict(self.net.state_dict())), list(self._theta())
+        kept = self._beside()
         try:
+            self._check_saved(saved)
+            check_fits(self.net.state_dict(), saved.net)
             self._set_weights(saved.net, saved.trained)
             self._state = self._restored(saved)
+            for regulariser in self._state.regularisers:
+                check_regulariser(regulariser, dict(self.net.named_parameters()), saved, saved.past)
+            check_equal(state, codec.pack(self._saved()))
         except BaseException as error:
             self._state = before
+            vars(self).update(kept)
             self._set_weights(weights, trained)
             if isinstance(error, CheckpointError) or not isinstance(error, DAMAGED):
                 raise
             raise CheckpointError(f"the state is incomplete, or not one made by state_dict(): {error!r}") from error
+
+    def _beside(self) -> dict[str, Any]:
+        """Attributes beside the state that `_restored` replaces."""
+        return {}
 
     def _restored_parts(self, saved: SavedLearner, past: int) -> dict[str, Any]:
         """The same fields of a State; generators that another kind of device cannot take are fresh ones."""
@@ -292,7 +316,7 @@ class SequentialLearner(ABC, Generic[O, S]):
             raise CheckpointError("the state was made by a learner with other regularisers")
         for regulariser, own in zip(regularisers, saved.regularisers, strict=True):
             regulariser.load(own)
-        here = saved.device == self.device.type
+        here = torch.device(saved.device).type == self.device.type
         streams = Streams(seed if here else seed + 1 + past, self.device)
         if here:
             streams.restore(saved.streams)
@@ -307,7 +331,9 @@ class SequentialLearner(ABC, Generic[O, S]):
             parameter.requires_grad_(name in trained)
 
 
-DAMAGED = (KeyError, TypeError, IndexError, AttributeError, RuntimeError, ValueError, FrclError)
+DAMAGED = (
+    KeyError, TypeError, IndexError, AttributeError, RuntimeError, ValueError, OverflowError, AssertionError, FrclError,
+)  # fmt: skip
 
 
 def check_fits(expected: Params, stored: Params, place: str = "") -> None:
@@ -329,9 +355,9 @@ def checked_size(given: int | None, otherwise: int) -> int:
     """N as given, or what it is otherwise."""
     if given is None:
         return otherwise
-    if given < 1:
-        raise OptionError(f"size is the number of examples of the task, at least 1; got {given}")
-    return given
+    if not isinstance(given, int | np.integer) or isinstance(given, bool) or given < 1:
+        raise OptionError(f"size is the number of examples of the task, a whole number of at least 1; got {given!r}")
+    return int(given)
 
 
 def data_mark(x: Tensor, *rest: object) -> str:

@@ -14,16 +14,17 @@ from torch import Tensor
 from frcl import codec
 from frcl.boundary import BoundaryDetector
 from frcl.engine.program import AdamState
-from frcl.errors import CheckpointError, OptionError
-from frcl.learners.base import SavedLearner
+from frcl.errors import CheckpointError, FrclError
+from frcl.learners.base import SavedLearner, checked_size
+from frcl.learners.loaded import check_frcl, check_plain_detector
 from frcl.learners.objective import Parameters
 from frcl.learners.options import FRCLOptions
 from frcl.learners.state import CurrentTask, Declared, LearnerState, Window
 from frcl.learners.task import optimiser_of
 from frcl.learners.types import Summary
-from frcl.likelihoods import Label, Likelihood, likelihood_from_json
+from frcl.likelihoods import Label, Likelihood, check_name, likelihood_from_json, plain_labels
 from frcl.options import changed
-from frcl.posterior import Posterior, is_structured
+from frcl.posterior import Posterior
 from frcl.regularisers.heads import make_block
 from frcl.regularisers.protocol import Regulariser, from_json, to_json
 from frcl.trees import leaf, tree_map
@@ -125,9 +126,12 @@ def settings(meta: Any) -> tuple[FRCLOptions, BoundaryDetector | None, list[Labe
         own = codec.unpack(Settings, {"meta": meta["settings"], "tensors": {}})
         options = changed(FRCLOptions(), own.options)
         detector = BoundaryDetector(**own.detector) if own.detector else None
+        if detector is not None:
+            check_plain_detector(detector, BoundaryDetector())
+        plain_labels(own.labels)
         chosen = None if own.regularisers is None else [from_json(one) for one in own.regularisers]
         return options, detector, own.labels, chosen
-    except (KeyError, TypeError, OptionError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError, FrclError) as error:
         raise CheckpointError(f"the checkpoint's options cannot be read: {error}") from error
 
 
@@ -135,19 +139,24 @@ def restored(learner: FRCL, saved: Saved) -> LearnerState:
     """The state of a learner with these settings, whose network is what it was; its detector is set to what it was."""
     if not 0.0 < saved.feature_scale < math.inf:
         raise CheckpointError(f"the scale of the features is {saved.feature_scale}; expected a positive number")
+    check_frcl(learner._model, saved, learner.detector)
+    if saved.declared is not None:
+        declared = saved.declared
+        plain_labels(declared.labels)
+        check_name(declared.likelihood or "auto")
+        checked_size(declared.size, 1)
     state = LearnerState(
         **learner._restored_parts(saved, len(saved.past)), past=saved.past, declared=saved.declared
     )  # fmt: skip
     needs_heads = learner.options.prediction != "summary" or any(one.uses_heads for one in state.regularisers)
     if needs_heads and any(summary.head is None for summary in saved.past):
         raise CheckpointError("the state lacks the head of a past task, which its options need")
-    for number, summary in enumerate(saved.past):
-        _check_summary(number, summary)
     if saved.current is not None:
         state.current = _current(learner, saved.current, state)
         task = learner._model.task(state, saved.current.likelihood, saved.current.N)
         for regulariser in state.regularisers:
             regulariser.check_resumed(task)
+            regulariser.constants(task)  # fails where something of the task is missing
     detector = copy.deepcopy(learner.detector)
     if detector is not None:
         detector.load_state_dict(saved.detector or {})
@@ -156,25 +165,13 @@ def restored(learner: FRCL, saved: Saved) -> LearnerState:
     return state
 
 
-def _check_summary(number: int, summary: Summary) -> None:
-    """Refuse a summary whose parts do not belong together."""
-    belief, C, M = summary.belief, summary.likelihood.functions, len(summary.Z)
-    fits = belief.mean.shape == (C, M) and belief.factor.ndim == 3 and belief.factor.shape[:2] in ((C, M), (1, M))
-    fits = fits and (belief.scale is None or (belief.scale.shape == (C,) and len(belief.factor) == 1))
-    if not fits or (summary.head is not None and (summary.head.ndim != 2 or len(summary.head) != C)):
-        raise CheckpointError(f"the summary of task {number} does not have the shape that its points and targets need")
-
-
 def _current(learner: FRCL, saved: SavedTask, state: LearnerState) -> CurrentTask:
-    q, functions = saved.posterior, saved.likelihood.functions
-    if q.mean.ndim != 2 or q.mean.shape[0] != functions or not is_structured(q):
-        raise CheckpointError("the posterior of the current task does not have the shape that its targets need")
     trains_heads = bool(state.past) and any(one.trains_heads for one in state.regularisers)
     expected = make_block(state.past).heads.shape if trains_heads else None
     if (None if saved.heads is None else saved.heads.shape) != expected:
         raise CheckpointError("the heads of past tasks do not have the shape that their targets need")
     params = Parameters(
-        learner._theta(), tree_map(leaf, q), {name: leaf(value) for name, value in saved.learned.items()},
+        learner._theta(), tree_map(leaf, saved.posterior), {name: leaf(value) for name, value in saved.learned.items()},
         None if saved.heads is None else leaf(saved.heads), None if saved.trained_Z is None else leaf(saved.trained_Z),
     )  # fmt: skip
     optimiser = optimiser_of(learner._model, params, saved.N)

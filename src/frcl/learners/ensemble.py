@@ -20,6 +20,7 @@ from frcl.learners.frcl import FRCL
 from frcl.learners.lockstep import finish, steps_of
 from frcl.learners.mixture import decoded
 from frcl.learners.options import FRCLKeywords, FRCLOptions
+from frcl.learners.state import LearnerState
 from frcl.learners.types import OnStep, Parts, Prediction, StepLog, Summary, added
 from frcl.likelihoods import Label
 from frcl.options import changed, shows_options
@@ -70,6 +71,8 @@ class Ensemble:
             )
             for i, one in enumerate(nets)
         ]  # fmt: skip
+        for member in self.members:  # one lock for all, so that they are always seen at the same step
+            member._lock = member._model.lock = self.members[0]._lock
 
     def __repr__(self) -> str:
         return f"Ensemble of {len(self.members)} members, each {self.members[0]!r}"
@@ -87,9 +90,12 @@ class Ensemble:
 
         After an error they stand where they stood before, unless all of them stand at the same step of the task.
         """
-        number, before = len(self.members[0].tasks), self.state_dict()
+        number = len(self.members[0].tasks)
+        before = opened = [member._state for member in self.members]
 
         def tell(taken: list[list[Values]]) -> None:
+            nonlocal opened
+            opened = [member._state for member in self.members]
             if on_step is not None:
                 for step, values in steps_of(taken, self.members[0].step):
                     loss, fit, now, past = (sum(terms) / len(values) for terms in zip(*values, strict=True))
@@ -98,19 +104,31 @@ class Ensemble:
         try:
             return finish([member.learn(x, y, likelihood=likelihood, size=size) for member in self.members], tell)
         except BaseException as error:
-            states = {(len(member.tasks), member.step) for member in self.members}
-            if len(states) > 1 or (isinstance(error, Exception) and states == {(number, 0)}):
-                self.load_state_dict(before)  # members that do not agree could not go on
+            stand = {(len(member.tasks), member.step) for member in self.members}
+            if max(tasks for tasks, _ in stand) > number:  # some are closed: all are open again
+                self._take(opened)
+            elif len(stand) > 1 or (isinstance(error, Exception) and stand == {(number, 0)}):
+                self._take(before)  # members that do not agree could not go on
             raise
+
+    def _take(self, states: Sequence[LearnerState]) -> None:
+        for member, state in zip(self.members, states, strict=True):
+            member._state = state
 
     def abandon_task(self) -> None:
         """Drop the task that is open, in every member."""
-        for member in self.members:
-            member.abandon_task()
+        before = [member._state for member in self.members]
+        try:
+            for member in self.members:
+                member.abandon_task()
+        except BaseException:
+            self._take(before)
+            raise
 
     def predict(self, x: Any, task: int | Sequence[int] | Tensor | None = None) -> Prediction:
         """The mean of the members' distributions; variances are those within members and between them together."""
-        each = [member.predict(x, task) for member in self.members]
+        with self.members[0]._lock:
+            each = [member.predict(x, task) for member in self.members]
         mean, variance = _mixture([one.mean for one in each], [one.variance for one in each])
         probs = labels = target_mean = target_variance = None
         if each[0].probs is not None:
@@ -132,7 +150,8 @@ class Ensemble:
 
     def mean(self, x: Any, task: int) -> Tensor:
         """The mean of the functions alone, over the members."""
-        return torch.stack([member.mean(x, task) for member in self.members]).mean(0)
+        with self.members[0]._lock:
+            return torch.stack([member.mean(x, task) for member in self.members]).mean(0)
 
     @property
     def tasks(self) -> tuple[tuple[Summary, ...], ...]:
@@ -149,7 +168,8 @@ class Ensemble:
 
     def state_dict(self) -> dict[str, Any]:
         """The states of all members side by side."""
-        states = [member.state_dict() for member in self.members]
+        with self.members[0]._lock:
+            states = [member.state_dict() for member in self.members]
         return {"meta": {"members": [state["meta"] for state in states]}, "tensors": side_by_side(states)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

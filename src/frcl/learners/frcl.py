@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from frcl.boundary import BoundaryDetector, Decision
+from frcl.engine.indivisible import Indivisible
 from frcl.engine.train import StreamSteps
 from frcl.errors import DataError, OptionError, TaskError
 from frcl.features import network_failures
@@ -40,12 +41,14 @@ from frcl.learners.task import (
     split,
 )
 from frcl.learners.types import OnStep, Prediction, StepLog, Summary
+from frcl.learners.undo import undoing
 from frcl.likelihoods import Label, Likelihood, check_name, likelihood_for, plain_labels
 from frcl.options import changed, shows_options
 from frcl.regularisers import Regulariser
 from frcl.regularisers.protocol import Kept, copied_regularisers
 from frcl.seeding import Streams
 from frcl.summary import prior_kl, prior_kl_terms
+from frcl.trees import copied
 
 
 @shows_options(FRCLOptions())
@@ -53,7 +56,8 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
     """Functional regularisation for continual learning (Titsias et al., ICLR 2020).
 
     A network learns tasks one after another. Of each task a summary is kept, a few inducing inputs and the posterior
-    over the function there; regularisers keep old functions in place through the summaries.
+    over the function there; regularisers keep old functions in place through the summaries. While one thread learns,
+    others may predict and save.
 
     Parameters
     ----------
@@ -98,7 +102,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         self.labels = plain_labels(labels)
         self.custom_regularisers = regularisers is not None
         chosen = self.options.regularisers() if regularisers is None else copied_regularisers(regularisers)
-        self._model = Model(self.net, self.options, self.dtype, self.device)
+        self._model = Model(self.net, self.options, self.dtype, self.device, self._lock)
         self._state = LearnerState(Streams(self.options.seed, self.device), chosen)
         self._predictor = Predictor(self._model)
         self._inference = self.options.inference_of_task()
@@ -139,10 +143,8 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         x, y = gathered(x, y)
         course = Course(steps, epochs, lr)
         work = self.learn(x, y, likelihood=likelihood, size=size, course=course, augment=augment)
-        if not progress:
-            return self._run(work, on_step)
-        with progress_bar(len(self._state.past), course.stop(len(y), self.options), on_step) as told:
-            return self._run(work, told)
+        bar = progress_bar(len(self.tasks), course.stop(len(y), self.options), on_step) if progress else None
+        return self._run(work, bar or contextlib.nullcontext(on_step))
 
     def learn(
         self, x: Any, y: Any, *, likelihood: str | None = None, size: int | None = None,
@@ -159,8 +161,9 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
             encoded = target.encode(y, self.device, self.dtype)
             N = checked_size(declared.size if size is None else size, len(inputs))
             learned, held = split(self._model, target, len(self._state.past), inputs, encoded)
-            current = open_task(self._model, target, N, self._state, *learned, len(learned[0]))
-            current.data_mark = data_mark(inputs, encoded, likelihood, size, course)
+            with self._changing() as state:
+                current = open_task(self._model, target, N, state, *learned, len(learned[0]))
+                current.data_mark = data_mark(inputs, encoded, likelihood, size, course)
         else:
             if current.data_mark is None:
                 raise TaskError(f"task {len(self._state.past)} is still open: end_task() ends what observe() began")
@@ -192,37 +195,31 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         """
         inputs = self._inputs(x, y)
         decision = Decision(False, float("nan"))
-        watched = None if self.detector is None else self.detector.state_dict()
-        current = self._state.current
-        try:
-            with self._all_or_nothing():
-                if current is None:
-                    target = self._likelihood(y)
-                    encoded = target.encode(y, self.device, self.dtype)
-                    current = self._open_stream(target, inputs, encoded)
-                elif self.detector is None:
-                    encoded = current.likelihood.encode(y, self.device, self.dtype)
-                else:
-                    decision, encoded, current = self._watch(current, inputs, y)
-                window = current.open_window(len(self._state.past))
-                values = self._steps(current, inputs, encoded).step(inputs, encoded)
-        except BaseException:
-            if self._state.current is not None:
-                self._state.current.stream = None  # made again with the state that is now in force
-            if self.detector is not None and watched is not None:
-                self.detector.load_state_dict(watched)
-            raise
-        window.add(inputs, encoded, self._state.streams["window"])
-        if self.detector is not None:
-            remember(self.detector, current, inputs, encoded)
-        return StepLog(len(self._state.past), current.step, *values, *astuple(decision))
+        with Indivisible([self._lock]), undoing(self) as weights:
+            current = self._state.current
+            if current is None:
+                target = self._likelihood(y)
+                encoded = target.encode(y, self.device, self.dtype)
+                current = self._open_stream(target, inputs, encoded)
+            elif self.detector is None:
+                encoded = current.likelihood.encode(y, self.device, self.dtype)
+            else:
+                decision, encoded, current = self._watch(current, inputs, y)
+            window = current.open_window(len(self._state.past))
+            if current.step == 0:  # where the first step of a task fails the task is not opened
+                weights |= copied(self._theta())
+            values = self._steps(current, inputs, encoded).step(inputs, encoded)
+            window.add(inputs, encoded, self._state.streams["window"])
+            if self.detector is not None:
+                remember(self.detector, current, inputs, encoded)
+            return StepLog(len(self._state.past), current.step, *values, *astuple(decision))
 
     def familiarity(self, x: Any) -> Tensor:
         """The boundary score ℓ of each input and function, [n, C]: small where x is unlike the open task."""
         if self._state.current is None:
             raise TaskError("no task is open; observe() opens one")
         current, inputs = self._state.current, self._inputs(x)
-        with torch.no_grad(), network_failures():
+        with self._lock, torch.no_grad(), network_failures():
             return self._score(current)(inputs)[0]
 
     def end_task(self) -> Summary:
@@ -230,21 +227,20 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         current = self._state.current
         if current is None:
             raise TaskError("no task is open; observe() opens one, and fit() ends its own")
-        summary: Summary = finish([self._close(current, *current.open_window(len(self._state.past)).data())])[0]
-        if self.detector is not None:
-            self.detector.reset()
-        return summary
+        with undoing(self):
+            summary: Summary = finish([self._close(current, *current.open_window(len(self._state.past)).data())])[0]
+            if self.detector is not None:
+                self.detector.reset()
+            return summary
 
     def abandon_task(self) -> None:
         """Drop the task that is open, with what was learned for it alone; the shared weights are not changed."""
         if self._state.current is None:
             raise TaskError("no task is open")
-        after = self._state.snapshot()
-        after.past, after.current = self._state.summaries(), None
-        self._state = after
-        self._state.streams.restore(self._state.streams.state())  # back to the last step taken
-        if self.detector is not None:
-            self.detector.reset()
+        with undoing(self), self._changing() as state:
+            state.past, state.current = state.summaries(), None
+            if self.detector is not None:
+                self.detector.reset()
 
     # -- prediction -------------------------------------------------------------------------------------
 
@@ -254,20 +250,17 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         return tuple(self._state.past)
 
     def _in_tasks(self, numbers: Sequence[int], x: Tensor) -> tuple[list[Prediction], Asked]:
-        return self._predictor.predict(self._state, numbers, x, self._open_examples())
+        return self._predictor.predict(self._state, numbers, x)
 
     @property
     def feature_scale(self) -> float:
         """What the network's outputs are multiplied by, so that on the first data their root mean square is 3."""
         return float(self._model.scale) if self._state.past or self._state.current is not None else 1.0
 
-    def _open_examples(self) -> tuple[Tensor, Tensor] | None:
-        current = self._state.current
-        return None if current is None or not current.window else current.window.data()
-
     def mean(self, x: Any, task: int) -> Tensor:
         """The mean of the functions of a task alone, [n, C], without variance: as fast as a linear head."""
-        return self._predictor.mean(self._state, self._number(task), self._inputs(x))
+        with self._lock:
+            return self._predictor.mean(self._state, self._number(task), self._inputs(x))
 
     # -- keeping ----------------------------------------------------------------------------------------
 
@@ -294,7 +287,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
 
     def past_divergences(self) -> list[float]:
         """KL(q(u_i) ‖ p_θ(u_i)) of each past task under the current θ, in nats."""
-        with torch.no_grad():
+        with self._lock, torch.no_grad():
             return [
                 float(prior_kl(self._model.features(one.Z)[None], prior_kl_terms([one.belief])))
                 for one in self._state.past
@@ -305,6 +298,9 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
 
     def _check_saved(self, saved: checkpoint.Saved) -> None:
         checkpoint.check_settings(saved.settings, checkpoint.settings_of(self))
+
+    def _beside(self) -> dict[str, Any]:
+        return {"detector": self.detector}
 
     def _restored(self, saved: checkpoint.Saved) -> LearnerState:
         return checkpoint.restored(self, saved)
@@ -368,8 +364,9 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         self._check_window(likelihood)
         declared = self._state.declared or Declared()
         size = checked_size(declared.size, self.options.task_size)
-        current = open_task(self._model, likelihood, size, self._state, x, y, self.options.window)
-        current.window = Window(self.options.window)
+        with self._changing() as state:
+            current = open_task(self._model, likelihood, size, state, x, y, self.options.window)
+            current.window = Window(self.options.window)
         return current
 
     def _close(self, current: CurrentTask, x: Tensor, y: Tensor, held: Examples | None = None) -> Work[Summary]:
@@ -377,16 +374,13 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
 
         All of it or nothing: where something fails or is interrupted the task stays open.
         """
-        streams, drawn, after = self._state.streams, self._state.streams.state(), self._state.snapshot()
-        try:
+        with self._lock:
+            after = self._state.branch()
             summary = yield from close_task(self._model, current, after, x, y)
             if held is not None:
                 temperature = self._predictor.temperature(after, len(after.past) - 1, *held)
                 summary = replace(summary, temperature=temperature)
                 after.past[-1] = summary
             after.task_sums = self._ended(after.task_sums, summary.likelihood, x, y)
-        except BaseException:
-            streams.restore(drawn)
-            raise
-        self._state = after
+            self._state = after
         return summary

@@ -11,7 +11,6 @@ from torch import Tensor
 from frcl.errors import NumericalError
 from frcl.features import in_chunks, network_failures
 from frcl.inference import Asked, Points
-from frcl.learners.mixture import classes_of
 from frcl.learners.state import LearnerState
 from frcl.learners.task import Model, objective_of
 from frcl.learners.types import Prediction, Summary
@@ -28,12 +27,10 @@ class Predictor:
         self._state: LearnerState | None = None  # the state that the cached heads belong to
         self._heads: dict[int, tuple[int, Head]] = {}  # by task: the version of θ it was made for, the head
 
-    def predict(
-        self, state: LearnerState, numbers: Sequence[int], x: Tensor, examples: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[list[Prediction], Asked]:
+    def predict(self, state: LearnerState, numbers: Sequence[int], x: Tensor) -> tuple[list[Prediction], Asked]:
         """Mean, variance and the distribution of targets in each of these tasks, on features computed once.
 
-        Also what the inference of the task may ask; `examples` are inputs and targets of the open task.
+        Also what the inference of the task may ask.
         """
         with torch.no_grad(), network_failures():
             Phi = self._model.features(x) if any(number < len(state.past) for number in numbers) else None
@@ -43,10 +40,8 @@ class Predictor:
             return (self._model.features(x) if Phi is None else Phi)[:, :-1]
 
         def points() -> list[Points]:
-            found = [(one.Z, self._classes_at_points(one)) for one in state.summaries()]
-            if state.current is not None and examples is not None:
-                found.append((examples[0], classes_of(state.current.likelihood, examples[1])))
-            return [Points(at, self._model.features(at)[:, :-1], classes) for at, classes in found]
+            each = state.summaries()
+            return [Points(one.Z, self._model.features(one.Z)[:, :-1], self._classes_at_points(one)) for one in each]
 
         version = self._version(state), len(state.past), id(state)
         return each, Asked(x, features, points, [one.probs for one in each], version)

@@ -10,6 +10,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
+from frcl.engine.indivisible import StepLock
 from frcl.engine.program import Drawn, Optimiser, Program, exact_number, minibatch_rows, refuse_non_finite
 from frcl.errors import DataError, OptionError
 from frcl.features import (
@@ -65,7 +66,7 @@ SPREAD = 2000  # examples over which variances are averaged when a task ends
 Examples = tuple[Tensor, Tensor]  # inputs, encoded targets
 
 
-@dataclass(frozen=True)
+@dataclass
 class Model:
     """The network with its options: what beginning, ending and predicting have in common."""
 
@@ -73,6 +74,7 @@ class Model:
     options: FRCLOptions
     dtype: torch.dtype
     device: torch.device
+    lock: StepLock
 
     @cached_property
     def map(self) -> FeatureMap:
@@ -306,7 +308,7 @@ def program_of(
         **hooks(regularisers, options.seed, tasks),
         augment=None if augment is None else partial(_augmented, augment, options.seed, tasks),
         stackable=model.stackable and augment is None and all(one.batchable for one in regularisers),
-        chunk=1 if stream else CHUNK_OF_STEPS,
+        chunk=1 if stream else CHUNK_OF_STEPS, lock=model.lock,
         signature=(
             repr({name: value for name, value in vars(options).items() if name != "seed"}), repr(regularisers),
             str(model.net), [(one.name, one.functions) for one in (likelihood, *(p.likelihood for p in state.past))],
@@ -324,7 +326,7 @@ CHUNK_OF_STEPS = 100  # steps of fit() whose random numbers are drawn at once
 def close_task(model: Model, current: CurrentTask, state: LearnerState, x: Tensor, y: Tensor) -> Work[Summary]:
     """Turn the current task of `state` into a summary and have the regularisers remember it.
 
-    `state` is a snapshot: where something fails or is interrupted the learner does not take it over.
+    `state` is a copy: where something fails or is interrupted the learner does not take it over.
     """
     summary = yield from _summarise(model, current, x, y, state.streams["selection"])
     task = replace(

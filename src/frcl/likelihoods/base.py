@@ -9,7 +9,7 @@ likely they are. Its formulas are pure functions of tensors in nats, one value p
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
@@ -147,12 +147,16 @@ def plain_labels(labels: Sequence[Any] | None) -> tuple[Label, ...] | None:
     """Labels as declared by a user, as plain integers or strings."""
     if labels is None:
         return None
+    if isinstance(labels, str | bytes) or not isinstance(labels, Iterable):
+        raise LabelError(f"labels are a list of integers or of strings, such as [0, 1]; got {labels!r}")
     plain = tuple(label.item() if isinstance(label, np.generic | Tensor) else label for label in labels)
     kinds = {str if isinstance(label, str) else int if isinstance(label, int) else type(label) for label in plain}
     if kinds not in ({int}, {str}):
         raise LabelError("labels must be all integers or all strings")
     if len(set(plain)) < 2:
         raise LabelError(f"a classification task needs at least two classes; got labels {list(plain)}")
+    if any(isinstance(label, int) and abs(label) >= 2**63 for label in plain):
+        raise LabelError("a label does not fit a 64-bit integer; use smaller numbers or strings")
     return tuple(label if isinstance(label, str) else int(label) for label in plain)
 
 
@@ -358,4 +362,13 @@ def likelihood_for(
 def likelihood_from_json(data: Mapping[str, Any]) -> Likelihood:
     """The likelihood that `Likelihood.to_json` wrote, also after a round trip through JSON."""
     fields = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items() if key != "name"}
-    return LIKELIHOODS[data["name"]](**fields)
+    kind = LIKELIHOODS[data["name"]]
+    for name, value in fields.items():
+        if name == "labels":
+            fits = value == tuple(sorted(set(plain_labels(value) or ())))
+        else:  # positive numbers of the types of their defaults
+            default = getattr(kind, name)
+            fits = type(value) is type(default) and (not isinstance(value, int | float) or 0 < value < 2**53)
+        if not fits:
+            raise DataError(f"{name} of likelihood {data['name']!r} is {value!r}")
+    return kind(**fields)

@@ -1,0 +1,253 @@
+"""Whether a loaded state makes sense: a checksum shows that a file is what was written, not who wrote it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from frcl.errors import CheckpointError, FrclError
+from frcl.likelihoods import Likelihood
+from frcl.posterior import Posterior, chosen_covariance, initial_posterior, with_low_rank
+from frcl.regularisers.protocol import Regulariser
+from frcl.trees import Params, named_tensors, shapes
+
+if TYPE_CHECKING:
+    from frcl.boundary import BoundaryDetector
+    from frcl.learners.base import SavedLearner
+    from frcl.learners.checkpoint import Saved, SavedTask, SavedWindow
+    from frcl.learners.task import Model
+    from frcl.learners.types import Summary
+
+
+def expect(fits: bool, what: str) -> None:
+    """Refuse a state in which `what` is not the case."""
+    if not fits:
+        raise CheckpointError(f"the state makes no sense: {what}")
+
+
+def non_finite(tensors: Mapping[str, Tensor], trained: Sequence[str]) -> str | None:
+    """The name of a tensor that is not finite; buffers and fixed weights of the network may be what they like."""
+    free = {f"net/{name}" for name in trained}
+    for name, value in tensors.items():
+        if name.startswith("net/") and name not in free:
+            continue
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            return name
+    return None
+
+
+def check_equal(given: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Refuse a state of which something was not taken over as it is: a foreign type, a name without a place."""
+    ours, theirs = (json.loads(json.dumps(one["meta"])) for one in (found, given))
+    if ours["device"] != theirs["device"]:  # then the generators are fresh ones
+        ours, theirs = ({k: v for k, v in one.items() if k not in ("device", "streams")} for one in (ours, theirs))
+    for name in ours.keys() | theirs.keys():
+        expect(ours.get(name) == theirs.get(name), f"{name!r} is not as frcl would have written it")
+    for name, value in found["tensors"].items():
+        other = given["tensors"].get(name)
+        if "streams" in ours or not name.startswith("streams/"):
+            fits = other is not None and other.dtype == value.dtype and torch.equal(other.to(value.device), value)
+            expect(fits, f"{name!r} is not as frcl would have written it")
+    extra = given["tensors"].keys() - found["tensors"].keys()
+    expect(not extra, f"nothing refers to {min(extra, default='')!r}")
+
+
+def width_of(net: nn.Module, saved: SavedLearner, dtype: torch.dtype, device: torch.device) -> int:
+    """K, with the bias: what the network gives for inputs of the shape in the state; 0 before the first one."""
+    shape, floating = saved.input_shape, saved.input_floating
+    expect((shape is None) == (floating is None), "input_shape and input_floating belong together")
+    if shape is None:
+        return 0
+    expect(bool(shape) and all(side >= 1 for side in shape), f"input_shape is {list(shape)}")
+    probe = torch.zeros((), dtype=dtype if floating else torch.int64, device=device).expand(1, *shape)
+    try:
+        with torch.no_grad():
+            return int(net(probe).shape[1]) + 1
+    except Exception as error:
+        raise CheckpointError(f"the network does not take inputs of the shape in the state, {list(shape)}") from error
+
+
+def check_inputs(x: Tensor, saved: SavedLearner, dtype: torch.dtype, what: str) -> None:
+    """Refuse stored inputs that are not like those of the learner."""
+    expect(x.ndim > 1 and len(x) > 0 and tuple(x.shape[1:]) == saved.input_shape, f"{what}: inputs of another shape")
+    fits = x.dtype == dtype if saved.input_floating else not x.is_floating_point() and not x.is_complex()
+    expect(fits, f"{what}: inputs are {x.dtype}")
+
+
+def check_like(x: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, what: str) -> None:
+    """Refuse a tensor of another shape or type."""
+    expect(x is not None and tuple(x.shape) == shape and x.dtype == dtype, f"{what} should be {list(shape)} {dtype}")
+
+
+def check_targets(y: Tensor, likelihood: Likelihood, n: int, dtype: torch.dtype, what: str) -> None:
+    """Refuse stored targets that the likelihood cannot have encoded."""
+    if likelihood.classes is None:
+        return check_like(y, (n, likelihood.functions), dtype, what)
+    check_like(y, (n,), torch.int64, what)
+    return expect(bool(((y >= 0) & (y < len(likelihood.classes))).all()), f"{what}: a class that does not exist")
+
+
+def check_learned(params: Params, likelihood: Likelihood, dtype: torch.dtype, what: str) -> None:
+    own = likelihood.initial_parameters()
+    expect(own.keys() == params.keys(), f"{what}: parameters of another likelihood")
+    for name, value in own.items():
+        check_like(params[name], tuple(value.shape), dtype, f"{what}, {name!r}")
+
+
+def check_weights(given: Params, like: Mapping[str, Tensor], names: Iterable[str], what: str) -> None:
+    """Refuse anything but copies of the weights of these names."""
+    expect(given.keys() == set(names) and given.keys() <= like.keys(), f"{what}: weights of another network")
+    for name, value in given.items():
+        check_like(value, tuple(like[name].shape), like[name].dtype, f"{name!r} of {what}")
+
+
+def check_settings_of(likelihood: Likelihood, options: object, what: str) -> None:
+    """Refuse a likelihood whose settings are not those of the learner."""
+    own, known = vars(likelihood), vars(options)
+    for name in own.keys() & known.keys():
+        expect(own[name] == known[name], f"{what}: {name} is not that of the options")
+
+
+# -- FRCL --------------------------------------------------------------------------------------------------------------
+
+
+def check_frcl(model: Model, saved: Saved, detector: BoundaryDetector | None) -> None:
+    """Refuse the state of FRCL where a part of it does not fit the others."""
+    K = width_of(model.net, saved, model.dtype, model.device)
+    expect(bool(K) or not (saved.past or saved.current), "there are tasks, but no input was ever seen")
+    for number, summary in enumerate(saved.past):
+        check_settings_of(summary.likelihood, model.options, f"task {number}")
+        _check_summary(f"task {number}", summary, model.dtype, K)
+        check_inputs(summary.Z, saved, model.dtype, f"the points of task {number}")
+    if saved.current is not None:
+        expect(saved.declared is None, "a task is declared while another one is open")
+        check_settings_of(saved.current.likelihood, model.options, "the open task")
+        _check_current(model, saved.current, saved, K, detector)
+    own, given = None if detector is None else detector.state_dict(), saved.detector
+    expect((own is None) == (given is None) and (own or {}).keys() == (given or {}).keys(), "state of another detector")
+    for name, value in (given or {}).items():
+        many = isinstance(value, list)
+        expect(many == isinstance((own or {})[name], list), f"the detector's {name!r}")
+        for one in value if many else [value]:
+            number = isinstance(one, int | float) and not isinstance(one, bool) and 0 <= one < 2**53
+            scores = isinstance(one, Tensor) and one.dtype == torch.float64 and one.ndim == 2 and len(one) > 0
+            expect(scores if many else number, f"the detector's {name!r}")
+
+
+def _check_summary(what: str, summary: Summary, dtype: torch.dtype, K: int) -> None:
+    belief, C, M = summary.belief, summary.likelihood.functions, len(summary.Z) if summary.Z.ndim else 0
+    check_like(belief.mean, (C, M), dtype, f"the mean of {what}")
+    factor = belief.factor
+    fits = factor.ndim == 3 and factor.shape[0] in (1, C) and factor.shape[1] == M and 1 <= factor.shape[2] <= max(M, K)
+    expect(fits and factor.dtype == dtype, f"the covariance of {what} does not have the shape that its points need")
+    positive = (("u_noise", belief.u_noise), ("prior_std", belief.prior_std), ("size", summary.size))
+    for name, value in positive:
+        expect(value > 0, f"{name} of {what} is {value}")
+    expect(belief.posterior_noise in (0.0, belief.u_noise), f"posterior_noise of {what} is {belief.posterior_noise}")
+    check_learned(summary.likelihood_params, summary.likelihood, dtype, what)
+    for name, part, shape in (
+        ("scale", belief.scale, (C,)), ("spread", summary.spread, (C,)), ("temperature", summary.temperature, ()),
+    ):  # fmt: skip
+        if part is not None:
+            check_like(part, shape, dtype, f"{name} of {what}")
+            expect(bool((part > 0).all()), f"{name} of {what} is not positive")
+    expect(belief.scale is None or len(factor) == 1, f"{what}: scales of covariances that are not shared")
+    if summary.head is not None:
+        check_like(summary.head, (C, K), dtype, f"the head of {what}")
+
+
+def _check_current(
+    model: Model, task: SavedTask, saved: SavedLearner, K: int, detector: BoundaryDetector | None
+) -> None:
+    options, C, dtype = model.options, task.likelihood.functions, model.dtype
+    expect(task.N >= 1, f"N is {task.N}")
+    function, M = options.inference == "function", model.points(task.likelihood)
+    n = M if function else K
+    expect(
+        shapes(task.posterior) == shapes(_expected(model, C, n)), "the posterior does not have the shape of the task"
+    )
+    check_learned(task.learned, task.likelihood, dtype, "the open task")
+    for name, Z, there in (("Z", task.Z, function and not options.learn_inputs),
+                           ("trained_Z", task.trained_Z, function and options.learn_inputs)):  # fmt: skip
+        expect((Z is not None) == there, f"{name} of the open task")
+        if Z is not None:
+            check_inputs(Z, saved, dtype, f"{name} of the open task")
+            expect(len(Z) == M, f"{name} of the open task has {len(Z)} points instead of {M}")
+    expect((task.data_mark is None) == (task.window is not None), "a task is opened by fit() or by observe()")
+    if task.window is not None:
+        _check_window(task.window, task.likelihood, saved, options.window, dtype)
+    most = detector.window if detector is not None and detector.rescore else 0
+    expect(len(task.recent) <= most, f"{len(task.recent)} recent minibatches")
+    for x in task.recent:
+        check_inputs(x, saved, dtype, "a recent minibatch")
+    expect(all(0 <= one < C for one in task.shown), f"classes {task.shown} were shown, of {C}")
+
+
+def _check_window(
+    window: SavedWindow, likelihood: Likelihood, saved: SavedLearner, capacity: int, dtype: torch.dtype
+) -> None:
+    expect(window.seen >= 0, f"the window has seen {window.seen} examples")
+    expect((window.x is None) == (window.y is None) == (window.seen == 0), "the window of the stream")
+    if window.x is not None and window.y is not None:
+        expect(
+            len(window.x) == min(window.seen, capacity), "the window has another number of examples than it has seen"
+        )
+        check_inputs(window.x, saved, dtype, "the window of the stream")
+        check_targets(window.y, likelihood, len(window.x), dtype, "targets of the window")
+
+
+def _expected(model: Model, C: int, n: int) -> Posterior:
+    """A posterior of the shape that the options ask for."""
+    weights = model.options.inference == "weight"
+    covariance = chosen_covariance(model.options.covariance, C, n) if weights else "full"
+    q = initial_posterior(C, n, 1.0, model.dtype, model.device, covariance)
+    return with_low_rank(q, min(model.options.rank, n), torch.Generator(model.device)) if covariance == "lowrank" else q
+
+
+# -- what all learners have --------------------------------------------------------------------------------------------
+
+
+def check_regulariser(
+    one: Regulariser, weights: Mapping[str, Tensor], saved: SavedLearner, past: Sequence[Any]
+) -> None:
+    """Refuse what a regulariser loaded where it does not fit the network or the number of tasks."""
+    for item in (item for item in fields(one) if not item.init):
+        value, what = getattr(one, item.name), f"{item.name!r} of {one.name}"
+        kind = type(item.default_factory()) if callable(item.default_factory) else type(item.default)
+        expect(isinstance(value, kind), what)
+        if isinstance(value, list):
+            expect(len(value) == len(past) or not value, f"{what} has {len(value)} entries for {len(past)} tasks")
+        if isinstance(value, dict):
+            expect(all(isinstance(part, Tensor) for part in value.values()), what)
+        for path, tensor in named_tensors(value):
+            name = path.rpartition("/")[2]
+            if isinstance(value, dict) or "/" in path:
+                expect(name in weights or name == "rest", f"{what} names a weight {name!r} that does not exist")
+            if name in weights:
+                check_like(tensor, tuple(weights[name].shape), weights[name].dtype, f"{name!r} in {what}")
+            if "precision" in f"{item.name}/{path}" or item.name in ("importance", "heads"):
+                expect(bool((tensor >= 0).all()), f"{what} is negative")
+        for head, task in zip(value, past, strict=False) if item.name == "heads" else ():
+            expect(isinstance(head, Tensor) and head.ndim == 2 and len(head) == task.likelihood.functions, what)
+            expect(task.head is None or (task.head.shape, task.head.dtype) == (head.shape, head.dtype), what)
+    if isinstance(inputs := getattr(one, "x", None), list):
+        dtype = next(iter(weights.values())).dtype
+        for x, y, size, task in zip(inputs, one.y, one.sizes, past, strict=True):  # type: ignore[attr-defined]
+            check_inputs(x, saved, dtype, f"examples of {one.name}")
+            check_targets(y, task.likelihood, len(x), dtype, f"targets of {one.name}")
+            expect(isinstance(size, int | float) and 0 < size < math.inf, f"sizes of {one.name}")
+
+
+def check_plain_detector(detector: BoundaryDetector, like: BoundaryDetector) -> None:
+    """Refuse a detector with settings of other types than the defaults have."""
+    defaults = like.options()
+    for name, value in detector.options().items():
+        kinds = (int, float) if type(defaults[name]) is float else (type(defaults[name]),)
+        if type(value) not in kinds or (isinstance(value, float) and math.isnan(value)):
+            raise FrclError(f"{name} of the detector is {value!r}")

@@ -181,7 +181,7 @@ def test_a_resnet_with_batch_norm_is_fine_tuned_on_two_tasks_and_keeps_the_first
     for x in tasks * 5:  # statistics of data like this, as a pre-trained network has them
         net(x)
     frozen = freeze_batch_norm(net, train_affine=True)
-    learner = frcl.FRCLPlus(frozen, points=20, steps=60, batch_size=40, lr=5e-3)
+    learner = frcl.FRCLPlus(frozen, points=20, steps=200, batch_size=40, lr=5e-3)
     for x in tasks:
         learner.fit(x, y)
     for number, x in enumerate(tasks):

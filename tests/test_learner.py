@@ -344,7 +344,9 @@ def test_options_of_the_start_are_used():
     learner.start_task(labels=(0, 1, 2))
     learner.observe(x, y)
     current = learner._state.current
-    assert float(current.params.posterior.factor[0, 0, 0].detach()) == pytest.approx(0.7 / 3, abs=0.01)  # K = 9
+    assert float(current.params.posterior.factor[0, 0, 0].detach()) == pytest.approx(
+        0.7 / 9, abs=0.01
+    )  # K = 9
     assert current.likelihood.draws_shape(4, training=True) == (5, 4, 3)
     assert current.likelihood.draws_shape(1, training=False) == (9, 1, 3)
     regression = small_learner(target_noise=0.5, steps=1)
@@ -516,7 +518,7 @@ def test_interrupted_fit_goes_on_with_the_same_data():
     whole.fit(x, y)
     with pytest.raises(Stop):
         broken.fit(x, y, on_step=stop)
-    assert broken.predict(x).probs.shape == (90, 3)
+    assert broken.predict(x, task=0).probs.shape == (90, 3)
     with pytest.raises(frcl.TaskError, match="still open"):
         broken.fit(x + 1, y)
     with pytest.raises(frcl.TaskError, match="opened by fit"):

@@ -299,7 +299,7 @@ def test_states_that_do_not_fit_are_refused(kind):
     with pytest.raises(Stop):
         learner.fit(*BLOBS[1], on_step=stop)
     state = learner.state_dict()
-    with pytest.raises(frcl.CheckpointError, match="does not fit"):
+    with pytest.raises(frcl.CheckpointError, match=r"does not fit|makes no sense"):
         make(kind, net=MLP(4, (16, 9)), steps=3).load_state_dict(state)
     with pytest.raises(frcl.CheckpointError, match="other options"):
         make(kind, steps=4).load_state_dict(state)

@@ -374,7 +374,7 @@ def test_a_head_is_as_sure_as_the_posterior_was_when_its_task_ended(prediction, 
     learner.start_task(labels=labels, size=120)
     for _ in range(12):  # all of it stays in the window
         learner.observe(x, y)
-    before = learner.predict(x)
+    before = learner.predict(x, task=0)
     summary = learner.end_task()
     after = learner.predict(x, task=0)
     torch.testing.assert_close(after.mean, before.mean, rtol=1e-4, atol=1e-4)

@@ -184,7 +184,7 @@ def test_hidden_boundaries_are_found_and_each_task_remembered():
 
 def test_the_points_of_a_task_found_by_itself_are_from_that_task():
     first, second = batches((0, 1), 60, 11, size=64), batches((0, 1), 60, 12, size=64)
-    learner = small_learner(points=10, initial_std=1.0, detector=BoundaryDetector(5.0))
+    learner = small_learner(points=10, initial_std=3.0, detector=BoundaryDetector(5.0))
     for x, y in first + second:
         learner.observe(x, y)
     old = {tuple(row) for x, _ in first for row in x.tolist()}
@@ -237,7 +237,7 @@ def test_labels_declared_once_for_all_tasks():
     learner = small_learner(labels=(0, 1, 2))
     x, y = blobs((0, 1), 32, 1)
     learner.observe(x, y)
-    assert learner.predict(x).classes == (0, 1, 2)
+    assert learner.predict(x, task=0).classes == (0, 1, 2)
     learner.observe(x, y + 1)
 
 
@@ -307,7 +307,7 @@ def test_the_density_of_labels_is_that_of_the_prediction_where_the_class_was_sho
     for x, y in batches((0, 2), 6, 1):
         learner.observe(x, y)
     x, y = blobs((0, 1, 2), 20, 1)
-    expected = learner.predict(x).log_predictive(y)[y != 1]
+    expected = learner.predict(x, task=0).log_predictive(y)[y != 1]
     given = []
     update = learner.detector.update
     monkeypatch.setattr(learner.detector, "update", lambda *a, **k: given.append(k["log_density"]) or update(*a, **k))

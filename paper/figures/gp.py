@@ -90,7 +90,7 @@ PANELS = {
 }
 COLUMNS_1 = ("panel", "what", "task", "x", "mean", "std")
 OPTIONS_1: dict[str, Any] = {
-    "points": 8, "search": "greedy", "lr": 5e-3, "batch_size": 40, "initial_std": 1.0, "target_noise": 0.05,
+    "points": 8, "search": "greedy", "lr": 5e-3, "batch_size": 40, "initial_std": 0.3, "target_noise": 0.05,
 }  # fmt: skip
 
 
@@ -242,7 +242,7 @@ SAME, NEW = "same task", "new task"
 QUERIES = {SAME: (-3.8, -0.6), NEW: (2.4, 4.8)}  # minibatches of queries, and their ranges
 BATCH = 12
 OPTIONS_2: dict[str, Any] = {
-    "points": 8, "lr": 2e-3, "initial_std": 2.0, "target_noise": 0.05,
+    "points": 8, "lr": 2e-3, "initial_std": 6.0, "target_noise": 0.05,
 }  # fmt: skip
 
 
@@ -278,7 +278,7 @@ def measure_detection(place: Place) -> Sheet:
 
 def _judged(learner: FRCL, x: Tensor) -> Iterator[tuple[float, ...]]:
     """x, μ, σ, √k(x, x) and ℓ (Section 3) of each input."""
-    posterior, score = learner.predict(x), learner.familiarity(x)
+    posterior, score = learner.predict(x, task=len(learner.tasks)), learner.familiarity(x)
     prior = features_of(learner, x).square().sum(1)
     columns = (x[:, 0], posterior.mean[:, 0], posterior.variance[:, 0].sqrt(), prior.sqrt(), score[:, 0])
     yield from zip(*(column.tolist() for column in columns), strict=True)

@@ -63,7 +63,7 @@ def test_familiarity_is_the_symmetrised_divergence_from_the_prior(generator):
     after = learner.state_dict()
     assert before["meta"] == after["meta"]
     assert all(torch.equal(before["tensors"][name], after["tensors"][name]) for name in before["tensors"])
-    believed = learner.predict(x)
+    believed = learner.predict(x, task=0)
     outputs = learner.feature_scale * learner.net(x).detach().double()
     Phi = torch.cat([outputs, outputs.new_ones(64, 1)], 1)
     prior = Normal(0.0, (2.0 * Phi.square().sum(1)).sqrt()[:, None])

@@ -106,7 +106,7 @@ def test_what_is_learned_is_the_posterior_of_the_data():
     exact_mean = Phi_grid @ exact @ Phi.mT @ y.double() / s2
     near = (gp.grid()[:, 0] > x.min()) & (gp.grid()[:, 0] < x.max())
     found, truth = (torch.einsum("bi,ij,bj->b", Phi_grid, S, Phi_grid).sqrt() for S in (covariance, exact))
-    assert float((Phi_grid @ mean - exact_mean)[near].abs().max()) < 0.06
+    assert float((Phi_grid @ mean - exact_mean)[near].abs().max()) < 0.08
     ratio = found[near] / truth[near]
     assert 0.85 < float(ratio.min()) <= float(ratio.median()) < 1.15
     assert float(ratio.max()) < 1.5  # at the edges of the data L has not quite converged

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 LOCK = Path(__file__).resolve().parents[1] / "requirements.lock"
-BUILD = ("hatchling", "editables", "trove-classifiers")  # needed to install this package, not to run it
+BUILD = ("hatchling", "editables", "tomlkit", "trove-classifiers")  # needed to install this package, not to run it
 OWN_BUILD = re.compile(r"torch|triton|nvidia-.*|cuda-.*")  # torch, and what only some of its builds need
 HEAD = """# Hashed dependencies for CI: {system}, Python {version}. Written by `python tools/lock.py`; do not edit.
 # Installed by the Makefile with LOCK=requirements.lock. torch stays in constraints.txt.

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from torch.overrides import TorchFunctionMode
 
 from disk import CUTS, Disk, write_out
 from frcl.experiment import keeper, runner
@@ -164,6 +165,38 @@ def test_every_allocation_fails_once(what, error, whole, tmp_path, monkeypatch):
                 pass
         assert same(folder, finish(folder), whole), number
     assert number > 1
+
+
+class NoMemory(TorchFunctionMode):
+    """Counts the operations of torch, each of which may allocate, and fails at one of them."""
+
+    def __init__(self, at: int = 0) -> None:
+        super().__init__()
+        self.at, self.calls = at, 0
+
+    def __torch_function__(self, function, types, given=(), options=None):
+        self.calls += 1
+        if self.calls == self.at:
+            raise MemoryError
+        return function(*given, **(options or {}))
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # where safetensors tries another way
+@pytest.mark.parametrize("parts", [8, pytest.param(120, marks=pytest.mark.slow)])
+def test_an_operation_without_memory_costs_nothing_but_time(parts, whole, tmp_path):
+    with NoMemory() as count:
+        runner.run(CONFIG, tmp_path / "count", Observer())
+    assert count.calls > 1000
+    failed = 0
+    for number in range(7, count.calls, count.calls // parts):
+        folder = tmp_path / str(number)
+        try:
+            with NoMemory(number):
+                result = runner.run(CONFIG, folder, Observer())
+        except MemoryError:
+            failed, result = failed + 1, finish(folder)
+        assert same(folder, result, whole), number
+    assert failed >= parts - 3
 
 
 def test_the_disk_knows_what_a_cut_leaves(tmp_path):

@@ -123,6 +123,8 @@ def check_features(net: nn.Module, x: Tensor) -> int:
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
             first, second, alone = net(probe), net(probe), net(probe[:1])
+    except MemoryError:
+        raise
     except Exception as error:
         raise NetworkError(
             f"the network failed on inputs of shape {tuple(probe.shape)} and type {probe.dtype}: {error}. "

@@ -59,15 +59,6 @@ class Posterior(NamedTuple):
         return self.factor.ndim == 3
 
 
-def is_structured(q: Posterior) -> bool:
-    """Whether the shapes of its parts fit together in one of the structures."""
-    C, n = q.mean.shape
-    if q.is_square:
-        return q.low_rank is None and q.factor.shape in ((C, n, n), (1, n, n))
-    V = q.low_rank
-    return q.factor.shape == (C, n) and (V is None or (V.ndim == 3 and V.shape[:2] == (C, n)))
-
-
 FULL = 4_000_000  # numbers of full factors, C K², up to which they are the automatic choice
 
 

@@ -259,14 +259,12 @@ def run_app(app: typer.Typer, name: str) -> None:
         try:
             app(prog_name=name)
         except (FrclError, OSError, MemoryError, RuntimeError) as error:
-            full = isinstance(error, MemoryError) or "can't allocate memory" in str(
-                error
-            )  # torch has no error of its own
-            if not full and not isinstance(error, FrclError | OSError):
+            reason = str(error)
+            if isinstance(error, MemoryError) or "can't allocate memory" in reason:  # torch has no error of its own
+                reason = f"out of memory: {reason.splitlines()[0][-200:]}" if reason else "out of memory"
+            elif not isinstance(error, FrclError | OSError):
                 raise
             stopped = isinstance(error, Interrupted)
-            reason = f"out of memory: {str(error).splitlines()[0][-200:]}" if full and str(error) else str(error)
-            reason = reason or "out of memory"
             message, style = (reason, None) if stopped else (f"error: {reason}", "red")
             err.print(safe(message), style=style, highlight=False, markup=False, soft_wrap=True)
             sys.exit(STOPPED if stopped else USAGE if isinstance(error, OptionError) else FAILED)

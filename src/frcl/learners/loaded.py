@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from frcl.errors import CheckpointError, FrclError
 from frcl.likelihoods import Likelihood
-from frcl.posterior import Posterior, chosen_covariance, initial_posterior, with_low_rank
 from frcl.regularisers.protocol import Regulariser
 from frcl.trees import Params, named_tensors, shapes
 
@@ -162,9 +161,8 @@ def _check_current(
     expect(task.N >= 1, f"N is {task.N}")
     function, M = options.inference == "function", model.points(task.likelihood)
     n = M if function else K
-    expect(
-        shapes(task.posterior) == shapes(_expected(model, C, n)), "the posterior does not have the shape of the task"
-    )
+    own = model.start_of_q(C, n, torch.Generator(model.device))
+    expect(shapes(task.posterior) == shapes(own), "the posterior does not have the shape of the task")
     check_learned(task.learned, task.likelihood, dtype, "the open task")
     for name, Z, there in (("Z", task.Z, function and not options.learn_inputs),
                            ("trained_Z", task.trained_Z, function and options.learn_inputs)):  # fmt: skip
@@ -194,14 +192,6 @@ def _check_window(
         )
         check_inputs(window.x, saved, dtype, "the window of the stream")
         check_targets(window.y, likelihood, len(window.x), dtype, "targets of the window")
-
-
-def _expected(model: Model, C: int, n: int) -> Posterior:
-    """A posterior of the shape that the options ask for."""
-    weights = model.options.inference == "weight"
-    covariance = chosen_covariance(model.options.covariance, C, n) if weights else "full"
-    q = initial_posterior(C, n, 1.0, model.dtype, model.device, covariance)
-    return with_low_rank(q, min(model.options.rank, n), torch.Generator(model.device)) if covariance == "lowrank" else q
 
 
 # -- what all learners have --------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from frcl.engine.indivisible import StepLock
+from frcl.engine.program import CHUNK as STEPS
 from frcl.engine.program import Drawn, Optimiser, Program, exact_number, minibatch_rows, refuse_non_finite
 from frcl.errors import DataError, OptionError
 from frcl.features import (
@@ -90,10 +91,20 @@ class Model:
         """All weights of the network, and the scale of its outputs."""
         return {**dict(self.net.named_parameters()), FEATURE_SCALE: self.scale}
 
-    @property
-    def is_fixed(self) -> bool:
-        """Whether no weight of the network is trained."""
-        return not any(p.requires_grad for p in self.net.parameters())
+    def is_natural(self, *, low_rank: bool) -> bool:
+        """Whether q takes natural-gradient steps: q(w) does where no weight of the network is trained."""
+        return self.options.inference == "weight" and not low_rank and not self.theta()
+
+    def start_of_q(self, C: int, n: int, generator: torch.Generator) -> Posterior:
+        """q as a task begins: C functions of n weights, or of n points in function space."""
+        options, weights = self.options, self.options.inference == "weight"
+        covariance = chosen_covariance(options.covariance, C, n) if weights else "full"
+        std = 1.0 if self.is_natural(low_rank=covariance == "lowrank") else options.initial_std
+        spread = std / (SIZE * math.sqrt(n) if weights else 1.0)
+        q = initial_posterior(C, n, spread, self.dtype, self.device, covariance)
+        if covariance == "lowrank":
+            q = with_low_rank(q, min(options.rank, n), generator)
+        return random_mean(q, spread, generator) if weights and options.initial_mean == "random" else q
 
     @cached_property
     def prior(self) -> Prior:
@@ -223,15 +234,7 @@ def open_task(
         n = len(Z)
         if options.learn_inputs:
             trained_Z, Z = leaf(Z), None
-    C, weights = likelihood.functions, options.inference == "weight"
-    covariance = chosen_covariance(options.covariance, C, n) if weights else "full"
-    natural = weights and model.is_fixed and covariance != "lowrank"
-    spread = (1.0 if natural else options.initial_std) / (SIZE * math.sqrt(n) if weights else 1.0)
-    q = initial_posterior(C, n, spread, model.dtype, model.device, covariance)
-    if covariance == "lowrank":
-        q = with_low_rank(q, min(options.rank, n), state.streams["posterior"])
-    if weights and options.initial_mean == "random":
-        q = random_mean(q, spread, state.streams["posterior"])
+    q = model.start_of_q(likelihood.functions, n, state.streams["posterior"])
     trains_heads = any(one.trains_heads for one in state.regularisers)
     heads = trained_heads(state.regularisers, state.past) if trains_heads else None
     params = Parameters(model.theta(), tree_map(leaf, q), learned, heads, trained_Z)
@@ -245,8 +248,8 @@ def open_task(
 
 
 def optimiser_of(model: Model, params: Parameters, N: float) -> Optimiser:
-    """Adam; but where no weight of the network is trained, q(w) alone is sought, and takes natural-gradient steps."""
-    natural = model.options.inference == "weight" and model.is_fixed and params.posterior.low_rank is None
+    """Adam; natural-gradient steps for q(w) where it takes them."""
+    natural = model.is_natural(low_rank=params.posterior.low_rank is not None)
     return Optimiser(params, model.options.lr, exact_number(N, model.dtype, model.device) if natural else None)
 
 
@@ -308,16 +311,13 @@ def program_of(
         **hooks(regularisers, options.seed, tasks),
         augment=None if augment is None else partial(_augmented, augment, options.seed, tasks),
         stackable=model.stackable and augment is None and all(one.batchable for one in regularisers),
-        chunk=1 if stream else CHUNK_OF_STEPS, lock=model.lock,
+        chunk=1 if stream else STEPS, lock=model.lock,
         signature=(
             repr({name: value for name, value in vars(options).items() if name != "seed"}), repr(regularisers),
             str(model.net), [(one.name, one.functions) for one in (likelihood, *(p.likelihood for p in state.past))],
         ),
     )  # fmt: skip
     return program
-
-
-CHUNK_OF_STEPS = 100  # steps of fit() whose random numbers are drawn at once
 
 
 # -- end ----------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The examples run and show what they claim."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -74,8 +75,20 @@ def test_pretrained(tmp_path):
     assert (tmp_path / "pretrained.frcl").is_file()
 
 
+@pytest.mark.slow
+def test_avalanche(tmp_path):
+    if importlib.util.find_spec("avalanche") is None:
+        pytest.skip("Avalanche is not installed")
+    example = str(EXAMPLES / "avalanche_digits.py")
+    found = shares(run(str(Path(__file__).with_name("torchvision_operators.py")), tmp_path, example))
+    assert len(found) == 2
+    assert found[0] > 97
+    assert found[1] > 80
+
+
 def test_every_example_is_tested():
     assert {path.name for path in EXAMPLES.glob("*.py")} == {
+        "avalanche_digits.py",
         "own_network.py",
         "hidden_boundaries.py",
         "pretrained.py",

@@ -1,0 +1,1 @@
+"""Interfaces to other libraries; each is an optional extra and is imported by its own name."""

@@ -44,10 +44,10 @@ EARLIER = " †"
 EARLIER_MEANS = "† Measured with earlier options than the current ones"
 
 
-def marked(cell: Cell, one: Document | None, digits: int = 2) -> str:
+def marked(cell: Cell, one: Document | None, digits: int = 2, metric: str = "average_accuracy") -> str:
     """The accuracy of a cell, with a dagger if it was measured with other options than its current ones."""
     others = one is not None and differences(one, cell.config())
-    return in_percent(one, digits=digits) + EARLIER * bool(others)
+    return in_percent(one, metric, digits) + EARLIER * bool(others)
 
 
 def plain_mean(one: Document | None, metric: str) -> str:

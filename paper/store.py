@@ -28,11 +28,12 @@ def path_of(results: Path, table: str, name: str) -> Path:
 
 
 def learned_options(config: Config) -> dict[str, Any]:
-    """The options that determine what is learned."""
+    """The options that determine what is learned; with predictions without a task in the headline, also of those."""
     values = {name: value for name, value in to_dict(config).items() if name not in UNLEARNED}
     if not config.hidden_boundaries:
         del values["detector"]
-    values["learner"] = {name: value for name, value in values["learner"].items() if name not in INFERENCE}
+    if config.scenario != "class":
+        values["learner"] = {name: value for name, value in values["learner"].items() if name not in INFERENCE}
     return values
 
 
@@ -94,6 +95,7 @@ def seed_entry(seed: int, record: dict[str, Any], config: Config) -> dict[str, A
         "seed": seed,
         **{metric.__name__: _finite(float(metric(R))) for metric in metrics.OF_MATRIX},
         **{name: _finite(final[name]) for name in ("nll", "brier", "ece", "auroc")},
+        **_agnostic(record),
         "last_row": rows[-1],
         "diagonal": [row[-1] for row in rows],
     }
@@ -102,6 +104,20 @@ def seed_entry(seed: int, record: dict[str, Any], config: Config) -> dict[str, A
     if config.hidden_boundaries:
         entry["boundaries"] = _boundary_rows(record, config)
     return entry
+
+
+def _agnostic(record: dict[str, Any]) -> dict[str, float | None]:
+    """Metrics where no task is named; empty if the tasks have no common targets."""
+    rows, final = record["agnostic"], record["agnostic_final"]
+    if len(rows) < len(record["rows"]):
+        return {}
+    novelty = [value for value in record["novelty_auroc"] if value is not None]
+    return {
+        "agnostic_accuracy": float(metrics.average_accuracy(metrics.accuracy_matrix(rows))),
+        "task_accuracy": record["task_accuracy"][-1],
+        **{f"agnostic_{name}": _finite(final[name]) for name in ("nll", "ece")},
+        "novelty_auroc": sum(novelty) / len(novelty) if novelty else None,
+    }
 
 
 def _finite(value: float | None) -> float | None:

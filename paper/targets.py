@@ -16,9 +16,10 @@ from paper.library import suggestion
 from paper.page import write_page
 from paper.quick import reduced, reduced_figure
 from paper.readme import write_readme
+from paper.scenarios import SCENARIOS
 
 ALL = "all"
-TABLES = (*cells.TABLES, FRONTIER)
+TABLES = (*cells.TABLES, FRONTIER, SCENARIOS)
 PAPER_FIGURES = (*gp.FIGURES, *criteria.FIGURES, *points.FIGURES, *detection.FIGURES)
 FIGURES = (*sorted(PAPER_FIGURES, key=lambda figure: figure.name), *regularisers.FIGURES)
 

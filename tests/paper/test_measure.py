@@ -98,6 +98,10 @@ def test_what_is_kept_of_a_seed():
         "final": {"nll": float("inf"), "brier": 0.5, "ece": 0.25, "auroc": None},
         "true": [10, 30, 50],
         "statistic": [None] * 10 + [6.0, 9.0, *[0.0] * 12, 4.5, *[0.0] * 6, 9.0],
+        "agnostic": [[1.0], [0.5, 1.0], [0.25, 0.5, 0.75]],
+        "agnostic_final": {"nll": 0.5, "ece": float("nan")},
+        "task_accuracy": [1.0, 0.75, 0.625],
+        "novelty_auroc": [0.5, 0.75, None],
     }
     entry = seed_entry(7, record, resolve("split-digits", STREAM))
     assert (entry["seed"], entry["average_accuracy"], entry["forgetting"]) == (7, pytest.approx(2 / 3), 0.375)
@@ -105,6 +109,8 @@ def test_what_is_kept_of_a_seed():
     assert (entry["last_row"], entry["diagonal"]) == ([0.5, 0.75, 0.75], [1.0, 1.0, 0.75])
     assert entry["accuracy"] == record["rows"]
     assert (entry["nll"], entry["brier"], entry["ece"], entry["auroc"]) == (None, 0.5, 0.25, None)
+    assert (entry["agnostic_accuracy"], entry["task_accuracy"], entry["novelty_auroc"]) == (0.5, 0.625, 0.625)
+    assert (entry["agnostic_nll"], entry["agnostic_ece"]) == (0.5, None)
     counts = {row["threshold"]: (row["switches"], row["declared"], row["hits"]) for row in entry["boundaries"]}
     # 4 declares at 10 and at 24, which is no switch, and that is too near to 31; 5 at 10 and 31; 6 to 8 at 11 and 31
     assert counts == {4.0: (3, 2, 1), 5.0: (3, 2, 2), 6.0: (3, 2, 2), 7.0: (3, 2, 2), 8.0: (3, 2, 2)}
@@ -116,11 +122,12 @@ def test_what_is_kept_of_a_seed():
 def test_the_whole_matrix_is_kept_where_it_is_small():
     final = dict.fromkeys(("nll", "brier", "ece", "auroc"))
     for tasks in (10, 11):
-        record = {"rows": [[0.5] * (i + 1) for i in range(tasks)], "final": final}
+        record = {"rows": [[0.5] * (i + 1) for i in range(tasks)], "final": final, "agnostic": [], "agnostic_final": {}}
         entry = seed_entry(0, record, resolve("split-digits", PLAIN))
         assert ("accuracy" in entry) == (tasks == 10)
         assert len(entry["last_row"]) == len(entry["diagonal"]) == tasks
         assert "boundaries" not in entry
+        assert "agnostic_accuracy" not in entry  # its tasks have no targets in common
 
 
 def batch_document(seeds: list[int]) -> dict:

@@ -1,0 +1,69 @@
+"""Predictions without the task: the cells, and what of a measured cell stands in which column."""
+
+from frcl.experiment.config import resolve
+from paper.cells import Cell
+from paper.measure import Place
+from paper.scenarios import AGNOSTIC, COLUMNS, ROWS, SCENARIOS, bytes_for
+from paper.store import learned_options, path_of, write_document
+from paper_helpers import PLAIN, SMALL, file_of, measured
+
+
+def shown(results) -> dict[str, dict[str, str]]:
+    grid = next(iter(SCENARIOS.view(SCENARIOS, results, False)))
+    heading, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in grid.splitlines())
+    return {row[0]: dict(zip(heading, row, strict=True)) for row in rows}
+
+
+def test_cells_are_named_once_and_their_sums_keep_within_the_limit():
+    assert len({cell.name for cell in SCENARIOS.cells}) == len(ROWS)
+    limits = {"≤ 0.63 MB": 0.63e6, "≤ 3.2 MB": 3.2e6, "≤ 40 MB": 40e6}
+    for row, cell in zip(ROWS, SCENARIOS.cells, strict=True):
+        config = resolve(cell.benchmark, *cell.layers)
+        assert (config.method, config.scenario) == (row.method, "class")
+        if row.method == "exact-gp" and row.limit:
+            K, C = config.learner.count + 1, 10
+            assert limits[row.limit] >= 4 * (K * (K + 1) // 2 + K * C + C + 5)
+
+
+def test_how_the_task_is_inferred_counts_where_it_matters():
+    cell = next(cell for cell in SCENARIOS.cells if cell.method == "frcl-plus")
+    assert "task_features" in learned_options(cell.config())["learner"]
+    assert "task_features" not in learned_options(cell.config({"scenario": "task"}))["learner"]
+
+
+def test_a_measured_cell_has_the_scores_of_its_run(tmp_path):
+    """As the runner computes them from the same records."""
+    place = Place(tmp_path / "results", tmp_path / "runs")
+    cell = Cell("split-digits-finetune", "split-digits", "Fine", (PLAIN, SMALL), (0,))
+    measured(place, cell, table="scenarios")
+    entry = file_of(place, cell, "scenarios")["seeds"][0]
+    assert 0 < entry[AGNOSTIC] <= entry["average_accuracy"] <= 1, "with the task it is easier"
+    assert entry[AGNOSTIC] <= 1
+    assert {"task_accuracy", "agnostic_nll", "agnostic_ece", "novelty_auroc"} <= set(entry)
+    assert entry["novelty_auroc"] is None, "heads have no novelty"
+
+
+def test_bytes_of_data_and_of_network_size_stand_apart(tmp_path):
+    row, cell = next((r, c) for r, c in zip(ROWS, SCENARIOS.cells, strict=True) if r.method == "frcl-plus" and r.goal)
+    seeds = [
+        {"seed": s, "average_accuracy": 0.99, AGNOSTIC: value, "task_accuracy": 0.95, "agnostic_nll": 0.2,
+         "agnostic_ece": 0.012, "novelty_auroc": None}
+        for s, value in enumerate((0.93, 0.95))
+    ]  # fmt: skip
+    parts = {"points": 1000, "posterior": 200, "heads": 30, "fisher": 7000, "anchor": 400}
+    batch = {
+        "seeds": [0, 1], "command": "python -m paper", "started": "2026-01-02T03:04:05", "seconds": {"total": 7.0},
+        "memory_bytes": {"total": 8630, "per_task": [], "parts": parts},
+        "environment": {"device": "cpu", "torch": "2", "commit": "abc"},
+    }  # fmt: skip
+    kind = {"format": "frcl-cell", "version": 1, "quick": False, "config": learned_options(cell.config())}
+    document = {**kind, "seeds": seeds, "batches": [batch]}
+    assert bytes_for(document) == (1230, 7400)
+    write_document(path_of(tmp_path, "scenarios", cell.name), document)
+    found = shown(tmp_path)[row.title]
+    assert set(found) == set(COLUMNS)
+    assert found["accuracy %"] == "94.00 ± 1.41"
+    assert found["reached"] == ("yes" if row.goal <= 94.0 else f"no: {row.goal - 94:.2f} below")
+    assert (found["bytes for data"], found["bytes of network size"]) == ("1,230", "7,400")
+    assert (found["ECE"], found["novelty AUROC"], found["with the task %"]) == ("0.012", "n/a", "99.00 ± 0.00")
+    assert found["seeds"] == "2 of 10"

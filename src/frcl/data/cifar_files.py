@@ -6,7 +6,6 @@ import hashlib
 import io
 import re
 import tarfile
-import zipfile
 import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from frcl.errors import DataError
+from frcl.files import read_arrays
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -52,20 +52,17 @@ def joined(parts: Sequence[Images]) -> Images:
 def read_compact(content: bytes, where: str) -> Images:
     """Images from an .npz file: `labels`, `count` (images, images per block) and `plane_BLOCK_CHANNEL`."""
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as packed:
-            if sum(member.file_size for member in packed.infolist()) > LARGEST:
-                raise DataError(f"{where} is refused: it would unpack to more than {LARGEST >> 20} MiB")
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            labels, (n, size) = arrays["labels"], arrays["count"].tolist()
-            if labels.dtype != np.uint8 or labels.shape != (n,) or not 0 < size <= n or n * 3 * PIXELS > LARGEST:
-                raise DataError(f"{where} does not hold CIFAR's images: its arrays do not fit together")
-            blocks = [
-                unpack([arrays[f"plane_{block}_{channel}"].tobytes() for channel in range(3)], min(size, n - start))
-                for block, start in enumerate(range(0, n, size))
-            ]
-    except DataError:
-        raise
-    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
+        arrays = read_arrays(io.BytesIO(content), LARGEST)
+        labels, (n, size) = arrays["labels"], arrays["count"].tolist()
+        if labels.dtype != np.uint8 or labels.shape != (n,) or not 0 < size <= n or n * 3 * PIXELS > LARGEST:
+            raise DataError(f"{where} does not hold CIFAR's images: its arrays do not fit together")
+        blocks = [
+            unpack([arrays[f"plane_{block}_{channel}"].tobytes() for channel in range(3)], min(size, n - start))
+            for block, start in enumerate(range(0, n, size))
+        ]
+    except (ValueError, TypeError, KeyError) as error:
+        if isinstance(error, DataError):
+            raise
         raise DataError(f"{where} cannot be read as a compact file of CIFAR: {error}") from error
     return Images(np.concatenate(blocks), labels)
 
@@ -153,6 +150,5 @@ def to_bytes(parts: Parts) -> bytes:
 
 def from_bytes(content: bytes) -> Parts:
     """What `to_bytes` was given."""
-    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-        a, b, c, d = (arrays[f"arr_{i}"] for i in range(4))
+    a, b, c, d = read_arrays(io.BytesIO(content), len(content)).values()
     return Parts(Images(a, b), Images(c, d))

@@ -10,6 +10,7 @@ import os
 import tempfile
 import threading
 import time
+import tomllib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,7 @@ GZIP = b"\x1f\x8b"
 TIMEOUT = 15.0  # seconds to wait for a connection, and for each next piece
 DEADLINE = 600.0  # seconds for a whole file from one mirror
 CHUNK = 1 << 14
+KNOWN: dict[str, Any] = tomllib.loads(Path(__file__).with_name("files.toml").read_text(encoding="utf-8"))
 
 Check = Literal["sha256 unpacked", "sha256 of arrays", "sha256 of images"]
 
@@ -279,56 +281,19 @@ class DataSet:
         return [*(replace(one, needed=False) for one in compact), *(replace(one, needed=not replaced) for one in files)]
 
 
-def _files(folder: str, check: Check, mirrors: tuple[str, ...], **digests: str) -> tuple[DataFile, ...]:
-    return tuple(DataFile(name, folder, check, digest, mirrors) for name, digest in digests.items())
+def _data_set(name: str, pack: Callable[[Mapping[str, bytes]], bytes] | None = None) -> DataSet:
+    """The data set of that name in files.toml."""
+    known = KNOWN[name]
+    folder = known.get("folder", name)
+    files, compact = (
+        tuple(DataFile(file, folder, part["check"], part["digests"][file], mirrors) for file in part["digests"])
+        for part, mirrors in ((known["files"], tuple(known["mirrors"])), (known.get("compact", {"digests": ()}), ()))
+    )
+    return DataSet(name, files, compact, pack)
 
 
-_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"
-MNIST = DataSet("mnist", _files("mnist", "sha256 unpacked", _MNIST, **{
-    "train-images-idx3-ubyte.gz": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-    "train-labels-idx1-ubyte.gz": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-    "t10k-images-idx3-ubyte.gz": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-    "t10k-labels-idx1-ubyte.gz": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-}))  # fmt: skip
-_OMNIGLOT = (
-    "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/",
-    "https://github.com/brendenlake/omniglot/raw/master/python/",
-)
-_COMPACT = "3c25ed7087969a89b4ff017094e29c93b8f2a7cd28b899d1873f960a5ecafee1"
-OMNIGLOT = DataSet("omniglot", _files("omniglot", "sha256 unpacked", _OMNIGLOT, **{
-    "images_background.zip": "ad41ab679c8b5d90b271ef46be6987cc81211774a695c29dcc5367b2b26ee640",
-    "images_evaluation.zip": "1f61a8f3366785b057fc117d9228e78a16e3d976c8953b2a10fcc74cf0609cee",
-}), (DataFile("omniglot28.npz", "omniglot", "sha256 of arrays", _COMPACT),),
-   lambda archives: to_compact(read_archives(archives)))  # fmt: skip
-_CIFAR = ("https://www.cs.toronto.edu/~kriz/",)
-# SHA-256 of pixels and labels, of train and of test
-_CIFAR10 = (
-    "47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a",
-    "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253",
-    "f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04",
-    "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
-)
-_CIFAR100 = (
-    "4e457917601a66aed021f5fa37957b56c6319557c0a8ed5484de3c390af45430",
-    "9f11b9f97aad759ba6df0a33e3218b01d8deaf4ed3a14aa1185d69b9ad7ebcb3",
-    "4cb8e5d9309da489bf6b19cc10cd96c3ae6f8daf225380b605aaee4c0d6aee19",
-    "4dad7d09c7c97d33f6cb928d705cf4196221316fd6e31bdd978a08ed9103ee0b",
-)
-CIFAR10 = DataSet("cifar10", _files("cifar", "sha256 of images", _CIFAR, **{
-    "cifar-10-binary.tar.gz": " ".join(_CIFAR10),
-}), _files("cifar", "sha256 unpacked", (), **{
-    "cifar10-train-0.npz": "f18f57b998a0b9f431b04ca72a061c2cddf20be201f2dc2950fd732d970c998b",
-    "cifar10-train-1.npz": "846c02e704f5975c982d80def95a1fcce1cba073b776507cb6772543d4489a71",
-    "cifar10-train-2.npz": "ffd1275fbabe82e69893ea2b06d26dd8584c751aaceb8eeed0a8ecb626766790",
-    "cifar10-test.npz": "3fada3ff43fac45373f8557501ae8bbd21dfdef39109d7bd940bb9a7dfb67278",
-}))  # fmt: skip
-CIFAR100 = DataSet("cifar100", _files("cifar", "sha256 of images", _CIFAR, **{
-    "cifar-100-binary.tar.gz": " ".join(_CIFAR100),
-}), _files("cifar", "sha256 unpacked", (), **{
-    "cifar100-first50-train-0.npz": "d9e11f3d3b19829a2fdacf0d9f5a3c6b61a69c3011f92e038398088cfe86d977",
-    "cifar100-first50-train-1.npz": "208e5d7927d5134932568f2117ace99a26b666eee1743f57d2dac1ebdf8c5d83",
-    "cifar100-first50-test.npz": "469a365560b3aee98aff3c30ff5187e735a1b6ba0d8b0c8664afe766884c0652",
-}))  # fmt: skip
+MNIST, CIFAR10, CIFAR100 = map(_data_set, ("mnist", "cifar10", "cifar100"))
+OMNIGLOT = _data_set("omniglot", lambda archives: to_compact(read_archives(archives)))
 DATASETS = (MNIST, OMNIGLOT, CIFAR10, CIFAR100)
 
 

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from torch.overrides import TorchFunctionMode
 
 from disk import CUTS, Disk, write_out
@@ -175,28 +176,25 @@ class NoMemory(TorchFunctionMode):
         self.at, self.calls = at, 0
 
     def __torch_function__(self, function, types, given=(), options=None):
-        self.calls += 1
-        if self.calls == self.at:
-            raise MemoryError
+        if function is not torch.Tensor.untyped_storage:  # allocates nothing; safetensors has another way if it fails
+            self.calls += 1
+            if self.calls == self.at:
+                raise MemoryError
         return function(*given, **(options or {}))
 
 
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # where safetensors tries another way
 @pytest.mark.parametrize("parts", [8, pytest.param(120, marks=pytest.mark.slow)])
 def test_an_operation_without_memory_costs_nothing_but_time(parts, whole, tmp_path):
-    with NoMemory() as count:
-        runner.run(CONFIG, tmp_path / "count", Observer())
+    for attempt in range(2):  # the first call of some functions takes more operations than the next
+        with NoMemory() as count:
+            runner.run(CONFIG, tmp_path / f"count{attempt}", Observer())
     assert count.calls > 1000
-    failed = 0
     for number in range(7, count.calls, count.calls // parts):
         folder = tmp_path / str(number)
-        try:
-            with NoMemory(number):
-                result = runner.run(CONFIG, folder, Observer())
-        except MemoryError:
-            failed, result = failed + 1, finish(folder)
-        assert same(folder, result, whole), number
-    assert failed >= parts - 3
+        with pytest.raises(MemoryError), NoMemory(number):
+            runner.run(CONFIG, folder, Observer())
+        assert same(folder, finish(folder), whole), number
 
 
 def test_the_disk_knows_what_a_cut_leaves(tmp_path):

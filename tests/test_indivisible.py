@@ -14,7 +14,7 @@ import torch
 
 import frcl
 from frcl import FRCL, MLP, BoundaryDetector, Ensemble, FRCLPlus
-from frcl.engine.indivisible import Indivisible, StepLock
+from frcl.engine.program import Indivisible, StepLock
 from streams import blobs, same_tensors
 from test_doctored_states import baseline
 
@@ -52,7 +52,7 @@ class Interrupting:
     def __call__(self, frame, event, argument) -> None:
         if event != "call" or not frame.f_code.co_filename.startswith(PACKAGE):
             return
-        if frame.f_code.co_filename.endswith("indivisible.py") or frame.f_code.co_name == "<genexpr>":
+        if frame.f_code.co_qualname.startswith(("StepLock", "Indivisible")) or frame.f_code.co_name == "<genexpr>":
             return  # where interruptions are put off; and what may be freed, where an exception has nowhere to go
         self.count += 1
         if self.count == self.at:

@@ -20,6 +20,7 @@ from frcl.cli.bench import bench
 from frcl.cli.check import check
 from frcl.cli.console import err, out, safe, say, say_result, show_table
 from frcl.data.registry import BENCHMARKS, known_name
+from frcl.distributed import ProcessError, Processes, data_parallel
 from frcl.errors import FrclError, OptionError
 from frcl.experiment import runner
 from frcl.experiment.config import Config, parse_setting, parts_of, read_toml, resolve, to_toml
@@ -305,31 +306,53 @@ def _free_folder(config: Config) -> Path:
 
 
 def _learn(learn: Callable[..., Result], folder: Path, tensorboard: bool, quiet: bool, as_json: bool) -> None:
-    """Carry out a run, and report; the first Ctrl-C asks it to stop at the next step, the second stops it at once."""
-    observer: Observer = Observer() if quiet or as_json else Live(out) if out.is_terminal else Plain(out)
-    if tensorboard:
+    """Carry out a run, and report; the first Ctrl-C asks it to stop at the next step, the second stops it at once.
+
+    Of several processes the first alone prints and writes; all of them stop after the same step.
+    """
+    with data_parallel() as group:
+        try:
+            result = _carried_out(learn, folder, tensorboard, quiet or as_json, group)
+        except (Interrupted, ProcessError) as error:
+            if group.is_first:
+                raise
+            sys.exit(STOPPED if isinstance(error, Interrupted) else FAILED)
+    if as_json and group.is_first:
+        typer.echo(json.dumps(result.to_json()))
+    elif not quiet and group.is_first:
+        say_result(result, folder / "report.html")
+
+
+def _carried_out(
+    learn: Callable[..., Result], folder: Path, tensorboard: bool, silent: bool, group: Processes
+) -> Result:
+    observer: Observer = Observer() if silent or not group.is_first else Live(out) if out.is_terminal else Plain(out)
+    if tensorboard and group.is_first:
         observer = Several(observer, TensorBoard(folder / "tensorboard"))
     asked = threading.Event()
 
     def ask(*_: object) -> None:
         asked.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if group.size == 1:  # torchrun passes a Ctrl-C on to processes that had it already
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    before = signal.signal(signal.SIGINT, ask)
+    handled = (signal.SIGINT,) if group.size == 1 else (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, ask) for number in handled}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
     def write(result: Result) -> None:
-        signal.signal(signal.SIGINT, before)
+        restore()
         observer.close()
-        runs = [Run.of(folder, result)]
-        write_report(runs, folder / "report.html", figures=folder / "figures")
-        write_tables(runs, folder / "tables")
+        if group.is_first:
+            runs = [Run.of(folder, result)]
+            write_report(runs, folder / "report.html", figures=folder / "figures")
+            write_tables(runs, folder / "tables")
 
     try:
-        result = learn(observer, stop=asked.is_set, after=write)
+        return learn(observer, stop=asked.is_set, after=write)
     finally:
         observer.close()
-        signal.signal(signal.SIGINT, before)
-    if as_json:
-        typer.echo(json.dumps(result.to_json()))
-    elif not quiet:
-        say_result(result, folder / "report.html")
+        restore()

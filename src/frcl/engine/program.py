@@ -1,23 +1,25 @@
-"""What the engine is given: a task that is being learned, as a pure loss of trees of tensors, and its optimiser."""
+"""What the engine is given: a task to be learned, as a pure loss of trees; its optimiser; a step as one thing."""
 
 from __future__ import annotations
 
 import math
+import signal
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
+from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from frcl.engine.indivisible import StepLock
 from frcl.engine.natural import RATE, natural_step
 from frcl.errors import NumericalError
 from frcl.graphs import TRIALS
 from frcl.seeding import Streams
-from frcl.trees import Params, Tree, named_tensors, stack, tree_map, with_tensors
+from frcl.trees import Params, Tree, named_tensors, tree_map, with_tensors
 
 BETAS = (0.9, 0.999)
 EPS = 1e-8
@@ -115,38 +117,90 @@ class Optimiser:
                 own[name].copy_(value)
 
 
-def stacked(optimisers: Sequence[Optimiser]) -> Optimiser:
-    """One optimiser over all of them with a leading axis, of which their own tensors become slices.
-
-    A step of the one is a step of each: the parameters and moments of the others are views of its own.
-    """
-    first = optimisers[0]
-    params = with_tensors(first.tree, _one_block([one.params for one in optimisers]))
-    natural = None if first.natural is None else torch.stack([one.natural for one in optimisers])  # type: ignore[misc]
-    block = Optimiser(params, first.lr, natural)
-    block.exp_avg = _one_block([one.exp_avg for one in optimisers])
-    block.exp_avg_sq = _one_block([one.exp_avg_sq for one in optimisers])
-    block._count = first._count.clone()
-    block.decay = first.decay
-    for one in optimisers:
-        one._count = block._count
-    for value in block.params.values():
-        value.requires_grad_(True)
-    return block
-
-
-def _one_block(each: Sequence[Params]) -> Params:
-    block = {name: value.detach() for name, value in stack(each).items()}
-    for i, one in enumerate(each):
-        for name, tensor in one.items():
-            tensor.data = block[name][i]
-    return block
-
-
 def gradient(loss: Tensor, params: Params) -> Params:
     """The gradient of a loss by name; zero for what it does not depend on."""
     found = torch.autograd.grad(loss, list(params.values()), allow_unused=True, materialize_grads=True)
     return dict(zip(params, found, strict=True))
+
+
+class StepLock:
+    """Held by a thread while it takes a step of a learner, opens or closes a task, predicts, or packs the state.
+
+    Re-entrant and fair: a thread that waits goes before one that comes back. Otherwise a loop of steps, which lets go
+    for microseconds, would keep all others waiting. A copy of a learner has a lock of its own.
+    """
+
+    def __init__(self) -> None:
+        self._turn, self._lock = threading.Lock(), threading.RLock()
+
+    def __enter__(self) -> None:
+        lock: Any = self._lock
+        if lock._is_owned():
+            lock.acquire()
+            return
+        try:
+            with self._turn:
+                lock.acquire()
+        except BaseException:
+            if lock._is_owned():
+                lock.release()
+            raise
+
+    @property
+    def __exit__(self) -> Callable[..., None]:
+        """The lock's own, which is not written in Python: no interruption comes before it lets go."""
+        return self._lock.__exit__
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StepLock:
+        return StepLock()
+
+    def __reduce__(self) -> tuple[type[StepLock], tuple[()]]:
+        return StepLock, ()
+
+
+class Indivisible:
+    """A context that holds some locks, and in which Ctrl-C (SIGINT) waits until its end; pressed again, it does not.
+
+    Python runs handlers of signals in the main thread alone; in other threads there is nothing to put off.
+    """
+
+    def __init__(self, locks: Sequence[StepLock] = ()) -> None:
+        self._locks = list(dict.fromkeys(locks))
+        self._held = 0
+        self._handler: Callable[[int, FrameType | None], Any] | None = None
+        self._pressed: tuple[int, FrameType | None] | None = None
+
+    def __enter__(self) -> None:
+        self._handler = self._pressed = None
+        if threading.current_thread() is threading.main_thread():
+            handler = signal.getsignal(signal.SIGINT)
+            if callable(handler):
+                self._handler = handler
+                signal.signal(signal.SIGINT, self._note)
+        try:
+            for lock in self._locks:
+                lock.__enter__()
+                self._held += 1
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        again, self._pressed = self._pressed, (number, frame)
+        if again is not None and self._handler is not None:
+            self._pressed = None
+            self._handler(number, frame)
+
+    def __exit__(self, *_: object) -> None:
+        while self._held:
+            self._held -= 1
+            self._locks[self._held].__exit__(None, None, None)
+        if self._handler is None:
+            return
+        if signal.getsignal(signal.SIGINT) == self._note:
+            signal.signal(signal.SIGINT, self._handler)
+        if self._pressed is not None:
+            self._handler(*self._pressed)
 
 
 CHUNK = 100  # steps whose random numbers are drawn at once
@@ -200,6 +254,7 @@ class Program:
     first      number of the step before the first one of this program's optimiser
     look       called with the minibatch of every step after it was taken, and with the number of the step
     augment    changes the inputs of the minibatch of a step, given its number; not recorded, and not stacked
+    share      the draws of some examples of a minibatch, where draws belong to examples
     signature  two programs may run as one where signatures and shapes are equal: their losses are one function
     stackable  whether copies of the constants may be stacked with those of other programs
     lock       held while a step is taken
@@ -219,6 +274,7 @@ class Program:
     follow: Follow | None = None
     look: Callable[[Tensor, Tensor, int], None] | None = None
     augment: Callable[[Tensor, int], Tensor] | None = None
+    share: Callable[[Tree, slice], Tree] | None = None
     signature: Hashable = None
     stackable: bool = True
     chunk: int = CHUNK
@@ -265,10 +321,6 @@ class Unit(ABC):
     @abstractmethod
     def minibatch(self, program: int, at: int) -> tuple[Tensor, Tensor]:
         """The examples that a program used in the step at a place of the chunk."""
-
-    def gradient(self, terms: Terms) -> Params:
-        """Where the step with these terms goes down."""
-        return gradient(terms.loss.sum(), self.optimiser.params)
 
     def move(self, terms: Terms, found: Params) -> Tensor:
         """Take the step with these terms down the gradient found; returns them, [programs, 4]."""

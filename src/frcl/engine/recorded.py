@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frcl.engine.indivisible import Indivisible
-from frcl.engine.program import Terms, Unit, refuse_non_finite, refuse_non_finite_loss
+from frcl.engine.program import Indivisible, Terms, Unit, gradient, refuse_non_finite, refuse_non_finite_loss
 from frcl.features import network_failures
 from frcl.graphs import TRIALS, Replay, captured, put_back, spread
 from frcl.trees import named_tensors
@@ -73,7 +72,7 @@ class Recorded:
 
     def _take(self, unit: Unit, log: Tensor) -> None:
         terms = unit.terms(self.at)
-        log.index_copy_(0, self.at, unit.move(terms, unit.gradient(terms))[None].double())
+        log.index_copy_(0, self.at, unit.move(terms, gradient(terms.loss.sum(), unit.optimiser.params))[None].double())
 
     def _changes(self) -> list[Tensor]:
         changes = [self.at, *self.logs]

@@ -5,19 +5,23 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor
 
+from frcl.distributed import processes
 from frcl.engine.batching import Block, can_stack, why_not
-from frcl.engine.indivisible import Indivisible
+from frcl.engine.parallel import Found, begin_together, joint, sharded
 from frcl.engine.program import (
     Drawn,
+    Indivisible,
     Program,
     Terms,
     Unit,
     Values,
     at_place,
+    gradient,
     loaded,
     refuse_non_finite_gradient,
     refuse_non_finite_loss,
@@ -44,8 +48,10 @@ def train(programs: Sequence[Program]) -> Generator[list[list[Values]], None, No
         raise TaskError("learners that learn together stand at the same step of a task")
     if first.step >= first.stop:
         return
-    units: Sequence[Unit] = [Alone(first)] if len(programs) == 1 else _units(programs)
-    recorded = first.x.is_cuda and all(one.augment is None for one in programs)
+    begin_together(programs)
+    split = sharded(programs)
+    units: Sequence[Unit] = [Alone(split[0])] if len(programs) == 1 else _units(split)
+    recorded = first.x.is_cuda and processes() is None and all(one.augment is None for one in programs)
     loop = Recorded(units) if recorded else _Eager(units)
     try:
         while first.step < first.stop:
@@ -75,8 +81,17 @@ class StreamSteps:
     def step(self, x: Tensor, y: Tensor) -> Values:
         """One step on a minibatch; one whose loss is not finite is refused before it is taken."""
         program = self.program
+        units: Sequence[Unit]
+        loop: _Loop
         program.stop = program.step + 1
-        units, loop = self._recording(x, y) if self._is_recorded(x) else self._eager(x, y)
+        if self._is_recorded(x):
+            units, loop = self._recording(x, y)
+        else:
+            program.x, program.y = x, y
+            if program.step == program.first:
+                begin_together([program])
+            units = [Alone(one) for one in sharded([program])]
+            loop = _Eager(units)
         with contextlib.closing(_chunk([program], units, loop)) as steps:
             ((values,),) = next(steps)
         return values
@@ -88,12 +103,7 @@ class StreamSteps:
         return self._static is None or (self._static[0].shape == x.shape and self._static[0].dtype == x.dtype)
 
     def _is_due(self, x: Tensor) -> bool:
-        return x.is_cuda and self.program.step >= EAGER
-
-    def _eager(self, x: Tensor, y: Tensor) -> tuple[Sequence[Unit], _Loop]:
-        self.program.x, self.program.y = x, y
-        units = [Alone(self.program)]
-        return units, _Eager(units)
+        return x.is_cuda and processes() is None and self.program.step >= EAGER
 
     def _recording(self, x: Tensor, y: Tensor) -> tuple[Sequence[Unit], _Loop]:
         if self._static is None:
@@ -195,14 +205,18 @@ class _Eager:
     def steps(self, start: int, end: int, count: Callable[[int], None]) -> Iterator[list[list[Values]]]:
         for at in range(start, end):
             with self._indivisible:
-                with network_failures():
-                    terms = [unit.terms(at) for unit in self.units]
+                terms, found = joint(self.units, partial(self._computed, at))
                 for one in terms:
                     refuse_non_finite_loss(one.loss)
-                found = [unit.gradient(one) for unit, one in zip(self.units, terms, strict=True)]
                 for one_gradient in found:
                     refuse_non_finite_gradient(one_gradient)
                 steps = zip(self.units, terms, found, strict=True)
                 taken = [unit.move(one, down).tolist() for unit, one, down in steps]
                 count(1)
             yield [[tuple(values) for unit in taken for values in unit]]
+
+    def _computed(self, at: int) -> Found:
+        with network_failures():
+            terms = [unit.terms(at) for unit in self.units]
+        pairs = zip(self.units, terms, strict=True)
+        return terms, [gradient(one.loss.sum(), unit.optimiser.params) for unit, one in pairs]

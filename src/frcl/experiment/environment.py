@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from frcl.distributed import processes
 from frcl.errors import OptionError
 
 COMMIT = "FRCL_COMMIT"
@@ -34,6 +35,7 @@ def describe(device: str) -> dict[str, str]:
         "platform": platform.platform(),
         "device": f"{device} ({name})",
         "threads": str(torch.get_num_threads()),
+        "processes": str(1 if (group := processes()) is None else group.size),
     }
 
 

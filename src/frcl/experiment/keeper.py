@@ -125,16 +125,21 @@ def learned_options(config: Config) -> dict[str, Any]:
 
 
 class Keeper:
-    """Writes the logs and checkpoints of the run in one folder. Those of a resumed run continue where it stopped."""
+    """Writes the logs and checkpoints of the run in one folder. Those of a resumed run continue where it stopped.
+
+    Without a folder nothing is written: of several processes only the first one has it.
+    """
 
     def __init__(
-        self, config: Config, folder: Path, progress: Progress, observer: Observer, stop: Callable[[], bool]
+        self, config: Config, folder: Path | None, progress: Progress, observer: Observer, stop: Callable[[], bool]
     ) -> None:
         self.config, self.folder, self.progress, self.observer, self._stop = config, folder, progress, observer, stop
         self._saved_at = time.monotonic()
         self._cost = 0.0  # seconds that the last checkpoint took
         progress.check_options(config)
         self._rows: dict[str, list[str]] = {}  # of each log, not written yet
+        if folder is None:
+            return
         for name in (LOG, PAST_LOG) if config.run.log_past_every else (LOG,):
             written = progress.logs.setdefault(name, Written())
             self._rows[name] = [] if written.length else [",".join(COLUMNS[name])]
@@ -151,6 +156,8 @@ class Keeper:
 
         Where several steps are taken at a time, the observer and the log of past tasks see the state after the last.
         """
+        if self.folder is None:
+            return self.checkpoint_if_due([])
         first = last - len(taken) + 1
         for step, each in enumerate(taken, first):
             for seed, values in zip(learners, each, strict=True):
@@ -162,7 +169,7 @@ class Keeper:
             for seed, learner in learners.items():
                 for past, value in enumerate(learner.past_divergences()):
                     self._log(PAST_LOG, seed, task, last, past, value)
-        self.checkpoint_if_due(list(learners.values()))
+        return self.checkpoint_if_due(list(learners.values()))
 
     def checkpoint_if_due(self, learners: Sequence[Learner]) -> None:
         """Save a checkpoint if the last one is old, also relative to its cost, or if the run was asked to stop."""
@@ -172,19 +179,23 @@ class Keeper:
 
     def checkpoint(self, learners: Sequence[Learner]) -> None:
         """Write everything to disk; if the run was asked to stop, stop."""
+        if self.folder is not None:
+            self._write(self.folder, learners)
+        if self._stop():
+            raise Interrupted(f"stopped; go on with: frcl resume {self.folder}")
+
+    def _write(self, folder: Path, learners: Sequence[Learner]) -> None:
         begin = time.monotonic()
         for name, rows in self._rows.items():
             content, before = "".join(f"{row}\n" for row in rows).encode(), self.progress.logs[name]
-            write_at(self.folder / name, content, before.length)
+            write_at(folder / name, content, before.length)
             self.progress.logs[name] = before.and_then(content)
             rows.clear()
         states = [learner.state_dict() for learner in learners]
         meta = {"progress": to_json(self.progress), "learners": [state["meta"] for state in states]}
-        save_state(self.folder / CHECKPOINT, meta, side_by_side(states))
+        save_state(folder / CHECKPOINT, meta, side_by_side(states))
         self._saved_at = time.monotonic()
         self._cost = self._saved_at - begin
-        if self._stop():
-            raise Interrupted(f"stopped; go on with: frcl resume {self.folder}")
 
     @contextmanager
     def timed(self, part: Part) -> Iterator[None]:
@@ -198,6 +209,7 @@ class Keeper:
     def result(self, first: Benchmark) -> Result:
         """Write the result of the finished run; `first` is the benchmark of the first seed."""
         config, records = self.config, self.progress.records
+        assert self.folder is not None
         R = np.stack([metrics.accuracy_matrix(record.rows) for record in records])
         alone = np.array([record.alone or [np.nan] for record in records])
         scores: dict[str, Any] = {metric.__name__: over_seeds(metric(R)) for metric in metrics.OF_MATRIX}
@@ -230,6 +242,8 @@ class Keeper:
 
     def write_points(self, inputs: Sequence[Tensor]) -> None:
         """The inducing inputs of each task, as arrays task_0, task_1, …"""
+        if self.folder is None:
+            return
         buffer = io.BytesIO()
         arrays: dict[str, Any] = {f"task_{i}": Z.cpu().numpy() for i, Z in enumerate(inputs)}
         np.savez_compressed(buffer, **arrays)

@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 import shutil
 import time
+import tomllib
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from torch import nn
 
+from frcl.codec import from_json, to_json
 from frcl.data.registry import benchmark_source
 from frcl.data.tasks import Benchmark
+from frcl.distributed import agreed, from_first, is_follower
 from frcl.errors import CheckpointError, OptionError
 from frcl.experiment import environment
 from frcl.experiment.agnostic import agnostic_row
@@ -52,6 +56,8 @@ def run(
     A folder that already holds a run is refused unless it may be overwritten. So is a configuration whose device or
     data are not available, before anything is written. `after` is called with the result before the folder is free.
     """
+    if is_follower():
+        return _follow(observer, stop, after)
     _check_free(folder, overwrite=overwrite)
     source = source_of(config)
     first = source(config.seeds[0])
@@ -66,7 +72,7 @@ def run(
         for name in ("figures", "tables"):
             shutil.rmtree(folder / name, ignore_errors=True)
         write_atomically(folder / "config.toml", to_toml(config).encode())
-        return _carry_out(Keeper(config, folder, Progress(), observer, stop), source, first, None, after)
+        return _lead(Keeper(config, folder, Progress(), observer, agreed(stop)), source, first, None, after)
 
 
 def _check_free(folder: Path, *, overwrite: bool) -> None:
@@ -78,6 +84,8 @@ def _check_free(folder: Path, *, overwrite: bool) -> None:
 
 def resume(folder: Path, observer: Observer, *, stop: Stop = lambda: False, after: After = lambda _: None) -> Result:
     """Continue the run in a folder from its last checkpoint; the result is that of an uninterrupted run."""
+    if is_follower():
+        return _follow(observer, stop, after)
     if not (folder / "config.toml").is_file():
         raise CheckpointError(f"{folder} holds no run: there is no config.toml in it")
     with alone_in(folder):
@@ -85,8 +93,24 @@ def resume(folder: Path, observer: Observer, *, stop: Stop = lambda: False, afte
         config = saved(read_toml(folder / "config.toml"))
         progress, states = read_checkpoint(folder)
         source = source_of(config)
-        keeper = Keeper(config, folder, progress, observer, stop)
-        return _carry_out(keeper, source, source(config.seeds[0]), states, after)
+        keeper = Keeper(config, folder, progress, observer, agreed(stop))
+        return _lead(keeper, source, source(config.seeds[0]), states, after)
+
+
+def _lead(keeper: Keeper, source: Source, first: Benchmark, states: States, after: After) -> Result:
+    """Tell the other processes, if there are any, where the run stands, and carry it out."""
+    from_first(lambda: (to_toml(keeper.config), to_json(keeper.progress), states))
+    return _carry_out(keeper, source, first, states, after)
+
+
+def _follow(observer: Observer, stop: Stop, after: After) -> Result:
+    """Carry out the run of the first process together with it; nothing is written."""
+    nothing: tuple[str, Any, States] = "", {}, None
+    options, progress, states = from_first(lambda: nothing)
+    config = saved(tomllib.loads(options))
+    keeper = Keeper(config, None, from_json(Progress, progress, "progress"), observer, agreed(stop))
+    source = source_of(config)
+    return _carry_out(keeper, source, source(config.seeds[0]), states, after)
 
 
 def source_of(config: Config) -> Source:
@@ -184,7 +208,7 @@ def _carry_out(keeper: Keeper, source: Source, first: Benchmark, states: States,
         while group:
             _learn_group(keeper, group)
             group = _next_seeds(keeper, source, first, None)
-        result = keeper.result(first)
+        result = from_first(partial(keeper.result, first))
     keeper.observer.end(result)
     after(result)
     return result

@@ -20,8 +20,8 @@ def rand_posterior(C: int, n: int, g: torch.Generator, scale: float = 0.5) -> Po
 
 def covariances(belief: FunctionBelief) -> Tensor:
     """cov(u_c) [C, M, M]."""
-    L = belief.factor.double().expand(belief.C, -1, -1)
-    scale = torch.ones(belief.C) if belief.scale is None else belief.scale
+    L = belief.factor.double().expand(len(belief.mean), -1, -1)
+    scale = torch.ones(len(belief.mean)) if belief.scale is None else belief.scale
     return scale.double()[:, None, None] * (L @ L.mT) + belief.posterior_noise * torch.eye(
         belief.M, dtype=torch.float64
     )

@@ -183,10 +183,10 @@ def test_the_same_data_gives_the_same_result_however_it_comes(name):
 
 def test_labels_may_be_words_and_inputs_dictionaries():
     named = [({"a": X[:60], "b": X[60:]}, ["cat", "dog"] * 30)]
-    x, y = gathered(named * 2, None)
+    x, y = gathered(named * 2)
     assert y == ["cat", "dog"] * 60
     assert torch.equal(x["b"], torch.cat([X[60:], X[60:]]))
-    x, y = gathered([((X, X[:, :2]), Y)] * 2, None)
+    x, y = gathered([((X, X[:, :2]), Y)] * 2)
     assert [part.shape for part in x] == [(240, 5), (240, 2)]
 
 

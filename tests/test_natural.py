@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from frcl.engine.batching import stacked
 from frcl.engine.natural import natural_step
-from frcl.engine.program import Optimiser, gradient, stacked
+from frcl.engine.program import Optimiser, gradient
 from frcl.likelihoods import Gaussian
 from frcl.posterior import Posterior, kl_weight, learned_prior_variance, triangular, weight_moments, weight_space
 from frcl.trees import leaf, tree_map

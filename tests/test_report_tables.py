@@ -29,6 +29,13 @@ def test_the_files_of_one_run_and_of_several(runs, tmp_path):
         write_tables([], tmp_path)
 
 
+def test_every_row_has_a_cell_for_each_heading(runs):
+    for table in tables(runs):
+        head, *data = table.data
+        assert {len(row) for row in table.rows} == {len(table.columns)}, table.name
+        assert {len(row) for row in data} == {len(head)}, table.name
+
+
 def test_results_in_csv_have_full_precision(runs, tmp_path):
     write_tables(runs, tmp_path / "tables")
     rows = list(csv.DictReader(io.StringIO((tmp_path / "tables" / "results.csv").read_text())))

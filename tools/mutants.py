@@ -28,6 +28,11 @@ class Mutant:
 
 
 MUTANTS = (
+    Mutant("unequal parts of a minibatch weighted equally", "engine/parallel.py",
+           "len(own) / len(x) * term", "term / group.size", "tests/test_distributed.py"),
+    Mutant("processes draw for the rows of others", "learners/objective.py",
+           "draws.likelihood[(slice(None),) * axis + (rows,)]",
+           "draws.likelihood.flip(axis)[(slice(None),) * axis + (rows,)]", "tests/test_distributed.py"),
     Mutant("evidence without the volume of the prior", "exact/linear.py",
            " - C * K * ridge.log()", "", "tests/test_exact.py"),
     Mutant("noise of a linear model per example, not per target", "exact/linear.py",
@@ -221,7 +226,7 @@ MUTANTS = (
            "tests/test_indivisible.py"),
     Mutant("a state that is not finite saved", "learners/base.py",
            'if name := non_finite(state["tensors"], trained):', "if name := None:", "tests/test_poisoned_gradients.py"),
-    Mutant("random streams not restored", "learners/base.py",
+    Mutant("random streams not restored", "learners/loaded.py",
            "streams.restore(saved.streams)", "pass", "tests/test_checkpoint.py"),
     Mutant("head kept when the network moved", "learners/predict.py",
            "if cached is None or cached[0] != version:", "if cached is None:", "tests/test_learner.py"),
@@ -456,12 +461,12 @@ MUTANTS = (
     Mutant("the same augmentation in every step", "learners/task.py",
            'f"augment/{task}/{step}"', 'f"augment/{task}"', "tests/test_inputs.py"),
     Mutant("learning rate of one task kept for the next", "learners/frcl.py",
-           "self.options.lr if course.lr is None else course.lr", "course.lr or current.optimiser.lr * 10",
+           "self.options.lr if lr is None else lr", "lr or current.optimiser.lr * 10",
            "tests/test_inputs.py"),
     Mutant("examples in the order of a shuffling loader", "inputs.py",
            "type(data.sampler) is RandomSampler and", "False and", "tests/test_inputs.py"),
-    Mutant("batch norm without statistics accepted", "batch_norm.py",
-           "if is_batch_norm(module) and module.running_mean is None:\n        return True", "",
+    Mutant("batch norm without statistics accepted", "features.py",
+           "(is_batch_norm and module.running_mean is None) or", "",
            "tests/test_features_batch_norm.py"),
 )  # fmt: skip
 

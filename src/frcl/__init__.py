@@ -2,6 +2,7 @@
 
 from frcl.batch_norm import freeze_batch_norm
 from frcl.boundary import BoundaryDetector
+from frcl.distributed import data_parallel
 from frcl.errors import (
     CheckpointError,
     DataError,
@@ -67,6 +68,7 @@ __all__ = [
     "StepLog",
     "Summary",
     "TaskError",
+    "data_parallel",
     "freeze_batch_norm",
     "load",
 ]

@@ -6,7 +6,7 @@ import copy
 from collections import Counter
 
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from frcl.errors import NetworkError
 
@@ -30,7 +30,7 @@ def freeze_batch_norm(net: nn.Module, *, train_affine: bool = False, fold: bool 
         raise NetworkError(f"expected a network, an nn.Module; got {type(net).__name__}")
     frozen = copy.deepcopy(net)
     for name, module in frozen.named_modules():
-        if isinstance(module, _NormBase) and (module.track_running_stats or is_batch_norm(module)):
+        if isinstance(module, _NormBase) and (module.track_running_stats or isinstance(module, _BatchNorm)):
             if module.running_mean is None:
                 raise NetworkError(
                     f"{type(module).__name__} at {name or 'its root'!r} has no running statistics to freeze: it was "
@@ -40,19 +40,6 @@ def freeze_batch_norm(net: nn.Module, *, train_affine: bool = False, fold: bool 
             for parameter in module.parameters():
                 parameter.requires_grad_(train_affine)
     return _fold(frozen) if fold else frozen
-
-
-def is_batch_norm(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.batchnorm._BatchNorm)
-
-
-def depends_on_batches(module: nn.Module) -> bool:
-    """Whether it is a normalisation that reads other inputs of a minibatch, or changes its statistics by itself."""
-    if not isinstance(module, _NormBase):
-        return False
-    if is_batch_norm(module) and module.running_mean is None:
-        return True
-    return module.training and (is_batch_norm(module) or module.track_running_stats)
 
 
 def _fold(net: nn.Module) -> nn.Module:

@@ -17,8 +17,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from frcl.batch_norm import depends_on_batches
 from frcl.errors import FrclError, NetworkError, OptionError
 from frcl.seeding import fork
 
@@ -103,7 +103,10 @@ def check_network(net: nn.Module) -> None:
             )
     for name, module in net.named_modules():
         kind = type(module).__name__
-        if depends_on_batches(module):
+        is_batch_norm = isinstance(module, _BatchNorm)
+        if (is_batch_norm and module.running_mean is None) or (
+            isinstance(module, _NormBase) and module.training and (is_batch_norm or module.track_running_stats)
+        ):
             raise NetworkError(
                 f"the network has {kind} at {name or 'its root'!r} that is not frozen: its output for one input "
                 "depends on other inputs or on running statistics, so a stored function would change by itself. "

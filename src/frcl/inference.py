@@ -50,8 +50,9 @@ class Inferred(NamedTuple):
 class TaskInference(Protocol):
     """A way to infer the task. What it keeps of the tasks is in `Tasks`, which belong to the learner's state."""
 
-    def ended(self, kept: Tasks, x: Tensor, classes: Tensor, C: int) -> Tasks:
-        """What is kept after one more task, with classes [N] of its examples."""
+    @property
+    def sums(self) -> Exact | None:
+        """What takes in the examples of a task that ends, if anything does."""
 
     def infer(self, kept: Tasks, asked: Asked) -> Inferred:
         """The probability of each task for each input."""
@@ -82,8 +83,10 @@ class Exact:
 
     def __init__(self, features: InputFeatures) -> None:
         self._model = ExactModel(features)
+        self.sums: Exact | None = self
 
     def ended(self, kept: Tasks, x: Tensor, classes: Tensor, C: int) -> Tasks:
+        """What is kept after one more task, with classes [N] of its examples."""
         new = self._model.of(x, F.one_hot(classes, C))
         seen = new.squares > 0  # a class without examples is no column
         new = new._replace(cross=new.cross[:, seen], squares=new.squares[seen])
@@ -100,13 +103,12 @@ class Summaries:
     No memory beside the points; computed again when the network has moved.
     """
 
+    sums = None
+
     def __init__(self, features: InputFeatures) -> None:
         self._features = features
         self._model = ExactModel(lambda Phi: Phi)
         self._version: Hashable = None
-
-    def ended(self, kept: Tasks, x: Tensor, classes: Tensor, C: int) -> Tasks:
-        return kept
 
     def infer(self, kept: Tasks, asked: Asked) -> Inferred:
         if self._version is None or self._version != asked.version:
@@ -133,21 +135,17 @@ class Both:
     """The geometric mean of the two."""
 
     def __init__(self, features: InputFeatures) -> None:
-        self._exact, self._summaries = Exact(features), Summaries(features)
-
-    def ended(self, kept: Tasks, x: Tensor, classes: Tensor, C: int) -> Tasks:
-        return self._exact.ended(kept, x, classes, C)
+        self.sums, self._summaries = Exact(features), Summaries(features)
 
     def infer(self, kept: Tasks, asked: Asked) -> Inferred:
-        exact, summaries = self._exact.infer(kept, asked), self._summaries.infer(kept, asked)
+        exact, summaries = self.sums.infer(kept, asked), self._summaries.infer(kept, asked)
         return Inferred((0.5 * (exact.log_probs + summaries.log_probs)).log_softmax(1), exact.novelty)
 
 
 class Heads:
     """From the heads alone: p(task | x) ∝ the largest probability that the task gives to a class. Weak, but free."""
 
-    def ended(self, kept: Tasks, x: Tensor, classes: Tensor, C: int) -> Tasks:
-        return kept
+    sums = None
 
     def infer(self, kept: Tasks, asked: Asked) -> Inferred:
         sureness = torch.stack([one.amax(1) for one in asked.probs if one is not None], 1)

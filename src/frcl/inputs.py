@@ -1,4 +1,4 @@
-"""Inputs that are not one array: several tensors per example, data sets, loaders and iterables of minibatches."""
+"""Data as users have it: anything like an array, several tensors per example, data sets, loaders and iterables."""
 
 from __future__ import annotations
 
@@ -6,16 +6,28 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from frcl.arrays import numeric_array
 from frcl.errors import DataError, NetworkError
 
 READ = 256  # examples of a data set that are read at once
 WHAT_TO_DO = (
     "Give fit(x, y) arrays, or fit(data) a Dataset of pairs (x, y), a DataLoader, or an iterable of minibatches (x, y)."
 )
+
+
+def numeric_array(values: Any, what: str) -> np.ndarray[Any, np.dtype[Any]]:
+    """Anything like an array as one that torch can take: contiguous, native, of a plain numeric type."""
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise DataError(f"{what} are not a regular array: {error}") from error
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"{what} of type {array.dtype} are not supported; expected numbers")
+    plain = np.float64 if array.dtype.kind == "f" and array.dtype.itemsize > 8 else array.dtype.newbyteorder("=")
+    return np.ascontiguousarray(array, dtype=plain)
 
 
 class MultiInput(nn.Module):
@@ -84,16 +96,14 @@ class MultiInput(nn.Module):
         return out
 
 
-def gathered(x: Any, y: Any) -> tuple[Any, Any]:
-    """x and y as arrays: as they are, or, where y is None, all pairs of a Dataset, a DataLoader or an iterable.
+def gathered(data: Any) -> tuple[Any, Any]:
+    """x and y as arrays from all pairs of a Dataset, a DataLoader or an iterable of minibatches.
 
     The examples are in the order of the data set also where a loader would shuffle them, so that the same data gives
     the same result however it comes. All of them are held in memory while the task is learned.
     """
-    if y is not None:
-        return x, y
     xs, ys = [], []
-    for item in _minibatches(x):
+    for item in _minibatches(data):
         if not isinstance(item, tuple | list) or len(item) != 2:
             given = f"{len(item)} parts" if isinstance(item, tuple | list) else type(item).__name__
             raise DataError(f"a minibatch is a pair (x, y), not {given}. {WHAT_TO_DO}")

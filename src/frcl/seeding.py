@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 
 import torch
@@ -30,7 +31,6 @@ class Streams(dict[str, torch.Generator]):
 
     def __init__(self, seed: int, device: torch.device) -> None:
         super().__init__({name: fork(seed, name, device) for name in STREAMS})
-        self.seed, self.device = seed, device
         self._held: dict[str, Tensor] | None = None
 
     def hold(self) -> None:
@@ -51,8 +51,9 @@ class Streams(dict[str, torch.Generator]):
 
     def copy(self) -> Streams:
         """Streams that go on from the state that is saved, and leave these where they are."""
-        twin = Streams(self.seed, self.device)
-        twin.restore(self.state())
+        twin = copy.deepcopy(self)
+        if twin._held is not None:
+            twin.restore(twin._held)
         return twin
 
     def restore(self, state: dict[str, Tensor]) -> None:

@@ -36,10 +36,6 @@ class FunctionBelief:
     scale: Tensor | None = None
 
     @property
-    def C(self) -> int:
-        return self.mean.shape[0]
-
-    @property
     def M(self) -> int:
         return self.mean.shape[1]
 
@@ -128,7 +124,7 @@ def _logdet(belief: FunctionBelief, L: Tensor) -> Tensor:
     """Σ_c log|cov(u_c)|; with scales from the eigenvalues λ of L Lᵀ, as Σ_c Σ_i log(t_c λ_i + posterior_noise)."""
     if belief.scale is None:
         chol_q = cholesky(L @ L.mT, belief.posterior_noise)
-        return logdet_from_cholesky(chol_q).sum() * (belief.C // len(L))
+        return logdet_from_cholesky(chol_q).sum() * (len(belief.mean) // len(L))
     values = torch.linalg.eigvalsh(L[0] @ L[0].mT).clamp_min(0.0)
     return (torch.outer(belief.scale.double(), values) + belief.posterior_noise).log().sum()
 

@@ -78,7 +78,7 @@ def detached(tree: T) -> T:
 
 def copied(tree: T) -> T:
     """Copies that nothing else changes."""
-    return tree_map(lambda tensor: tensor.detach().clone(), tree)
+    return tree_map(torch.clone, detached(tree))
 
 
 def leaf(tensor: Tensor) -> Tensor:

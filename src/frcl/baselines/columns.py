@@ -19,7 +19,7 @@ from torch.func import functional_call
 
 from frcl.errors import NetworkError
 from frcl.features import MLP, ConvNet, check_network
-from frcl.learners.base import check_fits
+from frcl.learners.loaded import check_fits
 from frcl.trees import Params
 
 Layered = MLP | ConvNet

@@ -22,8 +22,8 @@ from frcl.engine.program import AdamState, Drawn, Loss, Optimiser, Program, Term
 from frcl.errors import CheckpointError, DataError, OptionError
 from frcl.features import FeatureMap, check_features, fixed_parts, in_chunks, is_stackable
 from frcl.inference import Asked
-from frcl.learners.base import SavedLearner, SequentialLearner, State, checked_size, data_mark
-from frcl.learners.loaded import check_like, expect, width_of
+from frcl.learners.base import SequentialLearner, State, checked_size, data_mark
+from frcl.learners.loaded import SavedLearner, check_like, expect, restored_parts, saved_parts, width_of
 from frcl.learners.lockstep import Work
 from frcl.learners.types import OnStep, Prediction
 from frcl.likelihoods import Likelihood, Softmax, as_values
@@ -266,7 +266,7 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         state, optimiser = self._state, self._state.optimiser
         adam = None if optimiser is None else optimiser.state()
         return Saved(
-            **self._saved_parts(), options=asdict(self.options), past=state.past, current=state.current, adam=adam,
+            **saved_parts(self), options=asdict(self.options), past=state.past, current=state.current, adam=adam,
             own=state.own,
         )  # fmt: skip
 
@@ -295,7 +295,7 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
 
     def _restored(self, saved: Saved) -> BaselineState[Own]:
         self._state = BaselineState(
-            **self._restored_parts(saved, len(saved.past)), past=saved.past, current=saved.current, own=saved.own
+            **restored_parts(self, saved, len(saved.past)), past=saved.past, current=saved.current, own=saved.own
         )  # fmt: skip
         if saved.current is not None:
             self._state.optimiser = self._new_optimiser()

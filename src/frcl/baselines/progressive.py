@@ -67,7 +67,10 @@ class Progressive(Baseline[ProgressiveOptions, Grown]):
         def loss(params: Params, fixed: Params, x: Tensor, y: Tensor, draws: Tree) -> Terms:
             return plain_terms(F.cross_entropy(model.logits({**fixed, **params}, x, list(draws)), y))
 
-        yield self._program(loss, model.split(own)[1], x, y, self.options.steps, draw, chunk=self._steps_at_once(x))
+        yield self._program(
+            loss, model.split(own)[1], x, y, self.options.steps, draw, chunk=self._steps_at_once(x),
+            share=lambda draws, rows: [part[rows] for part in draws],
+        )  # fmt: skip
 
     def _steps_at_once(self, x: Tensor) -> int:
         """As many as the finished columns leave room for; from shapes alone, so that a resumed run agrees."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from frcl.baselines.common import Baseline, Saved, sampled_prediction
 from frcl.baselines.options import VCLOptions
+from frcl.distributed import on_its_own
 from frcl.engine.program import Drawn, Optimiser, Program, Terms, exact_number, minibatch_rows
 from frcl.engine.train import train
 from frcl.features import fixed_parts, is_stackable
@@ -195,8 +196,9 @@ class VCL(Baseline[VCLOptions, Posterior]):
         streams = Streams(stream_seed(options.seed, f"coreset/{task}"), self.device)
         optimiser = Optimiser(tree_map(leaf, q), options.adapt_lr)
         program = self._steps(optimiser, q, float(len(x)), (x, y), streams, options.adapt_steps, whole=True)
-        for _ in train([program]):
-            pass
+        with on_its_own():
+            for _ in train([program]):
+                pass
         return copied(optimiser.tree)  # type: ignore[no-any-return]
 
     def _check(self, saved: Saved, tasks: Sequence[Likelihood], K: int) -> None:

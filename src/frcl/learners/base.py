@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,24 +16,23 @@ import torch
 from torch import Tensor, nn
 
 from frcl import codec
-from frcl.arrays import check_lengths, checked_inputs
-from frcl.engine.indivisible import StepLock
+from frcl.engine.program import StepLock
 from frcl.engine.train import train
-from frcl.errors import CheckpointError, DataError, FrclError, NumericalError, OptionError, TaskError
-from frcl.exact.model import Tasks, restored, stored, stored_bytes
+from frcl.errors import CheckpointError, DataError, NumericalError, OptionError, TaskError
+from frcl.exact.model import Tasks, stored_bytes
 from frcl.features import check_network
 from frcl.inference import Asked, TaskInference
-from frcl.inputs import MultiInput
-from frcl.learners.loaded import check_equal, check_regulariser, non_finite
+from frcl.inputs import MultiInput, numeric_array
+from frcl.learners.loaded import load, non_finite
 from frcl.learners.lockstep import Work, steps_of
-from frcl.learners.mixture import check_task, checked_tasks, classes_of, mixed, one_hot
+from frcl.learners.mixture import check_task, checked_tasks, mixed, one_hot
 from frcl.learners.types import OnStep, Parts, Prediction, StepLog, added, parts_of
 from frcl.likelihoods import Likelihood
 from frcl.options import MethodOptions
 from frcl.regularisers.protocol import Kept, Regulariser
 from frcl.seeding import Streams
 from frcl.selection import TraceSearch, run_searches
-from frcl.trees import Params, copied
+from frcl.trees import Params
 
 SLICE = 1 << 20  # numbers that are summed up at once
 ODD = -0x61C8864680B583EB  # 2⁶⁴ over the golden ratio, as a signed number
@@ -57,20 +57,6 @@ class State:
         """A copy with streams of its own, to be changed and then taken over as a whole."""
         regularisers = [copy.copy(one) for one in self.regularisers]
         return replace(self, streams=self.streams.copy(), regularisers=regularisers, past=list(self.past))
-
-
-@dataclass
-class SavedLearner:
-    """What is written of every learner."""
-
-    device: str
-    net: dict[str, Tensor]
-    trained: list[str]  # names of the weights that are trained
-    streams: dict[str, Tensor]
-    regularisers: list[Any]  # the state of each
-    input_shape: tuple[int, ...] | None
-    input_floating: bool | None
-    task_sums: Tasks
 
 
 O = TypeVar("O", bound=MethodOptions)  # noqa: E741
@@ -182,10 +168,7 @@ class SequentialLearner(ABC, Generic[O, S]):
             raise DataError(
                 "inputs are a dictionary; make the network frcl.MultiInput(net, example) to use several inputs"
             )
-        inputs = checked_inputs(x, self._state.input_shape, self.dtype, self.device, self._state.input_floating)
-        if y is not None:
-            check_lengths(inputs, y)
-        return inputs
+        return checked_inputs(x, y, self._state.input_shape, self.dtype, self.device, self._state.input_floating)
 
     @property
     def _count(self) -> int:
@@ -233,7 +216,10 @@ class SequentialLearner(ABC, Generic[O, S]):
 
     def _ended(self, kept: Tasks, likelihood: Likelihood, x: Tensor, y: Tensor) -> Tasks:
         """What the inference of the task keeps after one more task with these examples."""
-        return self._inference.ended(kept, x, classes_of(likelihood, y), len(likelihood.classes or (None,)))
+        if self._inference.sums is None:
+            return kept
+        classes = y if likelihood.classes is not None else torch.zeros(len(y), dtype=torch.int64, device=y.device)
+        return self._inference.sums.ended(kept, x, classes, len(likelihood.classes or (None,)))
 
     # -- keeping -------------------------------------------------------------------------------------------------
 
@@ -268,87 +254,76 @@ class SequentialLearner(ABC, Generic[O, S]):
             )
         return state
 
-    def _saved_parts(self) -> dict[str, Any]:
-        """The fields of SavedLearner."""
-        state = self._state
-        return {
-            "device": self.device.type, "net": dict(self.net.state_dict()), "trained": list(self._theta()),
-            "streams": state.streams.state(), "regularisers": [one.state() for one in state.regularisers],
-            "input_shape": state.input_shape, "input_floating": state.input_floating,
-            "task_sums": stored(state.task_sums),
-        }  # fmt: skip
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where the learner that gave `state` was; refused as a whole if it does not fit."""
         saved = codec.unpack(self._saved_type, state, self.device)
         if name := non_finite(state["tensors"], saved.trained):
             raise CheckpointError(f"{name!r} in the state is not finite")
         with self._lock:
-            self._load(saved, state)
-
-    def _load(self, saved: Any, state: dict[str, Any]) -> None:
-        before, weights, trained = self._state, copied(dict(self.net.state_dict())), list(self._theta())
-        kept = self._beside()
-        try:
-            self._check_saved(saved)
-            check_fits(self.net.state_dict(), saved.net)
-            self._set_weights(saved.net, saved.trained)
-            self._state = self._restored(saved)
-            for regulariser in self._state.regularisers:
-                check_regulariser(regulariser, dict(self.net.named_parameters()), saved, saved.past)
-            check_equal(state, codec.pack(self._saved()))
-        except BaseException as error:
-            self._state = before
-            vars(self).update(kept)
-            self._set_weights(weights, trained)
-            if isinstance(error, CheckpointError) or not isinstance(error, DAMAGED):
-                raise
-            raise CheckpointError(f"the state is incomplete, or not one made by state_dict(): {error!r}") from error
+            load(self, saved, state)
 
     def _beside(self) -> dict[str, Any]:
         """Attributes beside the state that `_restored` replaces."""
         return {}
 
-    def _restored_parts(self, saved: SavedLearner, past: int) -> dict[str, Any]:
-        """The same fields of a State; generators that another kind of device cannot take are fresh ones."""
-        regularisers, seed = [copy.copy(one) for one in self._state.regularisers], self.options.seed
-        if len(saved.regularisers) != len(regularisers):
-            raise CheckpointError("the state was made by a learner with other regularisers")
-        for regulariser, own in zip(regularisers, saved.regularisers, strict=True):
-            regulariser.load(own)
-        here = torch.device(saved.device).type == self.device.type
-        streams = Streams(seed if here else seed + 1 + past, self.device)
-        if here:
-            streams.restore(saved.streams)
-        return {
-            "streams": streams, "regularisers": regularisers, "input_shape": saved.input_shape,
-            "input_floating": saved.input_floating, "task_sums": restored(saved.task_sums),
-        }  # fmt: skip
-
-    def _set_weights(self, weights: Params, trained: list[str]) -> None:
-        self.net.load_state_dict(weights)
-        for name, parameter in self.net.named_parameters():
-            parameter.requires_grad_(name in trained)
-
-
-DAMAGED = (
-    KeyError, TypeError, IndexError, AttributeError, RuntimeError, ValueError, OverflowError, AssertionError, FrclError,
-)  # fmt: skip
-
-
-def check_fits(expected: Params, stored: Params, place: str = "") -> None:
-    """Refuse stored weights of other names, shapes or types than those expected; `place` is where they belong."""
-    kinds = [{name: f"{list(one.shape)} {one.dtype}" for name, one in each.items()} for each in (expected, stored)]
-    for name in sorted(expected.keys() | stored.keys()):
-        own, given = (kind.get(name, "absent") for kind in kinds)
-        if own != given:
-            raise CheckpointError(
-                f"the checkpoint does not fit this network: {place}{name!r} is {given} in the checkpoint and {own} in "
-                "the network"
-            )
-
 
 # -- checks of the user's data ----------------------------------------------------------------------------------------
+
+
+def checked_inputs(
+    x: Any, y: Any | None, shape: tuple[int, ...] | None, dtype: torch.dtype, device: torch.device,
+    floating: bool | None,
+) -> Tensor:  # fmt: skip
+    """x [n, ...] on the device, one for each target in y; floats in `dtype`, integers as they are.
+
+    Each input is of `shape`, and the inputs are floats or not as `floating` says, where these are known.
+    """
+    tensor = x.detach() if isinstance(x, Tensor) else torch.as_tensor(numeric_array(x, "inputs"))
+    if tensor.is_sparse or tensor.layout != torch.strided:
+        raise DataError("inputs are a sparse tensor; expected a dense one: call .to_dense()")
+    if tensor.ndim < 2 or len(tensor) == 0:
+        raise DataError(
+            "inputs must be [examples, ...] with at least one example and one more dimension; "
+            f"got shape {tuple(tensor.shape)}"
+        )
+    if shape is not None and tuple(tensor.shape[1:]) != shape:
+        raise DataError(
+            f"each input has shape {tuple(tensor.shape[1:])}; earlier ones had {shape}, and all tasks share one network"
+        )
+    if tensor.is_complex():
+        raise DataError("inputs are complex; expected real numbers")
+    if floating is not None and tensor.is_floating_point() != floating:
+        raise DataError(f"inputs are {tensor.dtype}; earlier ones were {'floats' if floating else 'integers'}")
+    if tensor.is_floating_point():
+        tensor = tensor.to(dtype)
+        # one number that is not finite makes the sum so too; the reverse is looked into
+        if not (bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())):
+            raise DataError("inputs contain NaN or infinite values; remove or replace them first")
+    if y is not None:
+        try:
+            count = next(iter(y.shape if isinstance(y, Tensor) else np.shape(y)), 0)
+        except ValueError as error:
+            raise DataError(f"targets are not a regular array: {error}") from error
+        if count != len(tensor):
+            raise DataError(f"{len(tensor)} inputs but {count} targets; give one target per input")
+    return tensor.to(device)
+
+
+def checked_steps(
+    options: MethodOptions, examples: int, steps: int | None, epochs: float | None, lr: float | None
+) -> int:
+    """The number of steps of one call of fit(), which may say otherwise than the options; checks lr too.
+
+    Minibatches are drawn at random, so an epoch has as many examples as the data.
+    """
+    if steps is not None and epochs is not None:
+        raise OptionError("steps and epochs both say how long to learn; give one of them")
+    if steps is not None and (type(steps) is not int or steps < 1):
+        raise OptionError(f"steps must be a whole number of at least 1, not {steps!r}")
+    for name, value in (("epochs", epochs), ("lr", lr)):
+        if value is not None and (type(value) not in (int, float) or not 0 < value < math.inf):
+            raise OptionError(f"{name} must be a positive number, not {value!r}")
+    return math.ceil(epochs * examples / options.batch_size) if epochs is not None else steps or options.steps
 
 
 def checked_size(given: int | None, otherwise: int) -> int:

@@ -15,8 +15,8 @@ from frcl import codec
 from frcl.boundary import BoundaryDetector
 from frcl.engine.program import AdamState
 from frcl.errors import CheckpointError, FrclError
-from frcl.learners.base import SavedLearner, checked_size
-from frcl.learners.loaded import check_frcl, check_plain_detector
+from frcl.learners.base import checked_size
+from frcl.learners.loaded import SavedLearner, check_frcl, check_plain_detector, restored_parts, saved_parts
 from frcl.learners.objective import Parameters
 from frcl.learners.options import FRCLOptions
 from frcl.learners.state import CurrentTask, Declared, LearnerState, Window
@@ -100,7 +100,7 @@ def saved(learner: FRCL) -> Saved:
     """What is written of a learner."""
     state = learner._state
     return Saved(
-        **learner._saved_parts(), settings=settings_of(learner), feature_scale=learner.feature_scale,
+        **saved_parts(learner), settings=settings_of(learner), feature_scale=learner.feature_scale,
         declared=state.declared, past=state.past,
         current=None if state.current is None else _saved_task(state.current),
         detector=None if learner.detector is None else learner.detector.state_dict(),
@@ -146,7 +146,7 @@ def restored(learner: FRCL, saved: Saved) -> LearnerState:
         check_name(declared.likelihood or "auto")
         checked_size(declared.size, 1)
     state = LearnerState(
-        **learner._restored_parts(saved, len(saved.past)), past=saved.past, declared=saved.declared
+        **restored_parts(learner, saved, len(saved.past)), past=saved.past, declared=saved.declared
     )  # fmt: skip
     needs_heads = learner.options.prediction != "summary" or any(one.uses_heads for one in state.regularisers)
     if needs_heads and any(summary.head is None for summary in saved.past):

@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frcl import codec
-from frcl.arrays import check_lengths, checked_inputs
 from frcl.engine.program import Program
 from frcl.errors import CheckpointError, DataError, LabelError, OptionError, TaskError
 from frcl.exact.fixed import RandomFeatures, whole_features
 from frcl.exact.model import Believed, ExactModel, Tasks, added, restored, stored, stored_bytes, without
 from frcl.features import check_features, check_network, network_failures
 from frcl.files import save_state
+from frcl.learners.base import checked_inputs
 from frcl.learners.exact_options import ExactGPOptions
 from frcl.learners.lockstep import Work
 from frcl.learners.mixture import check_task, checked_tasks, over_labels, summed
@@ -267,10 +267,7 @@ class ExactGP:
     def _inputs(self, x: Any, y: Any | None = None) -> Tensor:
         shape, floating = self._state.input_shape, self._state.input_floating
         dtype = next((p.dtype for p in self.net.parameters()), torch.float32) if self.net is not None else torch.float32
-        inputs = checked_inputs(x, shape, dtype, self.device, floating)
-        if y is not None:
-            check_lengths(inputs, y)
-        return inputs
+        return checked_inputs(x, y, shape, dtype, self.device, floating)
 
 
 def restored_exact_gp(state: dict[str, Any], net: Any, device: str | torch.device | None) -> ExactGP:

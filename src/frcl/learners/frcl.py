@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
@@ -14,17 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from frcl.boundary import BoundaryDetector, Decision
-from frcl.engine.indivisible import Indivisible
+from frcl.engine.program import Indivisible
 from frcl.engine.train import StreamSteps
 from frcl.errors import DataError, OptionError, TaskError
 from frcl.features import network_failures
 from frcl.files import save_state
-from frcl.graphs import Captured
+from frcl.graphs import Captured, put_back
 from frcl.inference import Asked
 from frcl.inputs import gathered
 from frcl.learners import checkpoint
-from frcl.learners.base import SequentialLearner, checked_size, data_mark
-from frcl.learners.course import Course, progress_bar
+from frcl.learners.base import SequentialLearner, checked_size, checked_steps, data_mark
 from frcl.learners.lockstep import Work, finish
 from frcl.learners.options import FRCLKeywords, FRCLOptions
 from frcl.learners.predict import Predictor
@@ -40,15 +39,14 @@ from frcl.learners.task import (
     program_of,
     split,
 )
-from frcl.learners.types import OnStep, Prediction, StepLog, Summary
-from frcl.learners.undo import undoing
+from frcl.learners.types import OnStep, Prediction, StepLog, Summary, progress_bar
 from frcl.likelihoods import Label, Likelihood, check_name, likelihood_for, plain_labels
 from frcl.options import changed, shows_options
 from frcl.regularisers import Regulariser
 from frcl.regularisers.protocol import Kept, copied_regularisers
 from frcl.seeding import Streams
 from frcl.summary import prior_kl, prior_kl_terms
-from frcl.trees import copied
+from frcl.trees import Params, copied
 
 
 @shows_options(FRCLOptions())
@@ -140,20 +138,21 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         After an interruption, or on a learner restored from a state saved meanwhile, calling it again with
         the same data goes on where it stopped.
         """
-        x, y = gathered(x, y)
-        course = Course(steps, epochs, lr)
-        work = self.learn(x, y, likelihood=likelihood, size=size, course=course, augment=augment)
-        bar = progress_bar(len(self.tasks), course.stop(len(y), self.options), on_step) if progress else None
-        return self._run(work, bar or contextlib.nullcontext(on_step))
+        if y is None:
+            x, y = gathered(x)
+        work = self.learn(x, y, likelihood=likelihood, size=size, steps=steps, epochs=epochs, lr=lr, augment=augment)
+        if not progress:
+            return self._run(work, contextlib.nullcontext(on_step))
+        stop = checked_steps(self.options, len(y), steps, epochs, lr)
+        return self._run(work, progress_bar(len(self.tasks), stop, on_step))
 
     def learn(
         self, x: Any, y: Any, *, likelihood: str | None = None, size: int | None = None,
-        course: Course | None = None, augment: Augment | None = None,
+        steps: int | None = None, epochs: float | None = None, lr: float | None = None, augment: Augment | None = None,
     ) -> Work[Summary]:  # fmt: skip
         """The work of fit(), which several learners may do together."""
         inputs = self._inputs(x, y)
-        course = course or Course()
-        stop = course.stop(len(inputs), self.options)
+        stop, given = checked_steps(self.options, len(inputs), steps, epochs, lr), (likelihood, size, steps, epochs, lr)
         current = self._state.current
         if current is None:
             declared = self._state.declared or Declared()
@@ -163,13 +162,13 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
             learned, held = split(self._model, target, len(self._state.past), inputs, encoded)
             with self._changing() as state:
                 current = open_task(self._model, target, N, state, *learned, len(learned[0]))
-                current.data_mark = data_mark(inputs, encoded, likelihood, size, course)
+                current.data_mark = data_mark(inputs, encoded, *given)
         else:
             if current.data_mark is None:
                 raise TaskError(f"task {len(self._state.past)} is still open: end_task() ends what observe() began")
-            encoded = self._continued(inputs, y, likelihood, size, course)
+            encoded = self._continued(inputs, y, *given)
             learned, held = split(self._model, current.likelihood, len(self._state.past), inputs, encoded)
-        current.optimiser.lr = self.options.lr if course.lr is None else course.lr
+        current.optimiser.lr = self.options.lr if lr is None else lr
         yield program_of(self._model, self._state, current, *learned, stop=stop, augment=augment)
         return (yield from self._close(current, *learned, held))
 
@@ -195,7 +194,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         """
         inputs = self._inputs(x, y)
         decision = Decision(False, float("nan"))
-        with Indivisible([self._lock]), undoing(self) as weights:
+        with Indivisible([self._lock]), self._undoing() as weights:
             current = self._state.current
             if current is None:
                 target = self._likelihood(y)
@@ -214,6 +213,24 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
                 remember(self.detector, current, inputs, encoded)
             return StepLog(len(self._state.past), current.step, *values, *astuple(decision))
 
+    @contextlib.contextmanager
+    def _undoing(self) -> Iterator[Params]:
+        """Inside, an error or interruption leaves the state and the detector as they were.
+
+        So does it the weights whose values are put into the dictionary that this gives.
+        """
+        with self._lock:
+            before, detector, weights = self._state, self.detector, Params()
+            watched = None if detector is None else detector.state_dict()
+            try:
+                yield weights
+            except BaseException:
+                self._state = before
+                put_back([self._theta()[name] for name in weights], list(weights.values()))
+                if detector is not None and watched is not None:
+                    detector.load_state_dict(watched)
+                raise
+
     def familiarity(self, x: Any) -> Tensor:
         """The boundary score ℓ of each input and function, [n, C]: small where x is unlike the open task."""
         if self._state.current is None:
@@ -227,7 +244,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         current = self._state.current
         if current is None:
             raise TaskError("no task is open; observe() opens one, and fit() ends its own")
-        with undoing(self):
+        with self._undoing():
             summary: Summary = finish([self._close(current, *current.open_window(len(self._state.past)).data())])[0]
             if self.detector is not None:
                 self.detector.reset()
@@ -237,7 +254,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         """Drop the task that is open, with what was learned for it alone; the shared weights are not changed."""
         if self._state.current is None:
             raise TaskError("no task is open")
-        with undoing(self), self._changing() as state:
+        with self._undoing(), self._changing() as state:
             state.past, state.current = state.summaries(), None
             if self.detector is not None:
                 self.detector.reset()
@@ -339,8 +356,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         if decision.boundary or encoded is None:
             encoded = target.encode(y, self.device, self.dtype)
         if decision.boundary:
-            self._check_window(target)
-            check_opening(self._model, target, x)
+            check_opening(self._model, target, x, self.options.window)
             points = self._model.points(current.likelihood)
             finish([self._close(current, *window.data_without(decision.age, points))])
             current = self._open_stream(target, x, encoded)
@@ -355,15 +371,8 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         settings = {name: getattr(options, name) for name in ("samples", "predict_samples", "target_noise")}
         return likelihood_for(y, name or declared.likelihood or options.likelihood, labels, settings)
 
-    def _check_window(self, likelihood: Likelihood) -> None:
-        points = self._model.points(likelihood)
-        if points > self.options.window:
-            raise OptionError(f"{points} points cannot be chosen from a window of {self.options.window} examples")
-
     def _open_stream(self, likelihood: Likelihood, x: Tensor, y: Tensor) -> CurrentTask:
-        self._check_window(likelihood)
-        declared = self._state.declared or Declared()
-        size = checked_size(declared.size, self.options.task_size)
+        size = checked_size((self._state.declared or Declared()).size, self.options.task_size)
         with self._changing() as state:
             current = open_task(self._model, likelihood, size, state, x, y, self.options.window)
             current.window = Window(self.options.window)

@@ -1,27 +1,119 @@
-"""Whether a loaded state makes sense: a checksum shows that a file is what was written, not who wrote it."""
+"""What is written of every learner, and whether a state that is loaded makes sense.
+
+A checksum shows that a file is what was written, not who wrote it.
+"""
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from frcl import codec
 from frcl.errors import CheckpointError, FrclError
+from frcl.exact.model import Tasks, restored, stored
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.protocol import Regulariser
-from frcl.trees import Params, named_tensors, shapes
+from frcl.seeding import Streams
+from frcl.trees import Params, copied, named_tensors, shapes
 
 if TYPE_CHECKING:
     from frcl.boundary import BoundaryDetector
-    from frcl.learners.base import SavedLearner
+    from frcl.learners.base import SequentialLearner
     from frcl.learners.checkpoint import Saved, SavedTask, SavedWindow
     from frcl.learners.task import Model
     from frcl.learners.types import Summary
+
+DAMAGED = (
+    KeyError, TypeError, IndexError, AttributeError, RuntimeError, ValueError, OverflowError, AssertionError, FrclError,
+)  # fmt: skip
+
+
+@dataclass
+class SavedLearner:
+    """What is written of every learner."""
+
+    device: str
+    net: dict[str, Tensor]
+    trained: list[str]  # names of the weights that are trained
+    streams: dict[str, Tensor]
+    regularisers: list[Any]  # the state of each
+    input_shape: tuple[int, ...] | None
+    input_floating: bool | None
+    task_sums: Tasks
+
+
+def saved_parts(learner: SequentialLearner[Any, Any]) -> dict[str, Any]:
+    """The fields of SavedLearner."""
+    state = learner._state
+    return {
+        "device": learner.device.type, "net": dict(learner.net.state_dict()), "trained": list(learner._theta()),
+        "streams": state.streams.state(), "regularisers": [one.state() for one in state.regularisers],
+        "input_shape": state.input_shape, "input_floating": state.input_floating,
+        "task_sums": stored(state.task_sums),
+    }  # fmt: skip
+
+
+def restored_parts(learner: SequentialLearner[Any, Any], saved: SavedLearner, past: int) -> dict[str, Any]:
+    """The fields of a State from them; generators that another kind of device cannot take are fresh ones."""
+    regularisers, seed = [copy.copy(one) for one in learner._state.regularisers], learner.options.seed
+    if len(saved.regularisers) != len(regularisers):
+        raise CheckpointError("the state was made by a learner with other regularisers")
+    for regulariser, own in zip(regularisers, saved.regularisers, strict=True):
+        regulariser.load(own)
+    here = torch.device(saved.device).type == learner.device.type
+    streams = Streams(seed if here else seed + 1 + past, learner.device)
+    if here:
+        streams.restore(saved.streams)
+    return {
+        "streams": streams, "regularisers": regularisers, "input_shape": saved.input_shape,
+        "input_floating": saved.input_floating, "task_sums": restored(saved.task_sums),
+    }  # fmt: skip
+
+
+def load(learner: SequentialLearner[Any, Any], saved: Any, state: Mapping[str, Any]) -> None:
+    """Give a learner the state that was saved; where it does not fit, the learner is left as it was."""
+    net, before, beside = learner.net, learner._state, learner._beside()
+    weights, trained = copied(dict(net.state_dict())), list(learner._theta())
+    try:
+        learner._check_saved(saved)
+        check_fits(net.state_dict(), saved.net)
+        _set_weights(net, saved.net, saved.trained)
+        learner._state = learner._restored(saved)
+        for regulariser in learner._state.regularisers:
+            check_regulariser(regulariser, dict(net.named_parameters()), saved, saved.past)
+        check_equal(state, codec.pack(learner._saved()))
+    except BaseException as error:
+        learner._state = before
+        vars(learner).update(beside)
+        _set_weights(net, weights, trained)
+        if isinstance(error, CheckpointError) or not isinstance(error, DAMAGED):
+            raise
+        raise CheckpointError(f"the state is incomplete, or not one made by state_dict(): {error!r}") from error
+
+
+def _set_weights(net: nn.Module, weights: Params, trained: Sequence[str]) -> None:
+    net.load_state_dict(weights)
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_(name in trained)
+
+
+def check_fits(expected: Params, stored: Params, place: str = "") -> None:
+    """Refuse stored weights of other names, shapes or types than those expected; `place` is where they belong."""
+    kinds = [{name: f"{list(one.shape)} {one.dtype}" for name, one in each.items()} for each in (expected, stored)]
+    for name in sorted(expected.keys() | stored.keys()):
+        own, given = (kind.get(name, "absent") for kind in kinds)
+        if own != given:
+            raise CheckpointError(
+                f"the checkpoint does not fit this network: {place}{name!r} is {given} in the checkpoint and {own} in "
+                "the network"
+            )
 
 
 def expect(fits: bool, what: str) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from frcl.errors import TaskError
 from frcl.learners.types import Prediction
-from frcl.likelihoods import Label, Likelihood, Softmax
+from frcl.likelihoods import Label, Softmax
 
 
 def check_task(task: int, count: int, begin: str) -> int:
@@ -38,11 +38,6 @@ def checked_tasks(tasks: Any, count: int, inputs: int, begin: str) -> Tensor:
     for number in numbers.unique().tolist():
         check_task(number, count, begin)
     return numbers.long()
-
-
-def classes_of(likelihood: Likelihood, y: Tensor) -> Tensor:
-    """The class of each encoded target, int64 [N]; zeros where targets are numbers."""
-    return y if likelihood.classes is not None else torch.zeros(len(y), dtype=torch.int64, device=y.device)
 
 
 def summed(values: Tensor, groups: Sequence[int] | Tensor, count: int) -> Tensor:

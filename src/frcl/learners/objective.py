@@ -62,6 +62,15 @@ class Draws(NamedTuple):
     regularisers: tuple[Tree, ...]
 
 
+def draws_of_rows(likelihood: Likelihood, draws: Draws, rows: slice) -> Draws:
+    """The draws of some examples of a minibatch: Monte Carlo draws may have an axis of examples."""
+    two, three = (likelihood.draws_shape(batch, training=True) for batch in (2, 3))
+    axis = next((i for i, (a, b) in enumerate(zip(two, three, strict=True)) if a != b), None)
+    if axis is None:
+        return draws
+    return draws._replace(likelihood=draws.likelihood[(slice(None),) * axis + (rows,)])
+
+
 @dataclass(frozen=True)
 class Objective:
     """The objective of one task; calling it changes nothing."""

@@ -10,9 +10,8 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
-from frcl.engine.indivisible import StepLock
 from frcl.engine.program import CHUNK as STEPS
-from frcl.engine.program import Drawn, Optimiser, Program, exact_number, minibatch_rows, refuse_non_finite
+from frcl.engine.program import Drawn, Optimiser, Program, StepLock, exact_number, minibatch_rows, refuse_non_finite
 from frcl.errors import DataError, OptionError
 from frcl.features import (
     FEATURE_SCALE,
@@ -27,7 +26,7 @@ from frcl.features import (
     network_failures,
 )
 from frcl.learners.lockstep import Work
-from frcl.learners.objective import Constants, Draws, Objective, Parameters, inducing_inputs
+from frcl.learners.objective import Constants, Draws, Objective, Parameters, draws_of_rows, inducing_inputs
 from frcl.learners.options import FRCLOptions
 from frcl.learners.state import CurrentTask, LearnerState
 from frcl.learners.types import Summary
@@ -171,9 +170,11 @@ def check_examples(model: Model, likelihood: Likelihood, examples: int, held: in
         )
 
 
-def check_opening(model: Model, likelihood: Likelihood, x: Tensor) -> int:
-    """Refuse what a task cannot begin with; returns K."""
-    options = model.options
+def check_opening(model: Model, likelihood: Likelihood, x: Tensor, examples: int) -> int:
+    """Refuse what a task cannot begin with, of which `examples` will be at hand when it ends; returns K."""
+    options, points = model.options, model.points(likelihood)
+    if points > examples:
+        raise OptionError(f"{points} points cannot be chosen from a window of {examples} examples")
     if options.inference == "function":
         check_examples(model, likelihood, len(x))
         if options.learn_inputs and not x.is_floating_point():
@@ -216,7 +217,7 @@ def open_task(
     model: Model, likelihood: Likelihood, size: int, state: LearnerState, x: Tensor, y: Tensor, examples: int
 ) -> CurrentTask:
     """Begin a task whose first data are x and y; N is `size`; `examples` are at hand when it ends."""
-    n = check_opening(model, likelihood, x)
+    n = check_opening(model, likelihood, x, examples)
     for regulariser in state.regularisers:
         regulariser.check(likelihood, examples)
     options = model.options
@@ -292,7 +293,7 @@ def program_of(
     """The steps left of the current task: those of fit() up to `stop`, or one per minibatch of a stream."""
     options, likelihood, streams = model.options, current.likelihood, state.streams
     regularisers, tasks = state.regularisers, len(state.past)
-    if not stream:
+    if options.lr_decay and not stream:
         current.optimiser.decays(stop, options.lr_decay)
     program: Program
 
@@ -311,7 +312,7 @@ def program_of(
         **hooks(regularisers, options.seed, tasks),
         augment=None if augment is None else partial(_augmented, augment, options.seed, tasks),
         stackable=model.stackable and augment is None and all(one.batchable for one in regularisers),
-        chunk=1 if stream else STEPS, lock=model.lock,
+        chunk=1 if stream else STEPS, lock=model.lock, share=partial(draws_of_rows, likelihood),
         signature=(
             repr({name: value for name, value in vars(options).items() if name != "seed"}), repr(regularisers),
             str(model.net), [(one.name, one.functions) for one in (likelihood, *(p.likelihood for p in state.past))],

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -183,3 +184,20 @@ class StreamLearner(Learner, Protocol):
 
     def end_task(self) -> object:
         """End the task that is open."""
+
+
+@contextmanager
+def progress_bar(task: int, stop: int, on_step: OnStep) -> Iterator[OnStep]:
+    """`on_step` that also moves a bar in a terminal or a notebook."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns) as bars:
+        bar = bars.add_task(f"task {task}", total=stop)
+
+        def told(log: StepLog) -> None:
+            bars.update(bar, completed=log.step, description=f"task {task}  loss {log.loss:.3f}")
+            if on_step is not None:
+                on_step(log)
+
+        yield told

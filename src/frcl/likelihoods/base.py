@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frcl.arrays import numeric_array
 from frcl.errors import DataError, LabelError, OptionError
+from frcl.inputs import numeric_array
 from frcl.registry import Registry
 
 Label = int | str

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from frcl.errors import DataError
 from frcl.experiment.metrics import Interval, average_accuracy, over_seeds
-from frcl.experiment.results import RESULT, Result, read_result
+from frcl.experiment.results import RESULT, MetricName, Result, read_result
 from frcl.files import open_regular, read_arrays
 from frcl.report.numbers import BY_KEY
 
+COMPARED: tuple[MetricName, ...] = ("average_accuracy", "agnostic_accuracy", "forgetting", "nll", "ece")
 MOST_OPTIONS = 2  # in a label
 LARGEST_POINTS = 4 << 30  # bytes of points.npz, unpacked
 
@@ -148,10 +149,9 @@ def comparison_rows(runs: Sequence[Run]) -> Comparison:
 
 def _row(run: Run, label: str) -> ComparisonRow:
     result = run.result
-    keys = ("average_accuracy", "agnostic_accuracy", "forgetting", "nll", "ece")
-    scores = [BY_KEY[key].of(result) for key in keys]  # type: ignore[index]
-    names = (label, result.benchmark, result.method, len(result.seeds))
-    return ComparisonRow(*names, *scores, run.memory, run.seconds)  # type: ignore[call-arg, arg-type]
+    scores = {str(key): BY_KEY[key].of(result) for key in COMPARED}
+    ends = {"memory_bytes": run.memory, "seconds": run.seconds}
+    return ComparisonRow(label, result.benchmark, result.method, len(result.seeds), **scores, **ends)  # type: ignore[arg-type]
 
 
 def _pair(first: Run, first_label: str, second: Run, second_label: str) -> PairedDifference | None:

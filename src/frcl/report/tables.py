@@ -13,15 +13,13 @@ from typing import Any
 
 from frcl.errors import DataError
 from frcl.experiment.metrics import Interval, spread
-from frcl.experiment.results import MetricName
 from frcl.files import write_atomically
 from frcl.report.numbers import BY_KEY, MEANINGS, duration, interval, mean_and_std, number, plural, size
-from frcl.report.run import ComparisonRow, PairedDifference, Run, comparison_rows
+from frcl.report.run import COMPARED, ComparisonRow, PairedDifference, Run, comparison_rows
 
 Rows = Sequence[tuple[str, ...]]
 PARTS = ("mean", "std", "low", "high")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a formula begins in a spreadsheet
-COMPARED: tuple[MetricName, ...] = ("average_accuracy", "agnostic_accuracy", "forgetting", "nll", "ece")
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,8 @@ def results_table(comparison: Sequence[ComparisonRow]) -> Table:
         data.append((row.label, row.benchmark, row.method, row.seeds, *values, row.memory_bytes, row.seconds))
     parts = [f"{key}_{part}" for key in COMPARED for part in PARTS]
     head = ("run", "benchmark", "method", "seeds", *parts, "memory_bytes", "seconds")
-    columns = ("Run", "Benchmark", "Seeds", "Accuracy %", "Forgetting pp", "NLL nats", "ECE %", "Kept", "Time")
+    scores = ("Accuracy %", "No task %", "Forgetting pp", "NLL nats", "ECE %")
+    columns = ("Run", "Benchmark", "Seeds", *scores, "Kept", "Time")
     return Table("results", "Results: mean ± standard deviation over seeds", columns, rows, (head, *data))
 
 

@@ -139,6 +139,14 @@ def test_an_interruption_at_any_call_changes_nothing(case):
 # -- signals ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def python_handles_ctrl_c():
+    """A shell starts background processes with SIGINT ignored, in which no signal would arrive."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("make", [
     lambda: FRCL(MLP(4, (8, 6), seed=1), **{**SMALL, "steps": 400}),
     lambda: Ensemble(MLP(4, (8, 6), seed=1), 2, **{**SMALL, "steps": 400}),

@@ -140,7 +140,7 @@ def test_your_own_data(done, inside):
         (("run", "--points", "9999", "--tasks", "2"), 1, "fewer than the 9999 inducing points"),
         (("run", "--set", "seeds=3"), 2, "seeds must be whole numbers from 0 to 2⁶³ − 1; got 3"),
         (("run", "--set", "network.widths=5"), 2, "widths must be whole numbers of at least 1, at least one, not 5"),
-        (("run", "--set", 'thresholds=["a"]'), 2, "thresholds must be finite numbers, not ('a',)"),
+        (("run", "--set", 'thresholds=["a"]'), 2, "thresholds must be finite numbers, at least one, not ('a',)"),
         (("run", "--set", "data=3"), 2, "data is the path of a folder, not 3"),
         (("run", "--set", "method=3"), 2, "method is the name of a method"),
         (("run", "--set", "seed=5"), 2, "set seeds"),

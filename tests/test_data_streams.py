@@ -215,9 +215,10 @@ def test_a_data_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         ({"alphabet_order": "random"}, "choose one of seed, alphabetical"),
         ({"size": "big"}, "size='big' is unknown; choose one of images, augmented"),
         ({"rotation": -1.0}, "rotation must be a number from 0 to 180"),
+        ({"shift": 28.5}, "shift must be a number from 0 to 28, not 28.5"),
         ({"rotation": float("nan")}, "rotation must be a number"),
-        ({"shift": "2"}, "shift must be a number from 0 to 28, not '2'"),
-        ({"first_identity": 1}, "first_identity must be true or false"),
+        ({"shift": "2"}, "shift must be a number, not '2'"),
+        ({"first_identity": 1}, "first_identity must be True or False"),
     ],
 )
 def test_options_out_of_range_are_refused(given: dict[str, object], message: str) -> None:

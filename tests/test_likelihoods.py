@@ -23,6 +23,7 @@ from frcl.likelihoods import (
     Softmax,
     likelihood_from_json,
 )
+from frcl.registry import import_modules
 
 D = torch.float64
 NONE = torch.empty(0, dtype=D)
@@ -357,7 +358,7 @@ def test_a_new_likelihood_is_one_file(tmp_path, monkeypatch):
     monkeypatch.setattr(LIKELIHOODS, "data", dict(LIKELIHOODS.data))
     monkeypatch.setattr(frcl.likelihoods, "__path__", [*frcl.likelihoods.__path__, str(tmp_path)])
     try:
-        frcl.likelihoods.import_modules()
+        import_modules("frcl.likelihoods", frcl.likelihoods.__path__)
         assert frcl.likelihoods.likelihood_for(torch.zeros(5, 2), "halves") == LIKELIHOODS["halves"](2)
     finally:
         sys.modules.pop("frcl.likelihoods.halves", None)

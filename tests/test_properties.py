@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from frcl import FRCL, MLP
 from frcl.likelihoods import RobustMax, Softmax
 from frcl.posterior import kl_weight, triangular, weight_moments
-from frcl.selection import random_start, trace_greedy, trace_swaps
+from frcl.selection.trace import random_start, trace_greedy, trace_swaps
 from frcl.summary import belief_from_weights, head_moments, make_head, prior_kl, prior_kl_terms
 from oracles import direct_prediction, direct_prior_kl, direct_trace, rand_posterior
 

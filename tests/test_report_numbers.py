@@ -84,7 +84,7 @@ def test_comparison_pairs_only_common_seeds_of_one_benchmark(tmp_path):
     assert (pair.memory_first, pair.memory_second) == (261_700, 91_200)
     assert [row.seeds for row in comparison.rows] == [3, 3, 3]
     assert [row.seconds for row in comparison.rows] == [40.5] * 3
-    assert comparison.rows[1].nll is None
+    assert comparison.rows[1].metrics["nll"] is None
 
 
 def test_without_recorded_averages_the_matrix_gives_them(tmp_path):

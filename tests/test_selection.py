@@ -7,18 +7,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from frcl.errors import DataError
 from frcl.likelihoods import Bernoulli, Gaussian, Softmax
 from frcl.posterior import Posterior
-from frcl.selection import (
-    Recipe,
-    TaskData,
-    classification_error,
-    negative_elbo,
-    negative_log_predictive,
-    plan_by_inputs,
-    random_start,
-    select_by_inputs,
-    select_by_targets,
-    swap_search,
-)
+from frcl.selection import Recipe, TaskData, plan_by_inputs, random_start, select_by_inputs, select_by_targets
+from frcl.selection.supervised import classification_error, negative_elbo, negative_log_predictive, swap_search
 from frcl.selection.trace import (
     REFRESH,
     Selected,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import pkgutil
 from collections import UserDict
 from collections.abc import Iterable, Iterator
-from importlib import metadata
+from importlib import import_module, metadata
 from typing import TypeVar
 
 from frcl.errors import OptionError
@@ -18,6 +19,12 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     names = list(known)
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(names)}"
+
+
+def import_modules(package: str, path: Iterable[str]) -> None:
+    """Import every module of a package, so that each registers its objects: a new object is one new file."""
+    for module in pkgutil.iter_modules(path):
+        import_module(f"{package}.{module.name}")
 
 
 class Registry(UserDict[str, T]):

@@ -24,13 +24,14 @@ from frcl.distributed import ProcessError, Processes, data_parallel
 from frcl.errors import FrclError, OptionError
 from frcl.experiment import runner
 from frcl.experiment.config import Config, parse_setting, parts_of, read_toml, resolve, to_toml
-from frcl.experiment.display import Live, Plain, Several, TensorBoard, in_words
+from frcl.experiment.display import Live, Plain, Several, TensorBoard
 from frcl.experiment.keeper import Interrupted, Observer
 from frcl.experiment.results import Result
 from frcl.learners.options import FRCLOptions
 from frcl.methods import METHODS, default_options
 from frcl.options import described
 from frcl.report import Run, comparison_rows, find_runs, write_report, write_tables
+from frcl.report.tables import paired_table, results_table
 
 FAILED, USAGE, STOPPED = 1, 2, 130
 
@@ -145,36 +146,9 @@ def compare(paths: Paths, as_json: Json = False) -> None:
     found = comparison_rows(find_runs(paths))
     if as_json:
         return typer.echo(json.dumps(asdict(found), indent=1))
-    rows = []
-    for row in found.rows:
-        scores = (
-            (row.average_accuracy, 100),
-            (row.agnostic_accuracy, 100),
-            (row.forgetting, 100),
-            (row.nll, 1),
-            (row.ece, 1),
-        )
-        cells = [in_words(metric, scale) for metric, scale in scores]
-        ends = ["" if v is None else f"{v:,.0f}" for v in (row.memory_bytes, row.seconds)]
-        rows.append((row.label, row.benchmark, row.seeds, *cells, *ends))
-    headings = (
-        "run",
-        "benchmark",
-        "seeds",
-        "accuracy %",
-        "no task %",
-        "forgetting %",
-        "NLL",
-        "ECE",
-        "bytes kept",
-        "seconds",
-    )
-    show_table(rows, *headings)
-    for pair in found.pairs:
-        gap = pair.difference
-        bounds = "" if gap.low is None or gap.high is None else f" [{100 * gap.low:+.2f}, {100 * gap.high:+.2f}]"
-        points = f"{100 * gap.mean:+.2f} points of accuracy{bounds} over {len(pair.seeds)} paired seeds"
-        say(f"{pair.first} − {pair.second} on {pair.benchmark}: {points}")
+    for table in (results_table(found.rows), paired_table(found.pairs)):
+        if table.rows:
+            show_table(table.rows, *table.columns, title=table.caption)
     return None
 
 

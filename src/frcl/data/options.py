@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from frcl.errors import OptionError
-from frcl.options import Options, option
+from frcl.options import NOT_NEGATIVE, Options, option
 
 TrainOn = Literal["train", "train+validation"]
 OmniglotSplit = Literal["stratified", "drawer"]
@@ -29,8 +29,10 @@ class BenchmarkOptions(Options):
     first_identity: bool = option(False, "permuted-*: do not permute the pixels of the first task")
 
     augment: int = option(20, "omniglot: versions of each training image, itself included; 1: no augmentation")
-    rotation: float = option(15.0, "omniglot: a version is rotated by up to this many degrees either way")
-    shift: float = option(2.0, "omniglot: and moved by up to this many pixels along each axis")
+    rotation: float = option(
+        15.0, "omniglot: a version is rotated by up to this many degrees either way", NOT_NEGATIVE, 180
+    )
+    shift: float = option(2.0, "omniglot: and moved by at most this many pixels along each axis", NOT_NEGATIVE, 28)
     omniglot_split: OmniglotSplit = option("stratified", "12/4/4 images of each character by the seed, or by drawer")
     alphabet_order: Literal["seed", "alphabetical"] = option("seed", "omniglot: the order of the alphabets")
     # The paper treats augmentation as a property of the data set, so its sum over the data runs over all versions:
@@ -38,15 +40,6 @@ class BenchmarkOptions(Options):
     size: Literal["images", "augmented"] = option(
         "augmented", "omniglot: N of the objective: all versions, or the images they were made from"
     )
-
-    def __post_init__(self) -> None:
-        for name, highest in (("rotation", 180.0), ("shift", 28.0)):
-            value = getattr(self, name)
-            if type(value) not in (int, float) or not 0 <= value <= highest:
-                raise OptionError(f"{name} must be a number from 0 to {highest:g}, not {value!r}")
-        if not isinstance(self.first_identity, bool):
-            raise OptionError(f"first_identity must be true or false, not {self.first_identity!r}")
-        super().__post_init__()
 
     def check_for(self, kind: str, own: tuple[str, ...]) -> None:
         """Refuse an option that differs from its default and that this benchmark does not have."""

@@ -6,9 +6,6 @@ is one new file; the names below are the ones of the library's own that can be i
 
 from __future__ import annotations
 
-import pkgutil
-from importlib import import_module
-
 from frcl.likelihoods.base import (
     LIKELIHOODS,
     Label,
@@ -29,6 +26,7 @@ from frcl.likelihoods.poisson import Poisson
 from frcl.likelihoods.robustmax import RobustMax
 from frcl.likelihoods.softmax import Softmax
 from frcl.likelihoods.temperature import best_temperature, tempered
+from frcl.registry import import_modules
 
 __all__ = [
     "LIKELIHOODS", "Bernoulli", "Gaussian", "Label", "Labels", "Likelihood", "Params", "Poisson", "Predictive",
@@ -37,10 +35,4 @@ __all__ = [
 ]  # fmt: skip
 
 
-def import_modules() -> None:
-    """Import every module of this package, so that its likelihoods are registered."""
-    for module in pkgutil.iter_modules(__path__):
-        import_module(f"{__name__}.{module.name}")
-
-
-import_modules()
+import_modules(__name__, __path__)

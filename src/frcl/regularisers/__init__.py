@@ -3,9 +3,7 @@
 Every module of this package is imported, so that a new regulariser is one new file.
 """
 
-import pkgutil
-from importlib import import_module
-
+from frcl.registry import import_modules
 from frcl.regularisers.current_inputs import CurrentInputs
 from frcl.regularisers.memory_targets import MemoryTargets
 from frcl.regularisers.path import PathIntegral
@@ -16,9 +14,7 @@ from frcl.regularisers.replay import Replay
 
 __all__ = [
     "EWC", "REGULARISERS", "CurrentInputs", "Curvature", "FunctionalKL", "MemoryTargets", "PathIntegral", "RecentredKL",
-    "Regulariser",
-    "Replay",
+    "Regulariser", "Replay",
 ]  # fmt: skip
 
-for _module in pkgutil.iter_modules(__path__):
-    import_module(f"{__name__}.{_module.name}")
+import_modules(__name__, __path__)

@@ -74,12 +74,10 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
     for path in map(Path, paths):
         files = [path] if path.name == RESULT else sorted(path.rglob(RESULT))
         found = [file.parent for file in files if file.is_file()]
-        if not found and not path.is_dir():
-            raise DataError(f"no such folder: {path}; name a folder that `frcl run` made")
         if not found:
-            raise DataError(
-                f"no run in {path}: neither it nor a folder under it has a {RESULT}; name a folder that `frcl run` made"
-            )
+            where = f"no run in {path}: neither it nor a folder under it has a {RESULT}"
+            where = where if path.is_dir() else f"no such folder: {path}"
+            raise DataError(f"{where}; name a folder that `frcl run` made")
         outermost = [folder for folder in found if not set(folder.parents) & set(found)]
         folders.update((folder.resolve(), None) for folder in outermost)
     return [read_run(folder) for folder in folders]
@@ -104,17 +102,13 @@ def read_points(path: Path, *, required: bool = False) -> dict[int, NDArray[Any]
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One run; None where a value was not recorded."""
+    """One run, with the metrics in COMPARED; None where a value was not recorded."""
 
     label: str
     benchmark: str
     method: str
     seeds: int
-    average_accuracy: Interval | None
-    agnostic_accuracy: Interval | None
-    forgetting: Interval | None
-    nll: Interval | None
-    ece: Interval | None
+    metrics: dict[MetricName, Interval | None]
     memory_bytes: int | None
     seconds: float | None
 
@@ -143,15 +137,14 @@ class Comparison:
 def comparison_rows(runs: Sequence[Run]) -> Comparison:
     """A row for each run in the order given, and every pair of the same benchmark with common seeds."""
     labelled = list(zip(runs, run_labels(runs), strict=True))
+    rows = []
+    for run, label in labelled:
+        result, metrics = run.result, {key: BY_KEY[key].of(run.result) for key in COMPARED}
+        rows.append(
+            ComparisonRow(label, result.benchmark, result.method, len(result.seeds), metrics, run.memory, run.seconds)
+        )
     pairs = (_pair(*first, *second) for first, second in combinations(labelled, 2))
-    return Comparison(tuple(_row(*one) for one in labelled), tuple(pair for pair in pairs if pair is not None))
-
-
-def _row(run: Run, label: str) -> ComparisonRow:
-    result = run.result
-    scores = {str(key): BY_KEY[key].of(result) for key in COMPARED}
-    ends = {"memory_bytes": run.memory, "seconds": run.seconds}
-    return ComparisonRow(label, result.benchmark, result.method, len(result.seeds), **scores, **ends)  # type: ignore[arg-type]
+    return Comparison(tuple(rows), tuple(pair for pair in pairs if pair is not None))
 
 
 def _pair(first: Run, first_label: str, second: Run, second_label: str) -> PairedDifference | None:

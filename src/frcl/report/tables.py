@@ -65,10 +65,9 @@ def results_table(comparison: Sequence[ComparisonRow]) -> Table:
     """One row for each run."""
     rows, data = [], []
     for row in comparison:
-        metrics = [getattr(row, key) for key in COMPARED]
-        cells = [mean_and_std(metric, BY_KEY[key].unit) for key, metric in zip(COMPARED, metrics, strict=True)]
+        cells = [mean_and_std(metric, BY_KEY[key].unit) for key, metric in row.metrics.items()]
         rows.append((row.label, row.benchmark, str(row.seeds), *cells, size(row.memory_bytes), duration(row.seconds)))
-        values = [part for metric in metrics for part in _parts(metric)]
+        values = [part for metric in row.metrics.values() for part in _parts(metric)]
         data.append((row.label, row.benchmark, row.method, row.seeds, *values, row.memory_bytes, row.seconds))
     parts = [f"{key}_{part}" for key in COMPARED for part in PARTS]
     head = ("run", "benchmark", "method", "seeds", *parts, "memory_bytes", "seconds")

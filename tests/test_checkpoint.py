@@ -220,7 +220,7 @@ def test_states_of_the_wrong_shape_are_refused():
     for name, change in [
         ("past/0/belief/mean", lambda t: t[:, :2]),
         ("past/0/belief/factor", lambda t: t[:, :2]),
-        ("past/0/Z", lambda t: t[:2]),
+        ("past/0/points/values", lambda t: t[:2]),
         ("streams/batches", lambda t: t[:10]),
         ("current/posterior/mean", lambda t: t[:, :3]),
     ]:

@@ -237,7 +237,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(tmp_path):
     plain.fit(*TASKS[0])
     before = tensors(learner)
     broken = interrupted().state_dict()
-    del broken["tensors"]["2/past/0/Z"]
+    del broken["tensors"]["2/past/0/points/values"]
     for state, complaint in [
         (plain.state_dict(), "not the state of an ensemble"),
         (ensemble(2).state_dict(), "the state is of 2 members; this ensemble has 3"),

@@ -78,8 +78,9 @@ def test_what_a_run_writes(finished):
 
 def test_bytes_kept_are_those_of_the_summaries(finished):
     _, result = finished
-    one_task = 4 * (5 * 64 + 5 + 5 * 5)  # five points of 64 pixels, their mean, their 5×5 factor, in float32
-    assert result.memory_bytes == Memory(3 * one_task, (one_task,) * 3, {"points": 3840, "posterior": 360})
+    points, posterior = 5 * 64 + 4 * 17, 4 * (5 + 5 * 5)  # bytes and a table of 17 values; mean and 5×5 factor
+    one_task = points + posterior
+    assert result.memory_bytes == Memory(3 * one_task, (one_task,) * 3, {"points": 3 * points, "posterior": 360})
 
 
 def test_every_step_is_logged(finished):
@@ -331,9 +332,9 @@ def test_targets_without_any_spread_have_a_finite_score():
 
 def test_a_stream_counts_what_it_keeps(tmp_path):
     result = runner.run(tiny(HIDDEN, seeds=[0]), tmp_path / "run", Observer())
-    one_task = 4 * (5 * 64 + 5 + 5 * 5)
+    one_task = 5 * 64 + 4 * (17 + 5 + 5 * 5)
     found = len(result.boundaries.found) + 1
-    parts = {"points": found * 1280, "posterior": found * 120}
+    parts = {"points": found * (5 * 64 + 4 * 17), "posterior": found * 120}
     assert result.memory_bytes == Memory(found * one_task, (one_task,) * found, parts)
     assert len(np.load(tmp_path / "run" / "points.npz").files) == found
     with pytest.raises(OptionError, match="not measured with hidden boundaries"):
@@ -346,7 +347,7 @@ def test_what_is_kept_besides_summaries_is_counted_with_the_first_task(hidden, t
     config = tiny(layer, learner={**layer["learner"], "fisher_examples": 5})
     memory = runner.run(config, tmp_path / "run", Observer()).memory_bytes
     network = 4 * (64 * 12 + 12)
-    one_task = 4 * (5 * 64 + 5 + 5 * 5 + 13 + 1)
+    one_task = 5 * 64 + 4 * (17 + 5 + 5 * 5 + 13 + 1)
     assert memory.parts["network"] == memory.parts["fisher"] == memory.parts["anchor"] == network
     assert memory.per_task == (one_task + 3 * network,) + (one_task,) * (len(memory.per_task) - 1)
     assert sum(memory.parts.values()) == memory.total == sum(memory.per_task)

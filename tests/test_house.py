@@ -22,6 +22,7 @@ ORDER = [
     "options",
     "inputs",
     "trees",
+    "stored",
     "codec",
     "seeding",
     "files",

@@ -403,7 +403,7 @@ def test_buffer_has_the_promised_size_and_balance(first, generator):
     buffer.end(first, x, y, generator)
     assert torch.bincount(buffer.y[0]).tolist() == [4, 4, 4]
     rows = {tuple(row) for row in x.tolist()}
-    assert all(tuple(row) in rows for row in buffer.x[0].tolist())
+    assert all(tuple(row) in rows for row in buffer.kept_inputs()[0].tolist())
     per_class = Replay(points=None, points_per_class=2)
     per_class.end(first, x, y, generator)
     assert torch.bincount(per_class.y[0]).tolist() == [2, 2, 2]
@@ -470,7 +470,7 @@ def uneven(first, generator):
 
 def filled(kept, **options) -> Replay:
     buffer = Replay(**options)
-    buffer.load(kept)
+    buffer.load({**kept, "x": [{"values": x} for x in kept["x"]]})
     return buffer
 
 

@@ -191,7 +191,7 @@ def test_adaptation_is_gradient_steps_with_the_posterior_as_the_prior(points):
     """The same steps by torch.optim.Adam on a loss put together by hand; batches of 16, the smaller coreset whole."""
     learner = taught("random", 1, points=points, adapt_steps=13, adapt_lr=1e-2, initial_std=0.1)
     tensors = learner.state_dict()["tensors"]
-    x, y = tensors["own/coresets/0/x"], tensors["own/coresets/0/y"]
+    x, y = tensors["own/coresets/0/x/values"], tensors["own/coresets/0/y"]
     mean = {name: tensors[f"net/{name}"].clone().requires_grad_() for name, _ in learner.net.named_parameters()}
     mean[HEAD] = tensors["own/heads/0/mean"].clone().requires_grad_()
     sigma = {name: log_std(tensors, name).clone().requires_grad_() for name in mean}

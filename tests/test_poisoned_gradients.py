@@ -184,7 +184,7 @@ def test_a_state_that_is_not_finite_is_neither_saved_nor_loaded(save, tmp_path):
     with pytest.raises(NumericalError, match=r"net/layers\.1\.bias"):
         learner.save(tmp_path / "model.frcl") if save == "save" else learner.state_dict()
     assert not list(tmp_path.iterdir())
-    for name in ("net/layers.1.bias", "past/0/Z", "past/0/belief/factor"):
+    for name in ("net/layers.1.bias", "past/0/points/values", "past/0/belief/factor"):
         bad = {**good["tensors"], name: good["tensors"][name] / 0.0}
         with pytest.raises(Exception, match=f"{name}.* not finite"):
             learner.load_state_dict({"meta": good["meta"], "tensors": bad})

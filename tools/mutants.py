@@ -46,6 +46,8 @@ MUTANTS = (
            "return Tasks(tasks.gram - gram, blocks)", "return Tasks(tasks.gram, blocks)", "tests/test_exact.py"),
     Mutant("features scaled by those of other inputs", "exact/fixed.py",
            "features.square().mean(1, keepdim=True)", "features.square().mean()", "tests/test_exact.py"),
+    Mutant("a table of values larger than a byte can number", "stored.py",
+           "len(table) <= LEVELS and", "len(table) <= LEVELS + 1 and", "tests/test_stored.py"),
     Mutant("variance between tasks left out of a mixture", "learners/mixture.py",
            "(variances + (means - mean[:, None]).square())", "variances", "tests/test_agnostic.py"),
     Mutant("tasks weighted equally in a mixture", "learners/mixture.py",

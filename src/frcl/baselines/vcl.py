@@ -17,7 +17,7 @@ from frcl.distributed import on_its_own
 from frcl.engine.program import Drawn, Optimiser, Program, Terms, exact_number, minibatch_rows
 from frcl.engine.train import train
 from frcl.features import fixed_parts, is_stackable
-from frcl.learners.loaded import check_inputs, check_like, check_targets, check_weights, expect
+from frcl.learners.loaded import check_like, check_stored, check_targets, check_weights, expect
 from frcl.learners.types import Prediction
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.fisher import HEAD
@@ -32,6 +32,7 @@ from frcl.regularisers.mean_field import (
 )
 from frcl.regularisers.protocol import Kept
 from frcl.seeding import Streams, fork, stream_seed
+from frcl.stored import StoredInputs, stored_inputs
 from frcl.trees import Params, Tree, copied, leaf, tree_map
 
 CHUNK, DRAWS = 1024, 10  # inputs, and drawn networks that they pass through, at once
@@ -48,7 +49,7 @@ class Head(NamedTuple):
 class Coreset(NamedTuple):
     """Stored examples of a task."""
 
-    x: Tensor
+    x: StoredInputs
     y: Tensor
 
 
@@ -90,7 +91,7 @@ class VCL(Baseline[VCLOptions, Posterior]):
         options, own, shared, streams = self.options, self._own, self._theta(), self._state.streams
         left_out = coreset_rows(options.coreset, x, y, options.points, options.points_per_class, streams["selection"])
         if len(left_out):
-            own.coresets = [*own.coresets, Coreset(x[left_out].clone(), y[left_out].clone())]
+            own.coresets = [*own.coresets, Coreset(stored_inputs(x[left_out]), y[left_out].clone())]
         head = new_head()
         prior = isotropic({**shared, HEAD: head}, options.prior_std)
         if self._state.past:
@@ -192,7 +193,8 @@ class VCL(Baseline[VCLOptions, Posterior]):
 
     def _adapt(self, q: MeanField, task: int) -> MeanField:
         """q after `adapt_steps` on the coreset of a task with q as the prior; its random streams are its own."""
-        options, (x, y) = self.options, self._own.coresets[task]
+        options, (kept, y) = self.options, self._own.coresets[task]
+        x = kept.inputs
         streams = Streams(stream_seed(options.seed, f"coreset/{task}"), self.device)
         optimiser = Optimiser(tree_map(leaf, q), options.adapt_lr)
         program = self._steps(optimiser, q, float(len(x)), (x, y), streams, options.adapt_steps, whole=True)
@@ -215,10 +217,10 @@ class VCL(Baseline[VCLOptions, Posterior]):
                 check_weights(part, shared, [*saved.trained, HEAD], "the prior")
         expect(len(own.coresets) == (len(tasks) if self.options.coreset != "none" else 0), "one coreset for each task")
         for coreset, likelihood in zip(own.coresets, tasks, strict=bool(own.coresets)):
-            check_inputs(coreset.x, saved, self.dtype, "a coreset")
-            check_targets(coreset.y, likelihood, len(coreset.x), self.dtype, "a coreset")
+            check_stored(coreset.x, saved, self.dtype, "a coreset")
+            check_targets(coreset.y, likelihood, len(coreset.x.values), self.dtype, "a coreset")
         if own.left_out is not None:
-            count = len(own.coresets[-1].x) if own.coresets else 0
+            count = len(own.coresets[-1].y) if own.coresets else 0
             check_like(own.left_out, (count,), torch.int64, "the rows of the coreset")
             expect(bool((own.left_out >= 0).all()), "the rows of the coreset")
 
@@ -226,8 +228,8 @@ class VCL(Baseline[VCLOptions, Posterior]):
         """q, whose means are the network itself, and the points of the coresets."""
         own, shared = self._own, self._theta()
         beliefs = [*shared.values(), *own.log_std.values(), *(part for head in own.heads for part in head)]
-        return {"posterior": beliefs, "points": [part for coreset in own.coresets for part in coreset]}
+        return {"posterior": beliefs, "points": [part for x, y in own.coresets for part in (*x.kept, y)]}
 
     def kept_inputs(self) -> list[Tensor]:
         """The coreset of each task."""
-        return [coreset.x for coreset in self._own.coresets]
+        return [coreset.x.inputs for coreset in self._own.coresets]

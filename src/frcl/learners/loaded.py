@@ -21,6 +21,7 @@ from frcl.exact.model import Tasks, restored, stored
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.protocol import Regulariser
 from frcl.seeding import Streams
+from frcl.stored import StoredInputs
 from frcl.trees import Params, copied, named_tensors, shapes
 
 if TYPE_CHECKING:
@@ -171,6 +172,12 @@ def check_inputs(x: Tensor, saved: SavedLearner, dtype: torch.dtype, what: str) 
     expect(fits, f"{what}: inputs are {x.dtype}")
 
 
+def check_stored(stored: StoredInputs, saved: SavedLearner, dtype: torch.dtype, what: str) -> None:
+    """Refuse inputs whose bytes are not indices of their table, or that are not like those of the learner."""
+    expect(stored.is_sound, f"{what} are not indices of a table")
+    check_inputs(stored.inputs, saved, dtype, what)
+
+
 def check_like(x: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, what: str) -> None:
     """Refuse a tensor of another shape or type."""
     expect(x is not None and tuple(x.shape) == shape and x.dtype == dtype, f"{what} should be {list(shape)} {dtype}")
@@ -215,7 +222,7 @@ def check_frcl(model: Model, saved: Saved, detector: BoundaryDetector | None) ->
     for number, summary in enumerate(saved.past):
         check_settings_of(summary.likelihood, model.options, f"task {number}")
         _check_summary(f"task {number}", summary, model.dtype, K)
-        check_inputs(summary.Z, saved, model.dtype, f"the points of task {number}")
+        check_stored(summary.points, saved, model.dtype, f"the points of task {number}")
     if saved.current is not None:
         expect(saved.declared is None, "a task is declared while another one is open")
         check_settings_of(saved.current.likelihood, model.options, "the open task")
@@ -225,7 +232,8 @@ def check_frcl(model: Model, saved: Saved, detector: BoundaryDetector | None) ->
 
 
 def _check_summary(what: str, summary: Summary, dtype: torch.dtype, K: int) -> None:
-    belief, C, M = summary.belief, summary.likelihood.functions, len(summary.Z) if summary.Z.ndim else 0
+    Z = summary.points.values
+    belief, C, M = summary.belief, summary.likelihood.functions, len(Z) if Z.ndim else 0
     check_like(belief.mean, (C, M), dtype, f"the mean of {what}")
     factor = belief.factor
     fits = factor.ndim == 3 and factor.shape[0] in (1, C) and factor.shape[1] == M and 1 <= factor.shape[2] <= max(M, K)
@@ -303,7 +311,7 @@ def check_regulariser(
             expect(all(isinstance(part, Tensor) for part in value.values()), what)
         for path, tensor in named_tensors(value):
             name = path.rpartition("/")[2]
-            if isinstance(value, dict) or "/" in path:
+            if isinstance(value, dict) or ("/" in path and item.name != "x"):
                 expect(name in weights or name == "rest", f"{what} names a weight {name!r} that does not exist")
             if name in weights:
                 check_like(tensor, tuple(weights[name].shape), weights[name].dtype, f"{name!r} in {what}")
@@ -315,8 +323,8 @@ def check_regulariser(
     if isinstance(inputs := getattr(one, "x", None), list):
         dtype = next(iter(weights.values())).dtype
         for x, y, size, task in zip(inputs, one.y, one.sizes, past, strict=True):  # type: ignore[attr-defined]
-            check_inputs(x, saved, dtype, f"examples of {one.name}")
-            check_targets(y, task.likelihood, len(x), dtype, f"targets of {one.name}")
+            check_stored(x, saved, dtype, f"examples of {one.name}")
+            check_targets(y, task.likelihood, len(x.values), dtype, f"targets of {one.name}")
             expect(isinstance(size, int | float) and 0 < size < math.inf, f"sizes of {one.name}")
 
 

@@ -55,6 +55,7 @@ from frcl.selection import (
     run_searches,
     select_by_targets,
 )
+from frcl.stored import stored_inputs
 from frcl.summary import FunctionBelief, belief_from_function, belief_from_weights, head_moments, make_head
 from frcl.trees import Params, detached, leaf, tree_map
 
@@ -366,12 +367,11 @@ def _summarise(model: Model, current: CurrentTask, x: Tensor, y: Tensor, generat
         belief = belief_from_weights(q, Phi[rows], options.u_noise, std)
         if options.prediction != "summary":
             spread = spread_of(q, Phi, Phi[rows], belief)
-    if options.inference == "weight":
-        head = q.mean.clone()
-    else:  # the mean of w that q(u) implies
-        head = make_head(model.features(Z), belief).weights.mT.to(q.mean)
+    head = q.mean.clone()
+    if options.inference == "function":  # the mean of w that q(u) implies
+        head = make_head(model.features(Z), belief).weights.mT.to(head)
     learned = {name: value.clone() for name, value in params.likelihood.items()}
-    return Summary(Z.clone(), belief, likelihood, learned, int(current.N), before, after, head, spread)
+    return Summary(stored_inputs(Z), belief, likelihood, learned, int(current.N), before, after, head, spread)
 
 
 def spread_of(q: Posterior, Phi: Tensor, Phi_z: Tensor, belief: FunctionBelief) -> Tensor:

@@ -13,6 +13,7 @@ from frcl.boundary import Change
 from frcl.errors import TaskError
 from frcl.learners.lockstep import Work
 from frcl.likelihoods import Label, Likelihood
+from frcl.stored import StoredInputs
 from frcl.summary import FunctionBelief
 from frcl.trees import Params, total_bytes
 
@@ -105,7 +106,7 @@ OnStep = Callable[[StepLog], None] | None
 class Summary:
     """All that is kept of a past task.
 
-    Z                  inducing inputs [M, ...]; belief, q(u) there, with the σ_w and σ² of its prior
+    points             inducing inputs Z [M, ...], as they are stored; belief, q(u) there, with σ_w and σ² of its prior
     likelihood         its likelihood with its targets; likelihood_params, what was learned with it
     size               N, its number of examples
     before, after      the selection's objective at its start and at Z; None where Z was chosen before learning
@@ -115,7 +116,7 @@ class Summary:
     temperature        class probabilities are those of f divided by it, where examples were held out to find it
     """
 
-    Z: Tensor
+    points: StoredInputs
     belief: FunctionBelief
     likelihood: Likelihood
     likelihood_params: Params
@@ -125,6 +126,11 @@ class Summary:
     head: Tensor | None = None
     spread: Tensor | None = None
     temperature: Tensor | None = None
+
+    @property
+    def Z(self) -> Tensor:
+        """Inducing inputs [M, ...]."""
+        return self.points.inputs
 
     def bytes(self) -> int:
         """Memory that this summary takes."""
@@ -138,7 +144,7 @@ class Summary:
         """All its tensors by kind."""
         learned = [self.belief.mean, self.belief.factor, *self.likelihood_params.values()]
         learned += [one for one in (self.belief.scale, self.spread, self.temperature) if one is not None]
-        return {"points": [self.Z], "posterior": learned, "heads": [] if self.head is None else [self.head]}
+        return {"points": self.points.kept, "posterior": learned, "heads": [] if self.head is None else [self.head]}
 
 
 class Learner(Protocol):

@@ -18,6 +18,7 @@ from frcl.likelihoods import Likelihood
 from frcl.regularisers.heads import HeadBlock, log_prob, make_block
 from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, number, register, remembered, stacked_points
 from frcl.selection import random_start
+from frcl.stored import StoredInputs, stored_inputs
 from frcl.trees import Params, Tree
 
 
@@ -41,7 +42,7 @@ class Replay(Regulariser):
     points: int | None = 40
     points_per_class: int | None = None
     batch: int | None = None  # examples drawn from each buffer in a step; None: the whole buffer
-    x: list[Tensor] = remembered(list)
+    x: list[StoredInputs] = remembered(list)
     y: list[Tensor] = remembered(list)
     sizes: list[float] = remembered(list)  # N_i
     name: ClassVar[str] = "replay"
@@ -69,11 +70,11 @@ class Replay(Regulariser):
         if sampled and (self.batch is not None or any(one.likelihood.classes is None for one in task.past)):
             raise DataError("past_tasks_per_step with replay is for tasks with classes and whole buffers; leave it out")
         return Constants(
-            x=stacked_points(self.x) if sampled else tuple(self.x),
+            x=stacked_points(self.kept_inputs()) if sampled else tuple(self.kept_inputs()),
             y=stacked_points(self.y) if sampled else tuple(self.y),
             block=make_block(task.past),
             tasks=tuple((one.likelihood, one.likelihood_params) for one in task.past),
-            sizes=self.x[0].new_tensor(self.sizes, dtype=torch.float64),
+            sizes=self.y[0].new_tensor(self.sizes, dtype=torch.float64),
             counts=self.y[0].new_tensor([len(y) for y in self.y], dtype=torch.int64),
         )  # fmt: skip
 
@@ -82,7 +83,7 @@ class Replay(Regulariser):
         if self.batch is None:
             return ()
         shape = (steps, self.batch)
-        return tuple(torch.randint(len(x), shape, generator=generator, device=generator.device) for x in self.x)
+        return tuple(torch.randint(len(y), shape, generator=generator, device=generator.device) for y in self.y)
 
     def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
         if not constants:
@@ -117,12 +118,19 @@ class Replay(Regulariser):
         M = self._points(task.likelihood)
         balance = y if task.likelihood.classes is not None else None
         rows = torch.arange(len(x)) if M is None else random_start(len(x), M, generator, balance)
-        self.x = [*self.x, x[rows.to(x.device)].clone()]
+        inputs = x[rows.to(x.device)]
+        self.x = [*self.x, StoredInputs(inputs.clone()) if M is None else stored_inputs(inputs)]
         self.y = [*self.y, y[rows.to(y.device)].clone()]
         self.sizes = [*self.sizes, float(task.N)]
 
     def kept(self, theta: Params) -> Kept:
-        return {"points": [*self.x, *self.y]}
+        return {"points": [*(part for x in self.x for part in x.kept), *self.y]}
 
     def kept_inputs(self) -> list[Tensor]:
-        return list(self.x)
+        return [x.inputs for x in self.x]
+
+    def state(self) -> Tree:
+        return {**super().state(), "x": [one._asdict() for one in self.x]}
+
+    def load(self, state: Tree) -> None:
+        super().load({**state, "x": [StoredInputs(**one) for one in state["x"]]})

@@ -1,17 +1,17 @@
 """The engine: Adam, programs alone and together, the random streams they draw from."""
 
 import warnings
+from operator import itemgetter
 
 import pytest
 import torch
 from torch import nn
 
 from frcl.engine.batching import Block, can_stack, stacked
-from frcl.engine.program import Drawn, Optimiser, Program, Terms, gradient
-from frcl.engine.train import Alone, StreamSteps, train
+from frcl.engine.program import Drawn, Optimiser, Program, Streams, Terms, Unit, gradient
+from frcl.engine.train import StreamSteps, train
 from frcl.errors import NumericalError, TaskError
-from frcl.seeding import Streams
-from frcl.trees import leaf
+from frcl.trees import leaf, tree_map
 
 D = torch.float64
 
@@ -85,7 +85,7 @@ def test_a_decaying_lr_is_that_of_a_schedule_of_torch(dtype):
     start = torch.tensor([1.0, -2.0, 3.0], dtype=dtype)
     ours, theirs = {"w": leaf(start)}, start.clone().requires_grad_()
     optimiser, reference = Optimiser(ours, 0.05), torch.optim.Adam([theirs], lr=0.05)
-    optimiser.decays(10, 0.4)
+    optimiser.decay = 10.0, 4.0
     share = [1.0] * 7 + [0.75, 0.5, 0.25]
     for factor in share:
         for group in reference.param_groups:
@@ -103,7 +103,7 @@ def test_a_decaying_lr_is_that_of_a_schedule_of_torch(dtype):
 def test_stacked_optimisers_decay_as_each():
     def falling(i):
         one = Optimiser({"w": leaf(torch.full((2,), float(i)))}, 0.1)
-        one.decays(4, 1.0)
+        one.decay = 4.0, 4.0
         return one
 
     each, alone = [falling(i) for i in range(3)], [falling(i) for i in range(3)]
@@ -230,10 +230,10 @@ def test_steps_taken_a_chunk_at_a_time_are_the_same_steps(count, monkeypatch):
     for _ in range(10):
         next(steps)
     steps.close()
-    monkeypatch.setattr(module, "_Eager", module.Recorded)
+    monkeypatch.setattr(module, "can_record", lambda _: True)
     assert [len(taken) for taken in train(chunked)] == [4, 7, 7, 2]
     monkeypatch.undo()
-    monkeypatch.setattr(module, "_Eager", module.Recorded)
+    monkeypatch.setattr(module, "can_record", lambda _: True)
     whole = [regression(seed) for seed in range(count)]
     assert run(whole) == expected
     for one, other, third in zip(each, chunked, whole, strict=True):
@@ -244,7 +244,7 @@ def test_steps_taken_a_chunk_at_a_time_are_the_same_steps(count, monkeypatch):
 def test_a_chunk_with_a_loss_that_is_not_finite_is_refused(monkeypatch):
     import frcl.engine.train as module
 
-    monkeypatch.setattr(module, "_Eager", module.Recorded)
+    monkeypatch.setattr(module, "can_record", lambda _: True)
     with pytest.raises(NumericalError):
         run([regression(0, constants={"pull": torch.tensor(float("inf"), dtype=D)})])
 
@@ -266,7 +266,7 @@ def test_a_loss_that_is_not_finite_is_refused_before_its_step(count):
     assert torch.equal(programs[0].optimiser.params["w"], before)
 
 
-@pytest.mark.parametrize("unit", [Alone, lambda program: Block([program])])
+@pytest.mark.parametrize("unit", [Unit, lambda program: Block([program])])
 def test_a_carry_follows_every_step(unit):
     """Δw summed over the steps is where w went; a block's carry is seen by its programs."""
 
@@ -276,9 +276,9 @@ def test_a_carry_follows_every_step(unit):
     program = regression(2, carry={"moved": torch.zeros(3, dtype=D)}, follow=follow)
     start = program.optimiser.params["w"].detach().clone()
     one = unit(program)
-    one.load([program.next_chunk()[2]])
+    one.load()
     for at in range(5):
-        terms = one.terms(at)
+        terms = one.terms(tree_map(itemgetter(at), one.drawn))
         one.move(terms, gradient(terms.loss.sum(), one.optimiser.params))
     torch.testing.assert_close(program.carry["moved"], program.optimiser.params["w"].detach() - start)
     assert float(program.carry["moved"].abs().sum()) > 0
@@ -293,7 +293,7 @@ def test_streams_that_are_held_save_what_was_before():
     streams.restore(streams.state())
     assert torch.equal(torch.rand(3, generator=streams["batches"]), first)
     streams.hold()
-    streams.release()
+    streams.held = None
     assert not torch.equal(streams.state()["batches"], before["batches"])
 
 
@@ -303,7 +303,7 @@ def test_no_warning_where_all_is_well():
         run([regression(0, stop=5), regression(1, stop=5)])
 
 
-def test_a_stream_takes_the_steps_of_a_program():
+def test_a_stream_takes_the_steps_of_a_program(monkeypatch):
     """One minibatch at a time, with the draws of a program whose chunk is one step; also through the loop of a GPU."""
     import frcl.engine.train as module
 
@@ -317,11 +317,12 @@ def test_a_stream_takes_the_steps_of_a_program():
     for number in range(12):
         at = torch.randint(50, (4,), generator=rows)
         if number == 6:  # from here as it is recorded on CUDA, without a graph
-            stream._is_recorded = lambda x: True
+            monkeypatch.setattr(module, "EAGER", 6)
+            monkeypatch.setattr(module, "can_record", lambda _: True)
         values = stream.step(x[at], y[at])
         assert values == pytest.approx(expected[number][0], rel=1e-12)
-    assert isinstance(stream._recorded[1], module.Recorded)
-    torch.testing.assert_close(fed.params["w"], whole.params["w"], rtol=1e-12, atol=1e-12)
+    assert isinstance(stream.recorded, module.Recorded)
+    torch.testing.assert_close(fed.optimiser.params["w"], whole.optimiser.params["w"], rtol=1e-12, atol=1e-12)
     assert fed.step == 12
 
 
@@ -329,8 +330,8 @@ def test_a_stream_takes_the_steps_of_a_program():
 def test_every_minibatch_is_shown_once_after_its_step(count, monkeypatch):
     import frcl.engine.train as module
 
-    for loop in (module._Eager, module.Recorded):
-        monkeypatch.setattr(module, "_Eager", loop)
+    for recorded in (False, True):
+        monkeypatch.setattr(module, "can_record", lambda _, recorded=recorded: recorded)
         seen: list[list] = [[] for _ in range(count)]
         programs = [
             regression(seed, stop=17, look=lambda x, y, number, own=own: own.append((number, x.clone(), y.clone())))

@@ -14,7 +14,7 @@ import torch
 
 import frcl
 from frcl import FRCL, MLP, BoundaryDetector, Ensemble, FRCLPlus
-from frcl.engine.program import Indivisible, StepLock
+from frcl.engine.program import StepLock, indivisible
 from streams import blobs, same_tensors
 from test_doctored_states import baseline
 
@@ -52,7 +52,7 @@ class Interrupting:
     def __call__(self, frame, event, argument) -> None:
         if event != "call" or not frame.f_code.co_filename.startswith(PACKAGE):
             return
-        if frame.f_code.co_qualname.startswith(("StepLock", "Indivisible")) or frame.f_code.co_name == "<genexpr>":
+        if frame.f_code.co_qualname.startswith(("StepLock", "indivisible")) or frame.f_code.co_name == "<genexpr>":
             return  # where interruptions are put off; and what may be freed, where an exception has nowhere to go
         self.count += 1
         if self.count == self.at:
@@ -191,7 +191,7 @@ def test_the_second_signal_does_not_wait():
             time.sleep(0.01)
             done.append(name)
 
-    with pytest.raises(KeyboardInterrupt), Indivisible():
+    with pytest.raises(KeyboardInterrupt), indivisible():
         press_twice()
     assert done == ["first"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -201,7 +201,7 @@ def test_a_signal_is_raised_at_the_end_by_the_handler_in_force():
     seen, before = [], signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, lambda *_: seen.append("told"))
     try:
-        with Indivisible():
+        with indivisible():
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.01)
             assert not seen

@@ -10,8 +10,9 @@ from torch.distributions import Normal, kl_divergence
 from frcl import MLP, ConvNet, DataError, OptionError, TaskError
 from frcl.baselines.options import VCLOptions
 from frcl.baselines.vcl import HEAD, VCL
+from frcl.engine.program import Streams
 from frcl.regularisers.mean_field import standard_noise
-from frcl.seeding import Streams, fork, stream_seed
+from frcl.seeding import fork, stream_seed
 from streams import accuracy, blobs, same_tensors
 
 CORESETS = ["none", "random", "kcenter"]

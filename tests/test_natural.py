@@ -133,7 +133,7 @@ def test_stacked_optimisers_with_other_sizes_take_the_steps_of_each(structure, d
         tree = {"posterior": start(structure, g)._asdict(), "w": leaf(torch.ones(2, dtype=D))}
         tree["posterior"].pop("low_rank")
         optimiser = Optimiser(tree, 0.01, torch.tensor(N, dtype=D))
-        optimiser.decays(4, 0.5)
+        optimiser.decay = 4.0, 2.0
         return optimiser
 
     def total(params) -> torch.Tensor:

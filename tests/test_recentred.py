@@ -125,13 +125,13 @@ def taught(regulariser: RecentredKL, **options) -> frcl.FRCL:
 
 
 def penalty_of(learner: frcl.FRCL, tasks: Tensor | None = None) -> Tensor:
-    from frcl.learners.objective import Draws
-    from frcl.learners.task import constants_of, objective_of
+    from frcl.learners.objective import Draws, Objective
+    from frcl.learners.task import constants_of
 
     x, y = blobs((7, 8, 9), 90, 4)
     model, state = learner._model, learner._state
     draws = Draws(torch.zeros(8, 16, 3, dtype=D), tasks, ((),))
-    objective = objective_of(model, state, state.current.likelihood)
+    objective = Objective(model.map, state.current.likelihood, model.options, state.regularisers, model.prior)
     return objective(
         state.current.params, constants_of(model, state, state.current), x[:16].double(), y[:16] - 7, draws
     ).kl_past

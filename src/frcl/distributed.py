@@ -107,9 +107,7 @@ def _collective() -> Iterator[None]:
 _CURRENT: ContextVar[Processes | None] = ContextVar("processes", default=None)
 
 
-def processes() -> Processes | None:
-    """The processes that train together with this one; None: it trains alone."""
-    return _CURRENT.get()
+processes = _CURRENT.get  # the processes that train together with this one; None: it trains alone
 
 
 def is_follower() -> bool:

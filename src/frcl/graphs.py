@@ -12,9 +12,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from frcl.trees import named_tensors, tree_map
+
 Replay = Callable[[], None]
 A = TypeVar("A")
 B = TypeVar("B")
+T = TypeVar("T")
 MOST_SHAPES = 4  # of inputs that a function is recorded for: every graph has memory of its own
 WARM_UPS = 2  # libraries are loaded, workspaces allocated and plans made outside of the recording
 TRIALS = WARM_UPS + 1  # how often the step is called before it is replayed: what it counts must have room for them
@@ -126,6 +129,18 @@ def put_back(changes: Sequence[Tensor], before: Sequence[Tensor]) -> None:
     with torch.no_grad():
         for tensor, value in zip(changes, before, strict=True):
             tensor.copy_(value)
+
+
+def in_place(into: T | None, tree: T, length: int) -> T:
+    """The tensors of a tree copied into the same memory every time, which has room for `length` steps and the trials.
+
+    So a recorded step can read them.
+    """
+    if into is None:
+        into = tree_map(lambda value: value.new_zeros(length + TRIALS, *value.shape[1:]), tree)
+    for (_, target), (_, value) in zip(named_tensors(into), named_tensors(tree), strict=True):
+        target[: len(value)].copy_(value)
+    return into
 
 
 class Captured:

@@ -18,7 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from frcl.baselines.options import TrainingOptions
-from frcl.engine.program import AdamState, Drawn, Loss, Optimiser, Program, Terms, minibatch_rows, refuse_non_finite
+from frcl.engine.program import (
+    AdamState,
+    Drawn,
+    Loss,
+    Optimiser,
+    Program,
+    Streams,
+    Terms,
+    refuse_non_finite,
+)
 from frcl.errors import CheckpointError, DataError, OptionError
 from frcl.features import FeatureMap, check_features, fixed_parts, in_chunks, is_stackable
 from frcl.inference import Asked
@@ -28,7 +37,7 @@ from frcl.learners.lockstep import Work
 from frcl.learners.types import OnStep, Prediction
 from frcl.likelihoods import Likelihood, Softmax, as_values
 from frcl.regularisers.protocol import Kept, Regulariser, Task
-from frcl.seeding import Streams, fork
+from frcl.seeding import fork
 from frcl.trees import Params, Tree, detached, named_tensors
 
 O = TypeVar("O", bound=TrainingOptions)  # noqa: E741
@@ -174,7 +183,7 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
 
     def _close(self, x: Tensor, y: Tensor) -> None:
         current = self._now
-        refuse_non_finite(self._optimiser.tree)
+        refuse_non_finite("parameter", self._optimiser.params)
         with self._changing() as state:
             head = self._finish()
             task = replace(self._task(), head=head)
@@ -218,7 +227,8 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         state, now, options = self._state, self._now, self.options
 
         def drawn(steps: int) -> Drawn:
-            return draw(steps, minibatch_rows(len(x), options.batch_size, steps, state.streams, self.device))
+            shape, generator = (steps, options.batch_size), state.streams["batches"]
+            return draw(steps, torch.randint(len(x), shape, generator=generator, device=x.device))
 
         given = {"stackable": is_stackable(self.net), **settings}
         return Program(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from frcl.baselines.common import Baseline, Saved, sampled_prediction
 from frcl.baselines.options import VCLOptions
 from frcl.distributed import on_its_own
-from frcl.engine.program import Drawn, Optimiser, Program, Terms, exact_number, minibatch_rows
+from frcl.engine.program import Drawn, Optimiser, Program, Streams, Terms, exact_number
 from frcl.engine.train import train
 from frcl.features import fixed_parts, is_stackable
 from frcl.learners.loaded import check_like, check_stored, check_targets, check_weights, expect
@@ -31,7 +31,7 @@ from frcl.regularisers.mean_field import (
     standard_noise,
 )
 from frcl.regularisers.protocol import Kept
-from frcl.seeding import Streams, fork, stream_seed
+from frcl.seeding import fork, stream_seed
 from frcl.stored import StoredInputs, stored_inputs
 from frcl.trees import Params, Tree, copied, leaf, tree_map
 
@@ -145,7 +145,7 @@ class VCL(Baseline[VCLOptions, Posterior]):
             noise = standard_noise(like, steps * samples, streams["likelihood"])
             rows = torch.arange(len(x), device=self.device).expand(steps, -1) if every else None
             if rows is None:
-                rows = minibatch_rows(len(x), options.batch_size, steps, streams, self.device)
+                rows = torch.randint(len(x), (steps, options.batch_size), generator=streams["batches"], device=x.device)
             return Drawn(rows, {name: value.unflatten(0, (steps, samples)) for name, value in noise.items()})
 
         constants = exact_number(N, self.dtype, self.device), prior, copied(fixed_parts(self.net))

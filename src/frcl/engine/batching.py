@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from frcl.engine.program import Drawn, Optimiser, Program, Terms, Unit, at_place, gradient, loaded
+from frcl.engine.program import Drawn, Optimiser, Program, Terms, Unit, gradient
 from frcl.trees import Params, Tree, batch_axes, leaf, named_tensors, shapes, stack, tree_map, with_tensors
 
 LARGEST = 8 << 30  # bytes of data that may be copied for the sake of one gather instead of several
@@ -17,8 +17,10 @@ LARGEST = 8 << 30  # bytes of data that may be copied for the sake of one gather
 class Block(Unit):
     """Programs of equal shape as one: every tensor has a leading axis [S], of which their own tensors are slices."""
 
+    is_stacked = True
+
     def __init__(self, programs: Sequence[Program]) -> None:
-        self.programs = programs
+        self.programs, self.drawn = programs, None
         self.optimiser = stacked([program.optimiser for program in programs])
         self.constants = stack([program.constants for program in programs])
         self.carry = stack([program.carry for program in programs])
@@ -28,12 +30,8 @@ class Block(Unit):
                 tensor.data = whole[name][i]
         self._data = _joined(programs)
 
-    def load(self, drawn: Sequence[Drawn]) -> None:
-        self.drawn = loaded(self.drawn, stack(drawn, 1), self.programs[0].chunk)
-
-    def terms(self, at: int | Tensor) -> Terms:
-        assert self.drawn is not None
-        rows, draws = at_place(self.drawn, at)
+    def terms(self, drawn: Drawn) -> Terms:
+        rows, draws = drawn
         assert rows is not None
         if self._data is None:
             x, y = minibatches(self.programs, list(rows))
@@ -44,12 +42,6 @@ class Block(Unit):
             x = whole_x.index_select(0, picked).unflatten(0, shape)
             y = whole_y.index_select(0, picked).unflatten(0, shape)
         return batched_loss(self.programs[0], self.optimiser.tree, self.constants, x, y, draws)
-
-    def minibatch(self, program: int, at: int) -> tuple[Tensor, Tensor]:
-        assert self.drawn is not None
-        assert self.drawn.rows is not None
-        rows = self.drawn.rows[at, program]
-        return self.programs[program].x[rows], self.programs[program].y[rows]
 
 
 def stacked(optimisers: Sequence[Optimiser]) -> Optimiser:

@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from frcl.distributed import Processes, processes
+from frcl.distributed import Processes
 from frcl.engine.program import Program, Terms, Unit
 from frcl.errors import DataError, TaskError
 from frcl.trees import Params, Tree, named_tensors, shapes, tree_map
@@ -25,13 +25,8 @@ from frcl.trees import Params, Tree, named_tensors, shapes, tree_map
 ROWS = 1000  # of the data, which are compared between processes
 
 
-def sharded(programs: Sequence[Program]) -> Sequence[Program]:
-    """The programs with the loss of this process's rows, at the place where the first process stands."""
-    group = processes()
-    return programs if group is None else [_sharded(program, group) for program in programs]
-
-
-def _sharded(program: Program, group: Processes) -> Program:
+def sharded(program: Program, group: Processes) -> Program:
+    """The program with the loss of this process's rows."""
     rows = slice(group.rank, None, group.size)
 
     def loss(params: Tree, constants: Tree, x: Tensor, y: Tensor, draws: Tree) -> Terms:
@@ -48,11 +43,8 @@ def _sharded(program: Program, group: Processes) -> Program:
     return replace(program, loss=loss)
 
 
-def begin_together(programs: Sequence[Program]) -> None:
+def begin_together(programs: Sequence[Program], group: Processes) -> None:
     """Make sure that all processes begin the same steps, and with the numbers of the first one."""
-    group = processes()
-    if group is None:
-        return
     for program in programs:
         if not group.all_agree(_mark(program)):
             raise TaskError(
@@ -69,7 +61,8 @@ def begin_together(programs: Sequence[Program]) -> None:
 
 def _mark(program: Program) -> str:
     """A digest of what decides the steps: data, shapes, random streams."""
-    digest = hashlib.blake2b(repr((shapes((program.params, program.constants, program.carry)), program.step)).encode())
+    trees = program.optimiser.params, program.constants, program.carry
+    digest = hashlib.blake2b(repr((shapes(trees), program.step)).encode())
     data = [part[:: max(1, len(part) // ROWS)] for part in (program.x, program.y)]
     for part in (*data, *program.streams.state().values()):
         digest.update(repr((part.dtype, part.shape)).encode())
@@ -80,11 +73,8 @@ def _mark(program: Program) -> str:
 Found = tuple[list[Terms], list[Params]]  # the terms of each unit, and their gradient
 
 
-def joint(units: Sequence[Unit], compute: Callable[[], Found]) -> Found:
+def joint(units: Sequence[Unit], group: Processes, compute: Callable[[], Found]) -> Found:
     """What `compute` finds, added over all processes; where one of them fails, all do."""
-    group = processes()
-    if group is None:
-        return compute()
     failure: Exception | None = None
     try:
         terms, gradients = compute()

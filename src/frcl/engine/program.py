@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import signal
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from operator import itemgetter
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from frcl.engine.natural import RATE, natural_step
 from frcl.errors import NumericalError
-from frcl.graphs import TRIALS
-from frcl.seeding import Streams
-from frcl.trees import Params, Tree, named_tensors, tree_map, with_tensors
+from frcl.graphs import in_place
+from frcl.seeding import fork
+from frcl.trees import Params, Tree, named_tensors, stack, with_tensors
 
 BETAS = (0.9, 0.999)
 EPS = 1e-8
@@ -46,7 +46,7 @@ class Optimiser:
         self.tree = params
         self.params: Params = dict(named_tensors(params))
         self.lr, self.natural = lr, natural
-        self.decay: tuple[float, float] | None = None  # the last step, and over how many steps before it lr decays
+        self.decay: tuple[float, float] | None = None  # the last step, over how many steps before it lr falls to zero
         kinds: dict[Any, list[str]] = {}  # names by type
         for name, p in self.params.items():
             p.data = p.data.contiguous()
@@ -84,19 +84,14 @@ class Optimiser:
                     weight_decay=0.0, eps=EPS, amsgrad=False, maximize=False,
                 )  # fmt: skip
 
-    def decays(self, last: int, share: float) -> None:
-        """From now on lr falls linearly over this share of the steps 1 to `last`, then is zero."""
-        self.decay = (float(last), share * last) if share else None
-
     def changes(self) -> list[Tensor]:
         """Every tensor that a step writes."""
         return [*self.params.values(), *self.exp_avg.values(), *self.exp_avg_sq.values(), self._count]
 
     def settle(self) -> None:
         """Give everything memory of its own, where it is part of a stack."""
-        for part in (self.params, self.exp_avg, self.exp_avg_sq):
-            for value in part.values():
-                value.data = value.data.clone()
+        for tensor in self.changes():
+            tensor.data = tensor.data.clone()
         self._count = self._count.clone()
 
     def state(self) -> AdamState:
@@ -151,56 +146,80 @@ class StepLock:
         """The lock's own, which is not written in Python: no interruption comes before it lets go."""
         return self._lock.__exit__
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> StepLock:
-        return StepLock()
-
     def __reduce__(self) -> tuple[type[StepLock], tuple[()]]:
         return StepLock, ()
 
 
-class Indivisible:
+@contextmanager
+def indivisible(locks: Sequence[StepLock] = ()) -> Iterator[None]:
     """A context that holds some locks, and in which Ctrl-C (SIGINT) waits until its end; pressed again, it does not.
 
     Python runs handlers of signals in the main thread alone; in other threads there is nothing to put off.
     """
+    handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
+    pressed: list[tuple[int, FrameType | None]] = []
+    held: list[StepLock] = []
 
-    def __init__(self, locks: Sequence[StepLock] = ()) -> None:
-        self._locks = list(dict.fromkeys(locks))
-        self._held = 0
-        self._handler: Callable[[int, FrameType | None], Any] | None = None
-        self._pressed: tuple[int, FrameType | None] | None = None
+    def note(number: int, frame: FrameType | None) -> None:
+        pressed.append((number, frame))
+        if len(pressed) > 1 and callable(handler):
+            pressed.clear()
+            handler(number, frame)
 
-    def __enter__(self) -> None:
-        self._handler = self._pressed = None
-        if threading.current_thread() is threading.main_thread():
-            handler = signal.getsignal(signal.SIGINT)
-            if callable(handler):
-                self._handler = handler
-                signal.signal(signal.SIGINT, self._note)
-        try:
-            for lock in self._locks:
-                lock.__enter__()
-                self._held += 1
-        except BaseException:
-            self.__exit__()
-            raise
+    if callable(handler):
+        signal.signal(signal.SIGINT, note)
+    try:
+        for lock in dict.fromkeys(locks):
+            lock.__enter__()
+            held.append(lock)
+        yield
+    finally:
+        while held:
+            held.pop().__exit__(None, None, None)
+        if callable(handler):
+            if signal.getsignal(signal.SIGINT) == note:
+                signal.signal(signal.SIGINT, handler)
+            if pressed:
+                handler(*pressed[0])
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        again, self._pressed = self._pressed, (number, frame)
-        if again is not None and self._handler is not None:
-            self._pressed = None
-            self._handler(number, frame)
 
-    def __exit__(self, *_: object) -> None:
-        while self._held:
-            self._held -= 1
-            self._locks[self._held].__exit__(None, None, None)
-        if self._handler is None:
-            return
-        if signal.getsignal(signal.SIGINT) == self._note:
-            signal.signal(signal.SIGINT, self._handler)
-        if self._pressed is not None:
-            self._handler(*self._pressed)
+STREAMS = ("posterior", "batches", "likelihood", "past", "selection", "window")
+
+
+class Streams(dict[str, torch.Generator]):
+    """The named generators of one learner, with a state that can be saved and put back.
+
+    Random numbers of several steps may be drawn ahead: `hold` remembers the state before them as `held`, and that is
+    the state that is saved until all these steps have been taken.
+    """
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        super().__init__({name: fork(seed, name, device) for name in STREAMS})
+        self.held: dict[str, Tensor] | None = None
+
+    def hold(self) -> None:
+        """Remember the state: what is drawn from here on is for steps not yet taken. First go back to the last hold."""
+        if self.held is not None:
+            self.restore(self.held)
+        self.held = self.state()
+
+    def state(self) -> dict[str, Tensor]:
+        """The state that belongs to the last step taken."""
+        if self.held is not None:
+            return {name: value.clone() for name, value in self.held.items()}
+        return {name: generator.get_state() for name, generator in self.items()}
+
+    def copy(self) -> Streams:
+        """Streams that go on from the state that is saved, and leave these where they are."""
+        twin = copy.deepcopy(self)
+        if twin.held is not None:
+            twin.restore(twin.held)
+        return twin
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        for name, generator in self.items():
+            generator.set_state(state[name].to("cpu", torch.uint8))
+        self.held = None
 
 
 CHUNK = 100  # steps whose random numbers are drawn at once
@@ -211,11 +230,6 @@ class Drawn(NamedTuple):
 
     rows: Tensor | None
     draws: Tree
-
-
-def minibatch_rows(examples: int, size: int, steps: int, streams: Streams, device: torch.device) -> Tensor:
-    """Which examples each step uses, [steps, size], drawn with replacement from the stream "batches"."""
-    return torch.randint(examples, (steps, size), generator=streams["batches"], device=device)
 
 
 class Terms(NamedTuple):
@@ -281,46 +295,55 @@ class Program:
     lock: StepLock = field(default_factory=StepLock)
 
     @property
-    def params(self) -> Params:
-        """What is trained, by name."""
-        return self.optimiser.params
-
-    @property
     def step(self) -> int:
         """Steps taken, those before this program included."""
         return self.first + self.optimiser.steps
 
-    def next_chunk(self) -> tuple[int, int, Drawn]:
-        """First and last step of the chunk with the next step, and its randomness.
+
+class Unit:
+    """Takes the steps of one program, a chunk at a time, or of several programs that are stacked (`Block`)."""
+
+    is_stacked: ClassVar[bool] = False
+
+    def __init__(self, program: Program) -> None:
+        self.programs: Sequence[Program] = [program]
+        self.optimiser, self.constants, self.carry = program.optimiser, program.constants, program.carry
+        self.drawn: Any = None  # the Drawn of the chunk, once one is loaded
+
+    def load(self) -> range:
+        """Draw everything random of the chunk with the next step; returns which of its steps are left.
 
         The streams remember where the chunk began, so that a state saved within it can go on exactly.
         """
-        start = self.step - self.optimiser.steps % self.chunk
-        end = min(start + self.chunk, self.stop)
-        self.streams.hold()
-        return start, end, self.draw(end - start)
+        first = self.programs[0]
+        taken = first.optimiser.steps % first.chunk
+        self.start = first.step - taken
+        self.size = min(first.chunk, first.stop - self.start)
+        each = []
+        for program in self.programs:
+            program.streams.hold()
+            each.append(program.draw(self.size))
+        drawn = stack(each, 1) if self.is_stacked else each[0]
+        self.drawn = in_place(self.drawn, drawn, first.chunk) if first.x.is_cuda else drawn
+        return range(taken, self.size)
 
+    def terms(self, drawn: Drawn) -> Terms:
+        """The terms of the step with this randomness: numbers, or [programs] each."""
+        (program,), (rows, draws) = self.programs, drawn
+        x, y = program.x, program.y
+        if rows is not None:
+            x, y = x.index_select(0, rows), y.index_select(0, rows)  # faster than indexing
+        if program.augment is not None:
+            x = program.augment(x, program.step)
+        return program.loss(self.optimiser.tree, self.constants, x, y, draws)
 
-class Unit(ABC):
-    """Takes steps; the random numbers of a chunk are loaded first."""
-
-    programs: Sequence[Program]
-    optimiser: Optimiser
-    constants: Tree
-    carry: Tree
-    drawn: Drawn | None = None
-
-    @abstractmethod
-    def load(self, drawn: Sequence[Drawn]) -> None:
-        """What the programs drew for a chunk, into the same tensors every time."""
-
-    @abstractmethod
-    def terms(self, at: int | Tensor) -> Terms:
-        """The terms of a step with the randomness at a place of the chunk: numbers, or [programs] each."""
-
-    @abstractmethod
     def minibatch(self, program: int, at: int) -> tuple[Tensor, Tensor]:
         """The examples that a program used in the step at a place of the chunk."""
+        own, rows = self.programs[program], self.drawn.rows
+        if rows is None:
+            return own.x, own.y
+        used = rows[at, program] if self.is_stacked else rows[at]
+        return own.x[used], own.y[used]
 
     def move(self, terms: Terms, found: Params) -> Tensor:
         """Take the step with these terms down the gradient found; returns them, [programs, 4]."""
@@ -335,23 +358,15 @@ class Unit(ABC):
                 follow(self.carry, self.constants, *trees)
         return torch.stack([term.detach().to(terms.loss.dtype) for term in terms], -1).view(-1, len(terms))
 
-
-def at_place(drawn: Drawn, at: int | Tensor) -> Drawn:
-    """The randomness of one step; its place in the chunk is a number, or a tensor where the step is recorded."""
-    if isinstance(at, int):
-        return tree_map(itemgetter(at), drawn)
-    return tree_map(lambda value: value.index_select(0, at)[0], drawn)
-
-
-def loaded(into: Drawn | None, drawn: Drawn, chunk: int) -> Drawn:
-    """On CUDA always into the same tensors, from which a recorded step reads, with room for the trials before it."""
-    if not any(value.is_cuda for _, value in named_tensors(drawn)):
-        return drawn
-    if into is None:
-        into = tree_map(lambda value: value.new_zeros(chunk + TRIALS, *value.shape[1:]), drawn)
-    for (_, target), (_, value) in zip(named_tensors(into), named_tensors(drawn), strict=True):
-        target[: len(value)].copy_(value)
-    return into
+    def count(self, places: range) -> None:
+        """The steps at these places of the chunk have been taken."""
+        for i, program in enumerate(self.programs):
+            program.optimiser.steps += len(places)
+            if places.stop == self.size:
+                program.streams.held = None
+            if program.look is not None:
+                for at in places:
+                    program.look(*self.minibatch(i, at), self.start + at + 1)
 
 
 def exact_number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -359,32 +374,24 @@ def exact_number(value: float, dtype: torch.dtype, device: torch.device) -> Tens
     return torch.full((), value, dtype=torch.promote_types(dtype, torch.float32), device=device)
 
 
-def refuse_non_finite_loss(loss: Tensor) -> None:
-    """Refuse the loss of a step that is about to be taken."""
-    if not bool(loss.isfinite().all()):
-        value = float(loss.detach()[~loss.isfinite()].flatten()[0])
-        raise NumericalError(
-            f"the loss is {value}; this step was not taken. Lower the learning rate (lr), scale the "
-            "inputs, or raise u_noise, the variance on the inducing values."
-        )
+REFUSED = {
+    "loss": "the loss is {value}; this step was not taken. Lower the learning rate (lr), scale the inputs, or raise "
+    "u_noise, the variance on the inducing values.",
+    "gradient": "the gradient of {name!r} is not finite, or too large, although the loss is finite; this step was not "
+    "taken. Some operation of the network may have no finite derivative at these inputs, such as a square root at "
+    "zero; else scale the inputs.",
+    "parameter": "{name!r} is no longer finite: learning has diverged. Go back to an earlier state; then lower the "
+    "learning rate (lr), scale the inputs, or raise u_noise.",
+}
 
 
-def refuse_non_finite_gradient(found: Params) -> None:
-    """Refuse the gradient of a step that is about to be taken, by its norm: Adam keeps squares, also to be finite."""
-    for name, value in found.items():
-        if not math.isfinite(torch.linalg.vector_norm(value).item()):
-            raise NumericalError(
-                f"the gradient of {name!r} is not finite, or too large, although the loss is finite; this step was not "
-                "taken. Some operation of the network may have no finite derivative at these inputs, such as a square "
-                "root at zero; else scale the inputs."
-            )
-
-
-def refuse_non_finite(params: Tree) -> None:
-    """Refuse parameters that are no longer finite, where the gradient was not checked in every step."""
-    for name, value in named_tensors(params):
-        if not bool(value.isfinite().all()):
-            raise NumericalError(
-                f"{name!r} is no longer finite: learning has diverged. Go back to an earlier state; then lower the "
-                "learning rate (lr), scale the inputs, or raise u_noise."
-            )
+def refuse_non_finite(kind: Literal["loss", "gradient", "parameter"], tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that are not finite; a gradient by its norm, because Adam keeps squares, also to be finite."""
+    for name, value in tensors.items():
+        if kind == "gradient":
+            is_finite = math.isfinite(torch.linalg.vector_norm(value).item())
+        else:
+            is_finite = bool(value.isfinite().all())
+        if not is_finite:
+            found = value.detach()[~value.isfinite()].tolist()
+            raise NumericalError(REFUSED[kind].format(name=name, value=found[0] if found else math.inf))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from frcl.engine.program import Indivisible, Terms, Unit, gradient, refuse_non_finite, refuse_non_finite_loss
+from frcl.engine.program import Terms, Unit, gradient, indivisible, refuse_non_finite
 from frcl.features import network_failures
 from frcl.graphs import TRIALS, Replay, captured, put_back, spread
-from frcl.trees import named_tensors
+from frcl.trees import named_tensors, tree_map
 
 
 class Recorded:
@@ -20,7 +20,7 @@ class Recorded:
 
     def __init__(self, units: Sequence[Unit]) -> None:
         self.units = units
-        self._indivisible = Indivisible([program.lock for unit in units for program in unit.programs])
+        self._locks = [program.lock for unit in units for program in unit.programs]
         self.device = units[0].programs[0].x.device
         chunk = units[0].programs[0].chunk
         self.at = torch.zeros(1, dtype=torch.long, device=self.device)
@@ -32,32 +32,36 @@ class Recorded:
         self._replay: Replay | None = None
         self._before: list[Tensor] = []
 
-    def steps(self, start: int, end: int, count: Callable[[int], None]) -> Iterator[list[list[Any]]]:
-        with self._indivisible:
+    def steps(self) -> Generator[list[list[Any]], None, None]:
+        """The steps left of a chunk."""
+        for unit in self.units:
+            places = unit.load()
+        with indivisible(self._locks):
             changes = self._changes()
             if not self._before:
                 self._before = [torch.empty_like(tensor, requires_grad=False) for tensor in changes]
             put_back(self._before, [tensor.detach() for tensor in changes])
             try:
-                logs = self._chunk(start, end)
+                logs = self._chunk(places)
             except BaseException:  # all of the chunk or nothing of it, also if it is interrupted
                 put_back(changes, self._before)
                 raise
-            count(end - start)
+            for unit in self.units:
+                unit.count(places)
         yield [[tuple(terms) for terms in step] for step in logs.tolist()]
 
-    def _chunk(self, start: int, end: int) -> Tensor:
+    def _chunk(self, places: range) -> Tensor:
         """The terms of all its steps, [steps, programs, 4]."""
-        self.at.fill_(start)
+        self.at.fill_(places.start)
         if self._replay is None:
             self._replay = captured(self._one, self._changes(), self.device)
         with network_failures():
-            for _ in range(start, end):
+            for _ in places:
                 self._replay()
-        logs = torch.cat([log[start:end] for log in self.logs], 1).cpu()
-        refuse_non_finite_loss(logs[..., 0])
+        logs = torch.cat([log[places.start : places.stop] for log in self.logs], 1).cpu()
+        refuse_non_finite("loss", {"": logs[..., 0]})
         for unit in self.units:
-            refuse_non_finite(unit.optimiser.params)
+            refuse_non_finite("parameter", unit.optimiser.params)
         return logs
 
     def close(self) -> None:
@@ -71,7 +75,7 @@ class Recorded:
         self.at += 1
 
     def _take(self, unit: Unit, log: Tensor) -> None:
-        terms = unit.terms(self.at)
+        terms = unit.terms(tree_map(lambda value: value.index_select(0, self.at)[0], unit.drawn))
         log.index_copy_(0, self.at, unit.move(terms, gradient(terms.loss.sum(), unit.optimiser.params))[None].double())
 
     def _changes(self) -> list[Tensor]:

@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
-from typing import Any, Protocol
+from operator import itemgetter
+from typing import Any
 
 from torch import Tensor
 
-from frcl.distributed import processes
+from frcl.distributed import Processes, processes
 from frcl.engine.batching import Block, can_stack, why_not
 from frcl.engine.parallel import Found, begin_together, joint, sharded
-from frcl.engine.program import (
-    Drawn,
-    Indivisible,
-    Program,
-    Terms,
-    Unit,
-    Values,
-    at_place,
-    gradient,
-    loaded,
-    refuse_non_finite_gradient,
-    refuse_non_finite_loss,
-)
+from frcl.engine.program import Program, Unit, Values, gradient, indivisible, refuse_non_finite
 from frcl.engine.recorded import Recorded
 from frcl.errors import TaskError
 from frcl.features import network_failures
-from frcl.trees import named_tensors
+from frcl.trees import named_tensors, tree_map
 
 EAGER = 10  # minibatches of a stream before its step is recorded: a short task is not worth it
 
@@ -48,20 +37,52 @@ def train(programs: Sequence[Program]) -> Generator[list[list[Values]], None, No
         raise TaskError("learners that learn together stand at the same step of a task")
     if first.step >= first.stop:
         return
-    begin_together(programs)
-    split = sharded(programs)
-    units: Sequence[Unit] = [Alone(split[0])] if len(programs) == 1 else _units(split)
-    recorded = first.x.is_cuda and processes() is None and all(one.augment is None for one in programs)
-    loop = Recorded(units) if recorded else _Eager(units)
+    if (group := processes()) is not None:
+        begin_together(programs, group)
+    own = programs if group is None else [sharded(program, group) for program in programs]
+    units: Sequence[Unit] = [Unit(own[0])] if len(own) == 1 else _units(own)
+    recorded = Recorded(units) if can_record(programs) else None
     try:
         while first.step < first.stop:
-            yield from _chunk(programs, units, loop)
+            yield from eager_steps(units, group) if recorded is None else recorded.steps()
     finally:
-        if isinstance(loop, Recorded):
-            loop.close()
+        if recorded is not None:
+            recorded.close()
         if len(programs) > 1:
-            with Indivisible([program.lock for program in programs]):
+            with indivisible([program.lock for program in programs]):
                 _settle(programs)
+
+
+def can_record(programs: Sequence[Program]) -> bool:
+    """Whether their steps are recorded: on CUDA, in one process, without augmentation."""
+    return programs[0].x.is_cuda and processes() is None and all(one.augment is None for one in programs)
+
+
+def eager_steps(units: Sequence[Unit], group: Processes | None) -> Generator[list[list[Values]], None, None]:
+    """The steps left of a chunk, one by one, of all units or of none; one that is not finite is refused before it."""
+    for unit in units:
+        places = unit.load()  # of all the same
+    locks = [program.lock for unit in units for program in unit.programs]
+    for at in places:
+        with indivisible(locks):
+            compute = partial(_terms_and_gradients, units, at)
+            terms, gradients = compute() if group is None else joint(units, group, compute)
+            values = []
+            for one, found in zip(terms, gradients, strict=True):
+                refuse_non_finite("loss", {"": one.loss})
+                refuse_non_finite("gradient", found)
+            for unit, one, found in zip(units, terms, gradients, strict=True):
+                values += unit.move(one, found).tolist()
+            for unit in units:
+                unit.count(range(at, at + 1))
+        yield [[tuple(one) for one in values]]
+
+
+def _terms_and_gradients(units: Sequence[Unit], at: int) -> Found:
+    with network_failures():
+        terms = [unit.terms(tree_map(itemgetter(at), unit.drawn)) for unit in units]
+    pairs = zip(units, terms, strict=True)
+    return terms, [gradient(one.loss.sum(), unit.optimiser.params) for unit, one in pairs]
 
 
 class StreamSteps:
@@ -73,73 +94,42 @@ class StreamSteps:
     def __init__(self, program: Program) -> None:
         self.program = program
         self._static: tuple[Tensor, Tensor] | None = None  # the minibatch that the recorded step reads
-        self._recorded: tuple[Sequence[Unit], _Loop] | None = None
+        self.recorded: Recorded | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None
 
     def step(self, x: Tensor, y: Tensor) -> Values:
-        """One step on a minibatch; one whose loss is not finite is refused before it is taken."""
-        program = self.program
-        units: Sequence[Unit]
-        loop: _Loop
+        """One step on a minibatch; one whose loss is not finite is refused before it is taken.
+
+        Whether it is recorded depends on the number of steps and the shape alone: a resumed stream does the same.
+        """
+        program, group = self.program, processes()
         program.stop = program.step + 1
-        if self._is_recorded(x):
-            units, loop = self._recording(x, y)
+        static = self._static
+        fits = static is None or (static[0].shape, static[0].dtype) == (x.shape, x.dtype)
+        if fits and program.step >= EAGER and can_record([program]):
+            steps = self._recorded_steps(x, y)
         else:
             program.x, program.y = x, y
-            if program.step == program.first:
-                begin_together([program])
-            units = [Alone(one) for one in sharded([program])]
-            loop = _Eager(units)
-        with contextlib.closing(_chunk([program], units, loop)) as steps:
+            if group is not None:
+                if program.step == program.first:
+                    begin_together([program], group)
+                program = sharded(program, group)
+            steps = eager_steps([Unit(program)], group)
+        with contextlib.closing(steps):
             ((values,),) = next(steps)
         return values
 
-    def _is_recorded(self, x: Tensor) -> bool:
-        """By the number of steps and the shape alone, so that a resumed stream does the same."""
-        if not self._is_due(x):
-            return False
-        return self._static is None or (self._static[0].shape == x.shape and self._static[0].dtype == x.dtype)
-
-    def _is_due(self, x: Tensor) -> bool:
-        return x.is_cuda and processes() is None and self.program.step >= EAGER
-
-    def _recording(self, x: Tensor, y: Tensor) -> tuple[Sequence[Unit], _Loop]:
+    def _recorded_steps(self, x: Tensor, y: Tensor) -> Generator[list[list[Values]], None, None]:
         if self._static is None:
             self._static = x.clone(), y.clone()
         for held, given in zip(self._static, (x, y), strict=True):
             held.copy_(given)
         self.program.x, self.program.y = self._static
-        if self._recorded is None:
-            units = [Alone(self.program)]
-            self._recorded = units, Recorded(units)
-        return self._recorded
-
-
-def _chunk(
-    programs: Sequence[Program], units: Sequence[Unit], loop: _Loop
-) -> Generator[list[list[Values]], None, None]:
-    """The steps left of the chunk that the programs stand in."""
-    first = programs[0]
-    for unit in units:
-        chunks = [program.next_chunk() for program in unit.programs]
-        start, end, _ = chunks[0]
-        unit.load([drawn for _, _, drawn in chunks])
-        del chunks
-
-    def count(taken: int) -> None:
-        done = first.step - start
-        for program in programs:
-            program.optimiser.steps += taken
-            if program.step == end:
-                program.streams.release()
-        for unit in units:
-            for i, program in enumerate(unit.programs):
-                for at in range(done, done + taken) if program.look is not None else ():
-                    program.look(*unit.minibatch(i, at), start + at + 1)  # type: ignore[misc]
-
-    yield from loop.steps(first.step - start, end - start, count)
+        if self.recorded is None:
+            self.recorded = Recorded([Unit(self.program)])
+        return self.recorded.steps()
 
 
 def _settle(programs: Sequence[Program]) -> None:
@@ -153,70 +143,8 @@ def _settle(programs: Sequence[Program]) -> None:
 def _units(programs: Sequence[Program]) -> list[Unit]:
     """One block if they fit together and can be batched, else each by itself."""
     if not can_stack(programs):
-        return [Alone(program) for program in programs]
+        return [Unit(program) for program in programs]
     if reason := why_not(programs):
         warnings.warn(f"these networks cannot be batched over seeds, which run side by side: {reason}", stacklevel=3)
-        return [Alone(program) for program in programs]
+        return [Unit(program) for program in programs]
     return [Block(programs)]
-
-
-class Alone(Unit):
-    """One program by itself."""
-
-    def __init__(self, program: Program) -> None:
-        self.programs: Sequence[Program] = [program]
-        self.optimiser, self.constants, self.carry = program.optimiser, program.constants, program.carry
-
-    def load(self, drawn: Sequence[Drawn]) -> None:
-        program = self.programs[0]
-        self.drawn = loaded(self.drawn, drawn[0], program.chunk) if program.x.is_cuda else drawn[0]
-
-    def terms(self, at: int | Tensor) -> Terms:
-        program = self.programs[0]
-        assert self.drawn is not None
-        rows, draws = at_place(self.drawn, at)
-        x, y = program.x, program.y
-        if rows is not None:
-            x, y = x.index_select(0, rows), y.index_select(0, rows)  # faster than indexing
-        if program.augment is not None:
-            x = program.augment(x, program.step)
-        return program.loss(self.optimiser.tree, self.constants, x, y, draws)
-
-    def minibatch(self, program: int, at: int) -> tuple[Tensor, Tensor]:
-        assert self.drawn is not None
-        own, rows = self.programs[0], self.drawn.rows
-        return (own.x, own.y) if rows is None else (own.x[rows[at]], own.y[rows[at]])
-
-
-class _Loop(Protocol):
-    units: Sequence[Unit]
-
-    def steps(self, start: int, end: int, count: Callable[[int], None]) -> Iterator[list[list[Values]]]:
-        """The steps at these places of the chunk that was loaded; `count` is told how many were taken."""
-
-
-class _Eager:
-    """Step by step, of all units or of none; a loss or gradient that is not finite is refused before its step."""
-
-    def __init__(self, units: Sequence[Unit]) -> None:
-        self.units = units
-        self._indivisible = Indivisible([program.lock for unit in units for program in unit.programs])
-
-    def steps(self, start: int, end: int, count: Callable[[int], None]) -> Iterator[list[list[Values]]]:
-        for at in range(start, end):
-            with self._indivisible:
-                terms, found = joint(self.units, partial(self._computed, at))
-                for one in terms:
-                    refuse_non_finite_loss(one.loss)
-                for one_gradient in found:
-                    refuse_non_finite_gradient(one_gradient)
-                steps = zip(self.units, terms, found, strict=True)
-                taken = [unit.move(one, down).tolist() for unit, one, down in steps]
-                count(1)
-            yield [[tuple(values) for unit in taken for values in unit]]
-
-    def _computed(self, at: int) -> Found:
-        with network_failures():
-            terms = [unit.terms(at) for unit in self.units]
-        pairs = zip(self.units, terms, strict=True)
-        return terms, [gradient(one.loss.sum(), unit.optimiser.params) for unit, one in pairs]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from frcl import codec
-from frcl.engine.program import StepLock
+from frcl.engine.program import StepLock, Streams
 from frcl.engine.train import train
 from frcl.errors import CheckpointError, DataError, NumericalError, OptionError, TaskError
 from frcl.exact.model import Tasks, stored_bytes
@@ -30,7 +30,6 @@ from frcl.learners.types import OnStep, Parts, Prediction, StepLog, added, parts
 from frcl.likelihoods import Likelihood
 from frcl.options import MethodOptions
 from frcl.regularisers.protocol import Kept, Regulariser
-from frcl.seeding import Streams
 from frcl.selection import TraceSearch, run_searches
 from frcl.trees import Params
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from frcl.boundary import BoundaryDetector, Decision
-from frcl.engine.program import Indivisible
+from frcl.engine.program import Streams, indivisible
 from frcl.engine.train import StreamSteps
 from frcl.errors import DataError, OptionError, TaskError
 from frcl.features import network_failures
@@ -25,6 +25,7 @@ from frcl.inputs import gathered
 from frcl.learners import checkpoint
 from frcl.learners.base import SequentialLearner, checked_size, checked_steps, data_mark
 from frcl.learners.lockstep import Work, finish
+from frcl.learners.objective import Objective
 from frcl.learners.options import FRCLKeywords, FRCLOptions
 from frcl.learners.predict import Predictor
 from frcl.learners.state import CurrentTask, Declared, LearnerState, Score, Window, decide, remember
@@ -34,7 +35,6 @@ from frcl.learners.task import (
     Model,
     check_opening,
     close_task,
-    objective_of,
     open_task,
     program_of,
     split,
@@ -44,7 +44,6 @@ from frcl.likelihoods import Label, Likelihood, check_name, likelihood_for, plai
 from frcl.options import changed, shows_options
 from frcl.regularisers import Regulariser
 from frcl.regularisers.protocol import Kept, copied_regularisers
-from frcl.seeding import Streams
 from frcl.summary import prior_kl, prior_kl_terms
 from frcl.trees import Params, copied
 
@@ -194,7 +193,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         """
         inputs = self._inputs(x, y)
         decision = Decision(False, float("nan"))
-        with Indivisible([self._lock]), self._undoing() as weights:
+        with indivisible([self._lock]), self._undoing() as weights:
             current = self._state.current
             if current is None:
                 target = self._likelihood(y)
@@ -337,7 +336,8 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
 
     def _score(self, current: CurrentTask) -> Score:
         """The boundary score and the moments of f under the current posterior, as a function of inputs."""
-        objective = objective_of(self._model, self._state, current.likelihood)
+        model, regularisers = self._model, self._state.regularisers
+        objective = Objective(model.map, current.likelihood, self.options, regularisers, model.prior)
         return partial(objective.familiarity, current.params, current.Z, self._model.weights)
 
     def _watch(self, current: CurrentTask, x: Tensor, y: Any) -> tuple[Decision, Tensor, CurrentTask]:

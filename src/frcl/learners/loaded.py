@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from frcl import codec
+from frcl.engine.program import Streams
 from frcl.errors import CheckpointError, FrclError
 from frcl.exact.model import Tasks, restored, stored
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.protocol import Regulariser
-from frcl.seeding import Streams
 from frcl.stored import StoredInputs
 from frcl.trees import Params, copied, named_tensors, shapes
 

@@ -11,8 +11,9 @@ from torch import Tensor
 from frcl.errors import NumericalError
 from frcl.features import in_chunks, network_failures
 from frcl.inference import Asked, Points
+from frcl.learners.objective import Objective
 from frcl.learners.state import LearnerState
-from frcl.learners.task import Model, objective_of
+from frcl.learners.task import Model
 from frcl.learners.types import Prediction, Summary
 from frcl.likelihoods import Predictive, best_temperature, tempered
 from frcl.posterior import Moments
@@ -111,7 +112,7 @@ class Predictor:
         if number == len(state.past):
             current = state.current
             assert current is not None
-            objective = objective_of(model, state, current.likelihood)
+            objective = Objective(model.map, current.likelihood, model.options, state.regularisers, model.prior)
             return objective.moments(current.params, current.Z, model.weights, x)
         summary = state.past[number]
         moments = head_moments(self._head(state, number), summary.belief, model.features(x) if Phi is None else Phi)

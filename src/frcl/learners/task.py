@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from frcl.engine.program import CHUNK as STEPS
-from frcl.engine.program import Drawn, Optimiser, Program, StepLock, exact_number, minibatch_rows, refuse_non_finite
+from frcl.engine.program import Drawn, Optimiser, Program, StepLock, exact_number, refuse_non_finite
 from frcl.errors import DataError, OptionError
 from frcl.features import (
     FEATURE_SCALE,
@@ -57,7 +57,7 @@ from frcl.selection import (
 )
 from frcl.stored import stored_inputs
 from frcl.summary import FunctionBelief, belief_from_function, belief_from_weights, head_moments, make_head
-from frcl.trees import Params, detached, leaf, tree_map
+from frcl.trees import Params, detached, leaf, named_tensors, tree_map
 
 CHUNK = 16384  # inputs that pass through the network at once outside of training
 CHUNK_OF_MAPS = 4096  # the same for a convolutional network on the CPU, whose maps are large
@@ -255,11 +255,6 @@ def optimiser_of(model: Model, params: Parameters, N: float) -> Optimiser:
     return Optimiser(params, model.options.lr, exact_number(N, model.dtype, model.device) if natural else None)
 
 
-def objective_of(model: Model, state: LearnerState, likelihood: Likelihood) -> Objective:
-    """The objective of a task with the learner's regularisers."""
-    return Objective(model.map, likelihood, model.options, state.regularisers, model.prior)
-
-
 def constants_of(model: Model, state: LearnerState, current: CurrentTask) -> Constants:
     """What the objective of the current task reads besides its parameters."""
     task = model.task(state, current.likelihood, current.N)
@@ -295,12 +290,14 @@ def program_of(
     options, likelihood, streams = model.options, current.likelihood, state.streams
     regularisers, tasks = state.regularisers, len(state.past)
     if options.lr_decay and not stream:
-        current.optimiser.decays(stop, options.lr_decay)
+        current.optimiser.decay = float(stop), options.lr_decay * stop
     program: Program
 
     def draw(steps: int) -> Drawn:
-        rows = None if stream else minibatch_rows(len(x), options.batch_size, steps, streams, model.device)
-        batch = len(program.x) if stream else options.batch_size
+        batch, rows = len(program.x), None
+        if not stream:
+            batch = options.batch_size
+            rows = torch.randint(len(x), (steps, batch), generator=streams["batches"], device=model.device)
         shape = likelihood.draws_shape(batch, training=True)
         generator = streams["likelihood"]
         draws = torch.randn((steps, *shape), generator=generator, dtype=model.dtype, device=model.device)
@@ -308,9 +305,9 @@ def program_of(
         return Drawn(rows, Draws(draws, past.tasks, past.own))
 
     program = Program(
-        net=model.net, loss=objective_of(model, state, likelihood), optimiser=current.optimiser,
-        constants=constants_of(model, state, current), x=x, y=y, draw=draw, streams=streams, stop=stop,
-        **hooks(regularisers, options.seed, tasks),
+        net=model.net, loss=Objective(model.map, likelihood, options, regularisers, model.prior),
+        optimiser=current.optimiser, constants=constants_of(model, state, current), x=x, y=y, draw=draw,
+        streams=streams, stop=stop, **hooks(regularisers, options.seed, tasks),
         augment=None if augment is None else partial(_augmented, augment, options.seed, tasks),
         stackable=model.stackable and augment is None and all(one.batchable for one in regularisers),
         chunk=1 if stream else STEPS, lock=model.lock, share=partial(draws_of_rows, likelihood),
@@ -348,7 +345,7 @@ def close_task(model: Model, current: CurrentTask, state: LearnerState, x: Tenso
 def _summarise(model: Model, current: CurrentTask, x: Tensor, y: Tensor, generator: torch.Generator) -> Work[Summary]:
     """What is kept of a task; in weight space its points are chosen among x. Nothing of x but Z is kept."""
     options, params, likelihood = model.options, detached(current.params), current.likelihood
-    refuse_non_finite(params)
+    refuse_non_finite("parameter", dict(named_tensors(params)))
     q = params.posterior
     before: float | None = None
     after: float | None = None

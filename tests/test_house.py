@@ -38,6 +38,7 @@ ORDER = [
     "posterior",
     "summary",
     "selection",
+    "budget",
     "boundary",
     "regularisers",
     "engine",

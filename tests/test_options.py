@@ -75,7 +75,7 @@ def test_a_misspelt_keyword_is_refused_with_the_nearest_one(kind, word, near):
 
 @pytest.mark.parametrize("kind", [FRCL, FRCLPlus, Ensemble])
 def test_a_word_like_no_other_is_refused_with_all_of_them(kind):
-    with pytest.raises(OptionError, match=r"unknown option 'zzz'; known are points, points_per_class, prior_std"):
+    with pytest.raises(OptionError, match=r"unknown option 'zzz'; known are points, points_per_class, memory"):
         make(kind, zzz=3)
 
 

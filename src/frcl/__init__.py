@@ -4,6 +4,7 @@ from frcl.batch_norm import freeze_batch_norm
 from frcl.boundary import BoundaryDetector
 from frcl.distributed import data_parallel
 from frcl.errors import (
+    BudgetError,
     CheckpointError,
     DataError,
     FrclError,
@@ -41,6 +42,7 @@ __all__ = [
     "FRCL",
     "MLP",
     "BoundaryDetector",
+    "BudgetError",
     "CheckpointError",
     "CifarNet",
     "ConvNet",

@@ -33,5 +33,9 @@ class BusyError(CheckpointError):
     """Another process is at work in the same place."""
 
 
+class BudgetError(FrclError, ValueError):
+    """The memory that is allowed does not hold one point of each task."""
+
+
 class NumericalError(FrclError, ArithmeticError):
     """The objective stopped being finite."""

@@ -8,7 +8,7 @@ task themselves: K_Z = σ_w² Φ_Z Φ_Zᵀ. In the formulas Φ' = σ_w Φ. Squar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -79,6 +79,17 @@ def _mean_factor(q: Posterior) -> Tensor:
 def belief_from_function(q: Posterior, u_noise: float, prior_std: float = 1.0) -> FunctionBelief:
     """Function-space inference has q(u) = N(μ_u, L_u L_uᵀ) already."""
     return FunctionBelief(q.mean.clone(), q.factor.tril().clone(), u_noise, posterior_noise=0.0, prior_std=prior_std)
+
+
+def marginal(belief: FunctionBelief, rows: Tensor) -> FunctionBelief:
+    """q(u) at some of the points, exactly: N(μ_rows, t_c L_rows L_rowsᵀ + posterior_noise · I); rows [m] are indices.
+
+    For m < R the factor is replaced by the m×m triangle with the same product.
+    """
+    factor = belief.factor[:, rows]
+    if factor.shape[1] < factor.shape[2]:
+        factor = lower_factor(factor.double()).to(factor)
+    return replace(belief, mean=belief.mean[:, rows], factor=factor)
 
 
 class PriorKL(NamedTuple):

@@ -233,11 +233,7 @@ class SequentialLearner(ABC, Generic[O, S]):
 
     def memory_parts(self) -> Parts:
         """The same by kind: points, posterior, heads, and what the regularisers keep."""
-        if not self._state.past:
-            return {}
-        theta, sums = self._theta(), self._state.task_sums
-        parts = [parts_of(self._kept()), *(parts_of(one.kept(theta)) for one in self._state.regularisers)]
-        return added([*parts, {"statistics": stored_bytes(sums)} if sums.blocks else {}])
+        return memory_of(self._state, self._kept(), self._theta())
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides what happens next, copied: {"meta": JSON-able, "tensors": by name}.
@@ -264,6 +260,14 @@ class SequentialLearner(ABC, Generic[O, S]):
     def _beside(self) -> dict[str, Any]:
         """Attributes beside the state that `_restored` replaces."""
         return {}
+
+
+def memory_of(state: State, kept: Kept, theta: Params) -> Parts:
+    """Bytes by kind of what is kept of past tasks in a state: `kept`, and what regularisers and task inference keep."""
+    if not state.past:
+        return {}
+    parts = [parts_of(kept), *(parts_of(one.kept(theta)) for one in state.regularisers)]
+    return added([*parts, {"statistics": stored_bytes(state.task_sums)} if state.task_sums.blocks else {}])
 
 
 # -- checks of the user's data ----------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class Ensemble:
     members : int
         How many.
     points : int
-        Inducing points kept per task, by each member.
+        Inducing points kept per task, by each member; `memory` is a bound for each member too.
     regularisers, labels, device, options
         As for `FRCL`. Members cannot look for task boundaries, on which they would not agree.
     """

@@ -24,6 +24,7 @@ from frcl.inference import Asked
 from frcl.inputs import gathered
 from frcl.learners import checkpoint
 from frcl.learners.base import SequentialLearner, checked_size, checked_steps, data_mark
+from frcl.learners.budget import check_memory, within_memory
 from frcl.learners.lockstep import Work, finish
 from frcl.learners.objective import Objective
 from frcl.learners.options import FRCLKeywords, FRCLOptions
@@ -161,6 +162,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
             learned, held = split(self._model, target, len(self._state.past), inputs, encoded)
             with self._changing() as state:
                 current = open_task(self._model, target, N, state, *learned, len(learned[0]))
+                check_memory(self._model, state, current, inputs)
                 current.data_mark = data_mark(inputs, encoded, *given)
         else:
             if current.data_mark is None:
@@ -291,11 +293,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         return past[number].likelihood if current is None or number < len(past) else current.likelihood
 
     def _kept(self) -> Kept:
-        each = [summary.kept() for summary in self._state.past]
-        kept = {kind: [value for one in each for value in one[kind]] for kind in ("points", "posterior", "heads")}
-        if any(one.trains_heads for one in self._state.regularisers):
-            kept["heads"] *= 2  # a second copy while a task is learned
-        return kept
+        return self._state.kept()
 
     def kept_inputs(self) -> list[Tensor]:
         """The inducing inputs Z of each past task."""
@@ -375,6 +373,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         size = checked_size((self._state.declared or Declared()).size, self.options.task_size)
         with self._changing() as state:
             current = open_task(self._model, likelihood, size, state, x, y, self.options.window)
+            check_memory(self._model, state, current, x)
             current.window = Window(self.options.window)
         return current
 
@@ -386,10 +385,11 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         with self._lock:
             after = self._state.branch()
             summary = yield from close_task(self._model, current, after, x, y)
+            after.task_sums = self._ended(after.task_sums, summary.likelihood, x, y)
+            summary = within_memory(self._model, after, current, x)
             if held is not None:
                 temperature = self._predictor.temperature(after, len(after.past) - 1, *held)
                 summary = replace(summary, temperature=temperature)
                 after.past[-1] = summary
-            after.task_sums = self._ended(after.task_sums, summary.likelihood, x, y)
             self._state = after
         return summary

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
+from frcl.budget import parsed_bytes
 from frcl.errors import OptionError
 from frcl.exact.fixed import FeatureKind
 from frcl.inference import FromSummaries, TaskInference, task_inference
@@ -16,6 +17,7 @@ from frcl.selection import Recipe, Search, Start
 
 Inference = Literal["weight", "function"]
 Predicted = Literal["summary", "head", "corrected"]
+Dropped = Literal["trace", "random"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,12 @@ class FRCLOptions(MethodOptions):
 
     points: int = option(40, "inducing points kept per task")
     points_per_class: int | None = option(None, "instead of `points`: this many for each class of a task")
+
+    memory: int | str | None = option(
+        None, "bytes kept of all tasks together, a number or as '2 MB': summaries give up points to fit; None: no bound"
+    )
+    memory_growth: float = option(0.0, "T tasks may take `memory` times T to this power; 0: a fixed total", SHARE)
+    memory_drop: Dropped = option("trace", "which points are given up: those that the trace misses least, or 'random'")
 
     prior_std: float | Literal["learned"] = option(
         "learned",
@@ -112,6 +120,8 @@ class FRCLOptions(MethodOptions):
         super().__post_init__()
         check_name(self.likelihood)
         self.recipe.check()
+        if self.memory is not None:
+            parsed_bytes(self.memory)
         if self.inference == "function" and self.recipe.is_supervised:
             raise OptionError(
                 f'inference="function" chooses its points before learning, so selection is "random" or "trace", '
@@ -164,6 +174,9 @@ class FRCLKeywords(TypedDict, total=False):
     """The fields of `FRCLOptions` as keywords, for the type checker; a test holds the two equal."""
 
     points_per_class: int | None
+    memory: int | str | None
+    memory_growth: float
+    memory_drop: Dropped
     prior_std: float | Literal["learned"]
     u_noise: float
     likelihood: str

@@ -20,6 +20,7 @@ from frcl.learners.types import Summary
 from frcl.likelihoods import Label, Likelihood
 from frcl.posterior import Moments
 from frcl.regularisers.heads import with_trained_heads
+from frcl.regularisers.protocol import Kept
 
 
 class Window:
@@ -149,6 +150,14 @@ class LearnerState(State):
     def summaries(self) -> list[Summary]:
         """The past summaries with their heads as they are now: a task may train them along."""
         return with_trained_heads(self.past, None if self.current is None else self.current.params.heads)
+
+    def kept(self) -> Kept:
+        """What is kept of past tasks beside what the regularisers keep."""
+        each = [summary.kept() for summary in self.past]
+        kept = {kind: [value for one in each for value in one[kind]] for kind in ("points", "posterior", "heads")}
+        if any(one.trains_heads for one in self.regularisers):
+            kept["heads"] *= 2  # a second copy while a task is learned
+        return kept
 
 
 Score = Callable[[Tensor], Tensor]

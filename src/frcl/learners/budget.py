@@ -1,0 +1,111 @@
+"""Holding what is kept of all tasks within the option `memory`: older summaries give up points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from frcl.budget import Elimination, allowed_bytes, parsed_bytes, randomly_thinned, thinned
+from frcl.errors import BudgetError
+from frcl.features import network_failures
+from frcl.learners.base import memory_of
+from frcl.learners.options import FRCLOptions
+from frcl.learners.state import CurrentTask, LearnerState
+from frcl.learners.task import SPREAD, Model, spread_of
+from frcl.learners.types import Summary
+from frcl.posterior import kernel_features
+from frcl.seeding import fork
+from frcl.stored import stored_inputs
+from frcl.summary import marginal
+from frcl.trees import detached, total_bytes
+
+
+def allowed(options: FRCLOptions, tasks: int) -> int:
+    """Bytes that this number of tasks may take together, by the option `memory`."""
+    assert options.memory is not None
+    return allowed_bytes(parsed_bytes(options.memory), options.memory_growth, tasks)
+
+
+def size_at(summary: Summary) -> Callable[[int], int]:
+    """Bytes of m points and q(u) there: each point has its input, C means and C·min(m, R) numbers of the factors."""
+    (C, M), factor, item = summary.belief.mean.shape, summary.belief.factor, summary.belief.mean.element_size()
+    point, each, R = total_bytes(summary.points.values) // M + C * item, len(factor) * item, factor.shape[2]
+    return lambda m: m * (point + each * min(m, R))
+
+
+def freed(summary: Summary) -> int:
+    """Bytes that are free when all points but one are gone."""
+    size = size_at(summary)
+    return size(summary.belief.M) - size(1)
+
+
+def reduced(summary: Summary, rows: Tensor) -> Summary:
+    """The summary at some of its points, where q(u) is an exact marginal."""
+    if len(rows) == summary.belief.M:
+        return summary
+    rows = rows.to(summary.belief.mean.device)
+    points, belief = stored_inputs(summary.Z[rows]), marginal(summary.belief, rows)
+    return replace(summary, points=points, belief=belief, before=None, after=None)
+
+
+def check_memory(model: Model, state: LearnerState, current: CurrentTask, x: Tensor) -> None:
+    """Refuse to begin a task of inputs like x for which there will be no room.
+
+    What regularisers add when the task ends is not known before.
+    """
+    options, q = model.options, current.params.posterior
+    if options.memory is None:
+        return
+    C, n, item = *q.mean.shape, q.mean.element_size()
+    heads = any(one.uses_heads for one in state.regularisers) or options.prediction != "summary"
+    copies = heads * (1 + any(one.trains_heads for one in state.regularisers))
+    numbers = C + len(q.factor) + copies * C * n + sum(one.numel() for one in current.params.likelihood.values())
+    own = total_bytes(stored_inputs(x[:1])) + item * numbers
+    kept = sum(memory_of(state, state.kept(), model.theta()).values())
+    _refuse(options, len(state.past) + 1, kept + own - sum(freed(one) for one in state.past), "Use more memory.")
+
+
+def _refuse(options: FRCLOptions, tasks: int, least: int, advice: str) -> None:
+    if least > allowed(options, tasks):
+        raise BudgetError(
+            f"memory={options.memory!r} is {allowed(options, tasks):,} bytes for {tasks} tasks, but one point of each "
+            f"and what else is kept take {least:,}. {advice}"
+        )
+
+
+def within_memory(model: Model, state: LearnerState, current: CurrentTask, x: Tensor) -> Summary:
+    """Let the summaries of `state`, in which the current task has just ended, give up points until they fit.
+
+    Points go in the order of `frcl.budget`, under the current θ. Returns the summary of the current task.
+    """
+    options, past = model.options, state.past
+    if options.memory is None:
+        return past[-1]
+    kept = sum(memory_of(state, state.kept(), model.theta()).values())
+    kept += current.params.posterior.mean.element_size() * (options.held_out > 0)  # of a temperature to be chosen
+    excess = kept - allowed(options, len(past))
+    if excess <= 0:
+        return past[-1]
+    advice = "The task stays open: abandon_task() drops it. Start again with more memory."
+    _refuse(options, len(past), kept - sum(freed(one) for one in past), advice)
+    size = [size_at(one) for one in past]
+    with network_failures():
+        if options.memory_drop == "random":
+            generator = fork(options.seed, f"memory/{len(past)}")
+            rows = randomly_thinned([one.belief.M for one in past], size, excess, generator)
+        else:
+            beliefs = [one.belief for one in past]
+            each = model.features(torch.cat([one.Z for one in past])).split([q.M for q in beliefs])
+            scaled = [kernel_features(Phi, q.prior_std) for Phi, q in zip(each, beliefs, strict=True)]
+            tasks = [Elimination(Phi, q.u_noise) for Phi, q in zip(scaled, beliefs, strict=True)]
+            rows = thinned(tasks, size, excess)
+        state.past = [reduced(one, own) for one, own in zip(past, rows, strict=True)]
+        last = state.past[-1]
+        if last.spread is not None and last is not past[-1]:
+            Phi = model.features(x[:: max(1, len(x) // SPREAD)])
+            spread = spread_of(detached(current.params.posterior), Phi, model.features(last.Z), last.belief)
+            state.past[-1] = replace(last, spread=spread)
+    return state.past[-1]

@@ -1,4 +1,4 @@
-"""Inputs as they are stored: restored exactly, in one byte per number where they have at most 256 values."""
+"""Inputs as they are stored: restored exactly, in one byte per number where they have at most 256 values, or in two."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def test_bytes_are_restored_exactly(x):
 
 
 @pytest.mark.parametrize(
-    "x", [torch.rand(2, 300), torch.arange(LEVELS + 1.0)[None], torch.rand(1, 3), BYTES.to(torch.uint8)],
+    "x", [torch.rand(2, 300), torch.arange(LEVELS + 1.0)[None] / 3, torch.rand(1, 3), BYTES.to(torch.uint8)],
     ids=["floats", "one value too many", "smaller as it is", "bytes"],
 )  # fmt: skip
 def test_other_inputs_are_kept_as_they_are(x):
@@ -45,6 +45,18 @@ def test_other_inputs_are_kept_as_they_are(x):
     assert torch.equal(stored.inputs, x)
     assert stored.inputs.dtype == x.dtype
     assert stored.values.data_ptr() != x.data_ptr()  # a copy
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_numbers_of_half_precision_take_two_bytes(dtype):
+    x = torch.randn(4, 100, generator=torch.Generator().manual_seed(1)).half().to(dtype)
+    stored = stored_inputs(x)
+    assert stored.is_sound
+    assert stored.inputs.dtype == dtype
+    assert torch.equal(stored.inputs, x)
+    assert sum(one.nbytes for one in stored.kept) == 2 * x.numel()
+    for other in (x + 1e-4, x * 1e6, x * 1e-6):  # too fine, too large, too small for it
+        assert stored_inputs(other.contiguous()).table is None
 
 
 def test_the_last_value_of_a_full_table_is_found():
@@ -61,6 +73,9 @@ def test_unsound_tables_are_told():
     assert not StoredInputs(values, table.flip(0)).is_sound
     assert not StoredInputs(values[:0], table).is_sound
     assert not StoredInputs(values, table[None]).is_sound
+    assert StoredInputs(table.half(), table[:0]).is_sound
+    assert not StoredInputs(table.half(), table).is_sound
+    assert not StoredInputs(table.half(), table[:0].int()).is_sound
 
 
 def images(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,6 +106,19 @@ def test_learners_count_and_save_bytes(method, tmp_path):
         one.fit(*images(2))
     x = images(3)[0]
     assert torch.equal(learner.predict(x, 0).probs, other.predict(x, 0).probs)
+
+
+def test_points_of_half_precision_are_saved_so(tmp_path):
+    x, y = images(0)
+    x = (x + torch.arange(36) / 4).half().float()  # more than 256 values
+    learner = frcl.FRCL(frcl.MLP(36, (8, 8)), points=20, steps=2)
+    summary = learner.fit(x, y)
+    assert summary.kept()["points"][0].dtype == torch.float16
+    assert all((row == x).all(1).any() for row in summary.Z)
+    learner.save(tmp_path / "half.frcl")
+    again = frcl.load(tmp_path / "half.frcl", frcl.MLP(36, (8, 8)))
+    assert torch.equal(again.tasks[0].Z, summary.Z)
+    assert again.memory_bytes() == learner.memory_bytes()
 
 
 def test_a_state_with_a_wrong_index_is_refused():

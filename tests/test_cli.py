@@ -1,5 +1,6 @@
 """The command line as a person or a program meets it: output, errors of one line, exit codes."""
 
+import io
 import json
 import os
 import signal
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from frcl.cli import main
+from frcl.cli import console, main
 
 TINY = ("--steps", "15", "--seeds", "1", "--tasks", "2", "--set", "network.widths=[8]", "--set", "search_steps=10")
 
@@ -78,13 +80,112 @@ def test_json_is_for_machines(done, inside):
 
 
 def test_dry_run_prints_the_resolved_options(done, inside):
-    result = inside("run", "permuted-mnist", "--points", "7", "--set", "u_noise=0.5", "--dry-run")
+    result = inside("run", "permuted-digits", "--points", "7", "--set", "u_noise=0.5", "--dry-run")
     assert result.returncode == 0
     config = tomllib.loads(result.stdout)
-    assert (config["learner"]["points"], config["learner"]["u_noise"], config["learner"]["steps"]) == (7, 0.5, 2000)
+    assert (config["learner"]["points"], config["learner"]["u_noise"]) == (7, 0.5)
     again = done[0] / "options.toml"
     again.write_text(result.stdout)
     assert inside("run", "--config", str(again), "--dry-run").stdout == result.stdout
+
+
+def test_dry_run_checks_files_device_and_folder(done, inside):
+    before = sorted(done[0].rglob("*"))
+    result = inside("run", "permuted-mnist", "--dry-run")
+    assert (result.returncode, tomllib.loads(result.stdout)["benchmark"]) == (1, "permuted-mnist")
+    assert "train-images-idx3-ubyte" in result.stderr
+    (done[0] / "own.toml").write_text('name = "own"\nfolder = "no-such-folder"\n')
+    mistakes = {
+        ("own.toml",): "no-such-folder", ("--device", "cuda:9"): "cuda", ("--out", "first"): "already holds a run",
+        ("--set", "network.kind=resnet18"): "needs square images", ("--set", "lrr=1"): "did you mean 'lr'",
+    }  # fmt: skip
+    for arguments, message in mistakes.items():
+        result = inside("run", *arguments, "--dry-run")
+        assert result.returncode in (1, 2)
+        assert message in result.stderr
+    (done[0] / "own.toml").unlink()
+    assert sorted(done[0].rglob("*")) == before, "nothing is written"
+
+
+def test_several_methods_and_the_options_that_not_all_of_them_have(done, inside):
+    folder, _ = done
+    arguments = ("run", *TINY, "--method", "frcl,ewc", "--points", "4", "--set", "strength=3.0", "--out", "several")
+    result = inside(*arguments)
+    assert result.returncode == 0, result.stderr
+    notes = result.stderr.splitlines()
+    assert notes[0] == "note: method frcl has no option strength: skipped"
+    assert notes[1] == "note: method ewc has no option points, search_steps: skipped"
+    read = {name: json.loads((folder / "several" / name / "result.json").read_text()) for name in ("frcl", "ewc")}
+    assert (read["frcl"]["config"]["learner"]["points"], read["ewc"]["config"]["learner"]["strength"]) == (4, 3.0)
+    assert "frcl − ewc" in result.stdout
+    alone = inside("run", *TINY[:-2], "--method", "ewc", "--points", "4", "--dry-run")
+    assert (alone.returncode, alone.stderr) == (0, "note: method ewc has no option points: skipped\n")
+    typed = inside(*arguments[:-1], "typed", "--set", "strenght=3.0")
+    assert (typed.returncode, (folder / "typed").exists()) == (2, False)
+    assert "did you mean 'strength'" in typed.stderr or "option 'strenght' is unknown" in typed.stderr
+    assert "names a method twice" in inside("run", "--method", "ewc,ewc").stderr
+
+
+def test_version(inside):
+    import frcl
+
+    assert inside("--version").stdout == f"frcl {frcl.__version__}\n"
+
+
+def test_compare_is_readable_in_80_columns_and_in_a_pipe(done, inside, monkeypatch):
+    folder, _ = done
+    names = ["first", "longer-than-most"]
+    source = json.loads((folder / "first" / "result.json").read_text())
+    (folder / names[1]).mkdir()
+    source["config"]["learner"] |= {"lr": 0.12345, "u_noise": 0.5, "batch_size": 77}
+    (folder / names[1] / "result.json").write_text(json.dumps(source))
+    pipe = inside("compare", *names).stdout
+    assert "…" not in pipe
+    assert "─" not in pipe, "no frames"
+    rows = [line.split() for line in pipe.splitlines()]
+    shown = f"{100 * source['average_accuracy']['mean']:.2f}"
+    assert sum(shown in row for row in rows) == 2
+    assert f"{source['nll']['mean']:.4f}" in pipe
+    assert pipe.count("Difference in average accuracy") == 1
+    assert sum("frcl (first) − frcl (longer-than-most)" in line for line in pipe.splitlines()) == 1
+
+    screen = Console(width=80, force_terminal=True, file=io.StringIO(), color_system=None)
+    monkeypatch.setattr(console, "out", screen)
+    inside("compare", *names)
+    lines = screen.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in "".join(lines)
+    for word in (shown, f"{source['nll']['mean']:.4f}", "Forgetting pp", "95 % interval", "Time"):
+        assert any(word in line for line in lines), word
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("run --method f", {"frcl", "frcl-plus", "finetune"}),
+        ("run --method frcl,ew", {"frcl,ewc"}),
+        ("run split-d", {"split-digits"}),
+        ("run --method ewc --set stre", {"strength="}),
+        ("run --method ewc --set learner.str", {"learner.strength="}),
+        ("run --method ewc --set fisher=", {"fisher=exact", "fisher=sampled", "fisher=empirical"}),
+        ("run --set forward_transfer=t", {"forward_transfer=true"}),
+        ("run --set devi", {"device="}),
+        ("run --selection tr", {"trace"}),
+        ("run --scenario c", {"class"}),
+        ("tune online", {"online-ewc"}),
+        ("tune ewc permuted-d", {"permuted-digits"}),
+        ("tune ewc split-digits --try stren", {"strength="}),
+        ("tune ewc split-digits --by e", {"ece"}),
+        ("list pn", {"pnc"}),
+        ("comp", {"compare"}),
+    ],
+)
+def test_a_shell_completes_words(inside, monkeypatch, words, expected):
+    """As bash calls it; --show-completion prints the function that does."""
+    monkeypatch.setenv("_FRCL_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"frcl {words}")
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
+    assert set(inside().stdout.split()) == expected
 
 
 def test_report_and_compare(done, inside):
@@ -95,7 +196,7 @@ def test_report_and_compare(done, inside):
     assert (folder / "both.html").read_text().lower().startswith("<!doctype html>")
     table = inside("compare", "first", "fewer")
     assert table.returncode == 0, table.stderr
-    assert "paired seed" in table.stdout
+    assert "paired seeds" in table.stdout
     assert len(json.loads(inside("compare", "first", "fewer", "--json").stdout)["rows"]) == 2
 
 
@@ -130,7 +231,7 @@ def test_your_own_data(done, inside):
     [
         (("run", "splt-digits"), 2, "did you mean 'split-digits'"),
         (("run", "nonsense", "--dry-run"), 2, "there is no benchmark 'nonsense'"),
-        (("run", "--method", "ewc", "--points", "3"), 2, "unknown option 'points' of method ewc"),
+        (("run", "--method", "ewc", "--set", "points=3"), 2, "option 'points' is unknown"),
         (("run", "--method", "ewc", "--hidden-boundaries"), 2, "hidden boundaries are for method frcl"),
         (("run", "--method", "frlc"), 2, "unknown method 'frlc'; did you mean 'frcl'"),
         (("run", "--set", "u_nois=1"), 2, "option 'u_nois' is unknown; did you mean 'u_noise'"),

@@ -7,33 +7,41 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import cache, partial
-from itertools import chain, count
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
 from frcl.cli.bench import bench
 from frcl.cli.check import check
+from frcl.cli.compare import Paths, compare, show_comparison
 from frcl.cli.console import err, out, safe, say, say_result, show_table
-from frcl.data.registry import BENCHMARKS, known_name
+from frcl.cli.options import Benchmark, Flags, Json, MethodNames, Quiet, free_folder, methods, shares_flags
+from frcl.cli.tune import tune
+from frcl.data.registry import BENCHMARKS
 from frcl.distributed import ProcessError, Processes, data_parallel
 from frcl.errors import FrclError, OptionError
 from frcl.experiment import runner
-from frcl.experiment.config import Config, parse_setting, parts_of, read_toml, resolve, to_toml
+from frcl.experiment.config import Config, parts_of, to_toml
 from frcl.experiment.display import Live, Plain, Several, TensorBoard
 from frcl.experiment.keeper import Interrupted, Observer
 from frcl.experiment.results import Result
-from frcl.learners.options import FRCLOptions
 from frcl.methods import METHODS, default_options
 from frcl.options import described
-from frcl.report import Run, comparison_rows, find_runs, write_report, write_tables
-from frcl.report.tables import paired_table, results_table
+from frcl.report import Run, find_runs, write_report, write_tables
 
 FAILED, USAGE, STOPPED = 1, 2, 130
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from frcl import __version__
+
+        typer.echo(f"frcl {__version__}")
+        raise typer.Exit
+
 
 app = typer.Typer(
     help="Continual learning that remembers functions: FRCL, its benchmarks and its reports.",
@@ -42,23 +50,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-BENCHMARK = "A benchmark (see `frcl list`) or the path of a .toml file that describes your own data."
-CONFIG = "Options from a TOML file, such as the config.toml of another run."
-OUT = "Folder of the run; runs/BENCHMARK-METHOD by default."
-HIDDEN = "One stream; the learner must notice where tasks change."
-TRY = "Values to try instead of the method's own, as in curvature=[0.3,1.0]; repeatable."
-Paths = Annotated[list[Path], Argument(help="Run folders, or folders that contain some.")]
-Device = Annotated[str | None, Option(help="cpu or cuda.")]
-Data = Annotated[Path | None, Option(help="Folder with the data files; see `frcl data`.")]
-Settings = Annotated[list[str] | None, Option("--set", help="Any other option, as key=value; may be repeated.")]
 Board = Annotated[bool, Option("--tensorboard", help="Write TensorBoard events into the run folder.")]
-Quiet = Annotated[bool, Option("--quiet", help="Say nothing but errors.")]
-Json = Annotated[bool, Option("--json", help="Print the result as JSON, and nothing else.")]
+OneMethod = Annotated[str | None, Argument(help="A method whose options to list.", autocompletion=methods)]
 
 
-def _doc(name: str) -> str:
-    """The description of an option of FRCL, as `help(frcl.FRCL)` has it."""
-    return f"{next(doc for own, _, _, doc in described(FRCLOptions()) if own == name)}."
+@app.callback()
+def top(
+    version: Annotated[bool, Option("--version", is_eager=True, callback=_version, help="Print the version.")] = False,
+) -> None:
+    """Continual learning that remembers functions: FRCL, its benchmarks and its reports."""
 
 
 def _settings(method: str = "frcl") -> str:
@@ -71,49 +71,38 @@ def _settings(method: str = "frcl") -> str:
 
 
 @app.command(epilog=_settings())
+@shares_flags
 def run(
-    benchmark: Annotated[str | None, Argument(help=BENCHMARK)] = None,
-    config: Annotated[Path | None, Option(help=CONFIG)] = None,
-    method: Annotated[str | None, Option(help="The method; see `frcl list`.")] = None,
-    seeds: Annotated[str | None, Option(help="How many seeds, or which: 10, or 0,3,5.")] = None,
-    tasks: Annotated[int | None, Option(help="Only this many tasks, the first ones.")] = None,
-    points: Annotated[int | None, Option(help=_doc("points"))] = None,
-    steps: Annotated[int | None, Option(help=_doc("steps"))] = None,
-    selection: Annotated[str | None, Option(help=_doc("selection"))] = None,
-    inference: Annotated[str | None, Option(help=_doc("inference"))] = None,
-    scenario: Annotated[
-        str | None, Option(help="What the headline is: accuracy with the task, or without: class.")
-    ] = None,
-    hidden_boundaries: Annotated[bool, Option("--hidden-boundaries", help=HIDDEN)] = False,
-    device: Device = None,
-    data: Data = None,
-    out_folder: Annotated[Path | None, Option("--out", help=OUT)] = None,
-    settings: Settings = None,
+    flags: Flags,
+    benchmark: Benchmark = None,
+    method: MethodNames = None,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace a run that is in the folder.")] = False,
-    dry_run: Annotated[bool, Option("--dry-run", help="Print the resolved options and stop.")] = False,
     tensorboard: Board = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
 ) -> None:
     """Learn a benchmark task by task, test after each, and write a report.
 
-    Without arguments it learns split-digits, which comes with scikit-learn, in a minute or so.
+    Without arguments it learns split-digits, which comes with scikit-learn, in a minute or so. With several methods, as
+    in --method frcl,ewc, it learns with one after another and compares them.
     """
-    flags = {
-        "method": method,
-        "seeds": None if seeds is None else _seeds(seeds),
-        "device": device,
-        "scenario": scenario,
-        "data": data and str(data.resolve()),
-        "hidden_boundaries": hidden_boundaries or None,
-        "stream": _given(tasks=tasks),
-        "learner": _given(points=points, steps=steps, selection=selection, inference=inference),
-    }
-    resolved = _resolved(benchmark, config, _given(**flags), settings or [])
-    if dry_run:
-        return typer.echo(to_toml(resolved), nl=False)
-    folder = out_folder or _free_folder(resolved)
-    return _learn(partial(runner.run, resolved, folder, overwrite=overwrite), folder, tensorboard, quiet, as_json)
+    configs = flags.configs(benchmark, method)
+    folders = [
+        _run_folder(config) if flags.out is None else flags.out / (config.method if len(configs) > 1 else "")
+        for config in configs
+    ]
+    if flags.dry_run:
+        for config, folder in zip(configs, folders, strict=True):
+            typer.echo(to_toml(config), nl=False)
+            runner.check_free(folder, overwrite=overwrite)
+            runner.check(config)
+        return
+    found = [
+        _learn(
+            partial(runner.run, config, folder, overwrite=overwrite), folder, tensorboard, flags.quiet, flags.as_json
+        )
+        for config, folder in zip(configs, folders, strict=True)
+    ]
+    if len(found) > 1 and not (flags.quiet or flags.as_json):
+        show_comparison([Run.of(folder, result) for folder, result in zip(folders, found, strict=True)])
 
 
 @app.command()
@@ -140,53 +129,8 @@ def report(
     say(f"tables: {', '.join(str(path) for path in tables)}")
 
 
-@app.command()
-def compare(paths: Paths, as_json: Json = False) -> None:
-    """Put runs side by side: accuracy, forgetting, calibration, memory, time, paired differences."""
-    found = comparison_rows(find_runs(paths))
-    if as_json:
-        return typer.echo(json.dumps(asdict(found), indent=1))
-    for table in (results_table(found.rows), paired_table(found.pairs)):
-        if table.rows:
-            show_table(table.rows, *table.columns, title=table.caption)
-    return None
-
-
-@app.command()
-def tune(
-    method: Annotated[str, Argument(help="The method to tune; see `frcl list`.")],
-    benchmark: Annotated[str, Argument(help="The benchmark to tune it on.")],
-    trials: Annotated[int | None, Option(help="Only this many combinations, chosen by Optuna.")] = None,
-    device: Device = None,
-    data: Data = None,
-    settings: Settings = None,
-    tries: Annotated[list[str] | None, Option("--try", help=TRY)] = None,
-    by: Annotated[str, Option(help="What decides: accuracy, nll, ece or agnostic.")] = "accuracy",
-    as_json: Json = False,
-) -> None:
-    """Choose options among a grid on validation data of the first tasks; test data is never touched."""
-    from frcl.experiment.tune import grid_of, own_grid
-    from frcl.experiment.tune import tune as search
-
-    grid = own_grid(tries or [], method) or grid_of(method)
-    layer: dict[str, Any] = _given(device=device, data=data and str(data.resolve()))
-    for text in settings or []:
-        for part, values in parse_setting(text, method).items():
-            layer[part] = {**layer.get(part, {}), **values} if isinstance(values, dict) else values
-    tell: Callable[[str], None] = (lambda _: None) if as_json else say
-    tell(f"tuning {', '.join(grid)} of {method} on {benchmark}")
-    found = search(
-        method, known_name(benchmark), layer, grid=grid, trials=trials, by=by,
-        on_trial=lambda trial: tell(f"{trial.show()}  {trial.options}"),
-    )  # fmt: skip
-    if as_json:
-        return typer.echo(json.dumps([trial.to_json() for trial in found]))
-    chosen = " ".join(f"--set {name}={value}" for name, value in found[0].options.items())
-    return say(f"chosen by {by}, with {found[0].show().strip()} on validation data: {chosen}")
-
-
 @app.command("list")
-def list_names(method: Annotated[str | None, Argument(help="A method whose options to list.")] = None) -> None:
+def list_names(method: OneMethod = None) -> None:
     """List the benchmarks and the methods, or the options of one method."""
     if method is not None:
         return show_table(described(default_options(method)), "option", "type", "default", "description")
@@ -219,8 +163,8 @@ def data_files(
     show_table(rows, "data set", "file", "state", "where")
 
 
-app.command()(bench)
-app.command()(check)
+for _command in (compare, tune, bench, check):
+    app.command()(_command)
 
 
 def main() -> None:
@@ -247,39 +191,12 @@ def run_app(app: typer.Typer, name: str) -> None:
         sys.exit(STOPPED)
 
 
-def _given(**values: Any) -> dict[str, Any]:
-    """Only what was said."""
-    return {name: value for name, value in values.items() if value is not None}
+def _run_folder(config: Config) -> Path:
+    """runs/BENCHMARK-METHOD, or the next free name like it."""
+    return free_folder(f"{Path(config.benchmark).stem}-{config.method}{'-hidden' if config.hidden_boundaries else ''}")
 
 
-def _resolved(benchmark: str | None, file: Path | None, flags: dict[str, Any], settings: list[str]) -> Config:
-    """What the defaults, a config file, the flags and the settings make together, each over those before it."""
-    layer = {} if file is None else read_toml(file)
-    named = layer.pop("benchmark", "split-digits")
-    method = flags.get("method", layer.get("method", "frcl"))
-    return resolve(known_name(benchmark or named), layer, flags, *(parse_setting(text, method) for text in settings))
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise OptionError(f"--seeds wants a number, as 10, or a list, as 0,3,5; got {text!r}") from None
-    if "," in text:
-        return numbers
-    if numbers[0] < 1:
-        raise OptionError(f"--seeds must be at least 1; got {text}")
-    return list(range(numbers[0]))
-
-
-def _free_folder(config: Config) -> Path:
-    """runs/BENCHMARK-METHOD, with a number behind it if that is taken."""
-    name = f"{Path(config.benchmark).stem}-{config.method}{'-hidden' if config.hidden_boundaries else ''}"
-    names = chain([name], (f"{name}-{number}" for number in count(2)))
-    return next(folder for one in names if not (folder := Path("runs") / one).exists())
-
-
-def _learn(learn: Callable[..., Result], folder: Path, tensorboard: bool, quiet: bool, as_json: bool) -> None:
+def _learn(learn: Callable[..., Result], folder: Path, tensorboard: bool, quiet: bool, as_json: bool) -> Result:
     """Carry out a run, and report; the first Ctrl-C asks it to stop at the next step, the second stops it at once.
 
     Of several processes the first alone prints and writes; all of them stop after the same step.
@@ -295,6 +212,7 @@ def _learn(learn: Callable[..., Result], folder: Path, tensorboard: bool, quiet:
         typer.echo(json.dumps(result.to_json()))
     elif not quiet and group.is_first:
         say_result(result, folder / "report.html")
+    return result
 
 
 def _carried_out(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,41 @@ def say(text: str) -> None:
     out.print(safe(text), highlight=False, markup=False, soft_wrap=True)
 
 
+def note(text: str) -> None:
+    """Print a remark beside the results."""
+    err.print(safe(f"note: {text}"), highlight=False, markup=False, soft_wrap=True)
+
+
 def safe(text: object) -> str:
     """Text for a terminal: names from files may hold escape sequences, or what no encoding has."""
     return UNPRINTABLE.sub("?", str(text))
 
 
-def show_table(rows: Iterable[Iterable[object]], *headings: str, **style: Any) -> None:
-    """Print rows of cells under headings."""
-    table = Table(*headings, **style)
+def show_table(rows: Iterable[Iterable[object]], *headings: str, right: bool = False, **style: Any) -> None:
+    """Print rows of cells under headings; with `right` all columns but the first are numbers.
+
+    In a pipe there are no frames, and lines are as long as they need to be.
+    """
+    table = Table(*headings, **style) if out.is_terminal else Table(*headings, **style, box=None, pad_edge=False)
+    for column in table.columns[1:] if right else ():
+        column.justify, column.no_wrap = "right", True
     for row in rows:
         table.add_row(*(escape(safe(cell)) for cell in row))
-    out.print(table)
+    width = (
+        None if out.is_terminal else max(out.width, out.measure(table, options=out.options.update(width=9999)).maximum)
+    )
+    out.print(table, width=width, soft_wrap=False, crop=out.is_terminal)
+
+
+@contextmanager
+def bar(what: str, total: int | None = None, *, quiet: bool = False) -> Iterator[Callable[[], None]]:
+    """A progress bar on a terminal, and the function that counts one more."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True, disable=quiet or not err.is_terminal) as bars:
+        task = bars.add_task(what, total=total)
+        yield lambda: bars.advance(task)
 
 
 def say_result(result: Result, page: Path) -> None:

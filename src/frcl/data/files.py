@@ -302,6 +302,16 @@ def data_status(data: Path | None = None) -> list[FileStatus]:
     return [status for dataset in DATASETS for status in dataset.status(data)]
 
 
+def check_files(benchmark: str, data: Path | None = None) -> None:
+    """Refuse a benchmark whose files are not all present; nothing is downloaded."""
+    wanted = BENCHMARKS[benchmark].datasets if benchmark in BENCHMARKS else ()
+    for one in (one for dataset in DATASETS if dataset.name in wanted for one in dataset.status(data)):
+        if one.needed and not one.verified:
+            places = ", ".join(str(place) for place in data_folders(data))
+            problem = one.problem or f"not found in {places} and their folder {one.dataset}"
+            raise DataError(f"{one.name} of {one.dataset}: {problem}; `frcl data {benchmark}` downloads it")
+
+
 def fetch(
     name: str, data: Path | None = None, *, on_progress: Progress | None = None, datasets: Sequence[DataSet] = DATASETS
 ) -> list[FileStatus]:

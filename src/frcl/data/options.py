@@ -11,7 +11,7 @@ from frcl.options import NOT_NEGATIVE, Options, option
 TrainOn = Literal["train", "train+validation"]
 OmniglotSplit = Literal["stratified", "drawer"]
 
-COMMON = ("tasks", "train_on")
+COMMON = ("tasks", "train_on", "test_on")
 PERMUTED = ("permutations", "first_identity")
 OMNIGLOT = ("augment", "rotation", "shift", "omniglot_split", "alphabet_order", "size")
 
@@ -24,6 +24,9 @@ class BenchmarkOptions(Options):
     # Appendix F trains on both for MNIST; for Omniglot the paper says both (Appendix A, the table of Appendix F) and
     # the training set alone (the text of Appendix F): state which one made a number.
     train_on: TrainOn = option("train+validation", "whether validation examples are trained on too")
+    test_on: Literal["test", "validation"] = option(
+        "test", "the examples that everything is evaluated on; validation, with train_on=train, to choose options"
+    )
 
     permutations: int = option(10, "permuted-*: number of tasks")
     first_identity: bool = option(False, "permuted-*: do not permute the pixels of the first task")
@@ -40,6 +43,11 @@ class BenchmarkOptions(Options):
     size: Literal["images", "augmented"] = option(
         "augmented", "omniglot: N of the objective: all versions, or the images they were made from"
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.test_on == "validation" and self.train_on != "train":
+            raise OptionError("test_on=validation needs train_on=train: examples cannot be both trained and tested on")
 
     def check_for(self, kind: str, own: tuple[str, ...]) -> None:
         """Refuse an option that differs from its default and that this benchmark does not have."""

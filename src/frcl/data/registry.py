@@ -14,7 +14,7 @@ from typing import Any
 
 from frcl.data.options import BenchmarkOptions
 from frcl.data.own import own_tasks
-from frcl.data.tasks import Benchmark, Device, Progress
+from frcl.data.tasks import Benchmark, Device, Progress, validation_only
 from frcl.errors import DataError, OptionError
 from frcl.registry import Registry, suggestion
 
@@ -37,7 +37,7 @@ class BenchmarkSpec:
 
     description: str
     build: Callable[[Request], Source]
-    options: tuple[str, ...] = ()  # the fields of BenchmarkOptions that it uses besides `tasks` and `train_on`
+    options: tuple[str, ...] = ()  # the fields of BenchmarkOptions that it uses besides `COMMON`
     datasets: tuple[str, ...] = ()  # the data sets whose files it needs; see `frcl data`
     defaults: Mapping[str, Any] = field(default_factory=dict)  # as a section of experiment/defaults.toml
 
@@ -77,9 +77,11 @@ def benchmark_source(
     folder = None if data is None else Path(data)
     if folder is not None and not folder.is_dir():
         raise DataError(f"the data folder {folder} does not exist; create it, or leave it out to use the usual places")
+    source: Source = lambda seed: own_tasks(name, options=options, seed=seed, device=device)  # noqa: E731
     if name.lower().endswith(".toml"):
         options.check_for("your own data", ())
-        return lambda seed: own_tasks(name, options=options, seed=seed, device=device)
-    spec = BENCHMARKS[known_name(name)]
-    options.check_for(name, spec.options)
-    return spec.build(Request(options, folder, device, on_progress))
+    else:
+        spec = BENCHMARKS[known_name(name)]
+        options.check_for(name, spec.options)
+        source = spec.build(Request(options, folder, device, on_progress))
+    return source if options.test_on == "test" else lambda seed: validation_only(source(seed))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import torch
@@ -105,6 +105,13 @@ class Seen(Benchmark):
 
     def test_split(self, number: int) -> Split:
         return self.test_data(number)
+
+
+def validation_only(inner: Benchmark) -> Benchmark:
+    """The benchmark with its validation data where test data is asked for."""
+    return Seen(
+        inner, lambda _, task: replace(task, test=task.validation), lambda number: inner.task(number).validation
+    )
 
 
 def checked_number(benchmark: Benchmark, number: int) -> int:

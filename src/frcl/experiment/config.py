@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from importlib import resources
 from pathlib import Path
@@ -22,6 +22,7 @@ from frcl.options import LARGEST_INT, NOT_NEGATIVE, POSITIVE, MethodOptions, Opt
 from frcl.registry import suggestion
 
 Scenario = Literal["task", "class"]  # whether the task is named at test time, or inferred
+SCENARIOS: tuple[str, ...] = get_args(Scenario)
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,8 @@ class Config:
         for name, kind in (("device", str), ("hidden_boundaries", bool)):
             if not isinstance(getattr(self, name), kind):
                 raise OptionError(f"{name} must be of type {kind.__name__}, not {getattr(self, name)!r}")
-        if self.scenario not in get_args(Scenario):
-            raise OptionError(f"scenario is {' or '.join(get_args(Scenario))}, not {self.scenario!r}")
+        if self.scenario not in SCENARIOS:
+            raise OptionError(f"scenario is {' or '.join(SCENARIOS)}, not {self.scenario!r}")
         if not isinstance(self.data, str | None):
             raise OptionError(f"data is the path of a folder, not {self.data!r}")
         if not isinstance(self.seeds, tuple) or any(
@@ -148,14 +149,20 @@ def resolve(benchmark: str, *layers: Mapping[str, Any]) -> Config:
     merged: dict[str, Any] = {part: {} for part in PARTS}
     for layer in (_benchmark_defaults(benchmark, method, parts["learner"]), *layers):
         _check_names(layer, parts, method)
-        if "points" in layer.get("learner", {}) and "points_per_class" not in layer["learner"]:
-            merged["learner"].pop("points_per_class", None)  # a number for the whole task replaces one per class
-        merged |= {name: {**merged[name], **value} if name in PARTS else value for name, value in layer.items()}
+        merged = over(merged, layer)
     merged |= {"benchmark": benchmark, "method": method}
     built = {part: from_plain(parts[part], merged.pop(part)) for part in PARTS}
     merged |= {"seeds": tuple(merged["seeds"])} if isinstance(merged.get("seeds"), list) else {}
     merged |= {"data": None} if merged.get("data") == "none" else {}
     return Config(**merged, **built)
+
+
+def over(below: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+    """One layer over another as one; a number of points for the whole task replaces one per class."""
+    found = {name: dict(value) if name in PARTS else value for name, value in below.items()}
+    if "points" in layer.get("learner", {}) and "points_per_class" not in layer["learner"]:
+        found.get("learner", {}).pop("points_per_class", None)
+    return found | {name: {**found.get(name, {}), **value} if name in PARTS else value for name, value in layer.items()}
 
 
 def saved(layer: Mapping[str, Any]) -> Config:
@@ -183,6 +190,26 @@ def _check_names(layer: Mapping[str, Any], parts: Mapping[str, Any], method: str
         for key in (key for key in values if key not in known):
             owner = f"method {method}" if name == "learner" else f"[{name}]"
             raise OptionError(f"unknown option {key!r} of {owner}{suggestion(key, known)}")
+
+
+def foreign(layer: Mapping[str, Any], method: str, among: Iterable[str]) -> list[str]:
+    """The options of a learner in a layer that `method` does not have, but another of the methods has."""
+    own, *others = ({f.name for f in fields(default_options(one))} for one in (method, *among))
+    learner = layer.get("learner")
+    names = learner if isinstance(learner, Mapping) else ()
+    return [name for name in names if name not in own and any(name in other for other in others)]
+
+
+def setting_for(text: str, method: str, among: Iterable[str], flag: str = "--set") -> dict[str, Any]:
+    """`key=value` as a layer, read as an option of the method, or else of another one that has it."""
+    first: OptionError | None = None
+    for one in (method, *among):
+        try:
+            return parse_setting(text, one, flag)
+        except OptionError as error:
+            first = first or error
+    assert first is not None
+    raise first
 
 
 def parse_setting(text: str, method: str = "frcl", flag: str = "--set") -> dict[str, Any]:

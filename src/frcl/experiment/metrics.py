@@ -139,7 +139,6 @@ class Scores:
     brier: float | None = None
     ece: float | None = None
     auroc: float | None = None
-    agnostic: float | None = None  # accuracy where no task is named
     calibration: Calibration | None = None
 
 

@@ -17,6 +17,7 @@ from typing import Any, cast
 from torch import nn
 
 from frcl.codec import from_json, to_json
+from frcl.data.files import check_files
 from frcl.data.registry import benchmark_source
 from frcl.data.tasks import Benchmark
 from frcl.distributed import agreed, from_first, is_follower
@@ -26,7 +27,7 @@ from frcl.experiment.agnostic import agnostic_row
 from frcl.experiment.config import Config, NetworkOptions, read_toml, saved, to_toml
 from frcl.experiment.hidden import anonymous, end_stream, learn_stream, stream_labels
 from frcl.experiment.keeper import CHECKPOINT, PAST_LOG, POINTS, Keeper, Observer, Progress, read_checkpoint
-from frcl.experiment.metrics import Scores, final_scores, judge, score
+from frcl.experiment.metrics import final_scores, score
 from frcl.experiment.results import RESULT, Result, SeedRecord
 from frcl.features import MLP, ConvNet
 from frcl.files import alone_in, sweep, sync_folder, write_atomically
@@ -58,12 +59,12 @@ def run(
     """
     if is_follower():
         return _follow(observer, stop, after)
-    _check_free(folder, overwrite=overwrite)
+    check_free(folder, overwrite=overwrite)
     source = source_of(config)
     first = source(config.seeds[0])
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder):
-        _check_free(folder, overwrite=overwrite)  # reading the data took time
+        check_free(folder, overwrite=overwrite)  # reading the data took time
         sync_folder(folder.parent)
         sweep(folder)
         for name in (CHECKPOINT, RESULT, "report.html", POINTS, PAST_LOG):
@@ -75,7 +76,7 @@ def run(
         return _lead(Keeper(config, folder, Progress(), observer, agreed(stop)), source, first, None, after)
 
 
-def _check_free(folder: Path, *, overwrite: bool) -> None:
+def check_free(folder: Path, *, overwrite: bool) -> None:
     if (folder / "config.toml").exists() and not overwrite:
         raise OptionError(
             f"{folder} already holds a run; go on with `frcl resume {folder}`, choose another --out, or say --overwrite"
@@ -124,6 +125,14 @@ def source_of(config: Config) -> Source:
 def benchmark_of(config: Config, seed: int) -> Benchmark:
     """The benchmark of a run for one of its seeds."""
     return source_of(config)(seed)
+
+
+def check(config: Config) -> None:
+    """Refuse a configuration whose device, data, network or learner are not available; nothing is written."""
+    environment.check_device(config.device)
+    check_files(config.benchmark, None if config.data is None else Path(config.data))
+    first = benchmark_of(config, config.seeds[0])
+    new_learner(config, first, config.seeds[0])
 
 
 def build_network(options: NetworkOptions, input_shape: tuple[int, ...], seed: int) -> nn.Module:
@@ -181,11 +190,6 @@ class Seed:
         """The score of the learner's `task` on the test data of task `on` of the benchmark."""
         split = self.benchmark.test_split(on)
         return score(self.learner.predict(split.x, task=task), split.y)
-
-    def judge(self, on: int) -> Scores:
-        """All scores on the test data of one task."""
-        split = self.benchmark.test_split(on)
-        return judge(self.learner.predict(split.x, task=on), split.y)
 
 
 def seeds_at_once(config: Config) -> int:

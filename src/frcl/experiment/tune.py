@@ -1,31 +1,31 @@
-"""Choosing hyper-parameters on validation data of the first tasks; test data is never touched."""
+"""Choosing hyper-parameters on validation data of the first tasks; test data is never touched.
+
+Every trial is a run in a folder of its own, so that a search that was killed goes on where it stopped.
+"""
 
 from __future__ import annotations
 
-import itertools
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from frcl.data.tasks import Benchmark, Seen
-from frcl.errors import NumericalError, OptionError
-from frcl.experiment.agnostic import agnostic_row
-from frcl.experiment.config import Config, bundled, parse_setting, resolve
-from frcl.experiment.environment import threads
-from frcl.experiment.metrics import Scores, means
-from frcl.experiment.runner import Seed, benchmark_of, new_learner, seeds_at_once
-from frcl.learners.lockstep import finish
+from frcl.codec import Damaged, from_json
+from frcl.errors import DataError, FrclError, NumericalError, OptionError
+from frcl.experiment.config import Config, bundled, parse_setting, resolve, to_toml
+from frcl.experiment.results import MetricName, Result
+from frcl.experiment.sweep import Engine, carried_out, combinations, in_turn, job_name
+from frcl.files import VERSION, read_document, write_atomically
 
-BY = ("accuracy", "nll", "ece", "agnostic")  # what may decide
+BY: dict[str, MetricName] = {
+    "accuracy": "average_accuracy", "nll": "nll", "ece": "ece", "agnostic": "agnostic_accuracy",
+}  # what may decide  # fmt: skip
 TASKS = 3  # how many tasks of the benchmark are used, the first ones
-
-
-def validation_only(inner: Benchmark) -> Seen:
-    """The benchmark with its validation data where test data is asked for."""
-    return Seen(
-        inner, lambda _, task: replace(task, test=task.validation), lambda number: inner.task(number).validation
-    )
+EXTENSIONS = 3  # how often a grid is extended at most
+FORMAT, SEARCH = "frcl-tune", "tune.json"
+Grid = Mapping[str, list[Any]]
 
 
 @dataclass(frozen=True)
@@ -33,24 +33,75 @@ class Trial:
     """One combination of options, and the means over tasks and seeds that it reached on the validation data."""
 
     options: dict[str, Any]
-    reached: Scores
+    reached: dict[str, float | None]
+    error: str | None = None
+
+    @classmethod
+    def of(cls, options: dict[str, Any], found: Result | str) -> Trial:
+        """The trial that ended with a result, or with an error message."""
+        if isinstance(found, str):
+            return cls(options, dict.fromkeys(BY), found)
+        metrics = {by: found.metric(name) for by, name in BY.items()}
+        return cls(options, {by: None if metric is None else metric.mean for by, metric in metrics.items()})
 
     def to_json(self) -> dict[str, Any]:
-        return {"options": self.options, **{name: getattr(self.reached, name) for name in BY}}
+        return {"options": self.options, **self.reached, **({"error": self.error} if self.error else {})}
 
     def show(self) -> str:
-        shown = (
-            ("{:7.2%}", self.reached.accuracy),
-            ("NLL {:.4f}", self.reached.nll),
-            ("ECE {:.4f}", self.reached.ece),
-            ("{:.2%} without the task", self.reached.agnostic),
-        )
-        return ", ".join(form.format(value).replace("%", " %") for form, value in shown if value is not None)
+        forms = {"accuracy": "{:7.2%}", "nll": "NLL {:.4f}", "ece": "ECE {:.4f}", "agnostic": "{:.2%} without the task"}
+        shown = [(forms[by], value) for by, value in self.reached.items() if value is not None]
+        return self.error or ", ".join(form.format(value).replace("%", " %") for form, value in shown)
 
     def merit(self, by: str) -> float:
         """What is best where it is highest."""
-        value = getattr(self.reached, by)
+        value = self.reached[by]
         return -math.inf if value is None else float(-value if by in ("nll", "ece") else value)
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched: saved in the folder of the search, so that it can go on."""
+
+    method: str
+    benchmark: str
+    layer: dict[str, Any]  # what all trials share
+    grid: dict[str, list[Any]]
+    by: str = "accuracy"
+    trials: int | None = None  # chosen by Optuna; None: all combinations
+    extensions: int = EXTENSIONS
+
+    def __post_init__(self) -> None:
+        if self.by not in BY:
+            raise OptionError(f"--by {self.by} is unknown; choose one of {', '.join(BY)}")
+
+    def config(self, options: Mapping[str, Any]) -> Config:
+        """The configuration of one trial: training data alone, the first tasks alone."""
+        base = {"method": self.method, "stream": {"tasks": TASKS, "train_on": "train"}, "seeds": [0]}
+        config = resolve(self.benchmark, base, self.layer, {"learner": dict(options)})
+        if config.stream.train_on != "train":
+            raise OptionError("tuning learns from the training data alone: leave train_on as it is")
+        return replace(config, stream=replace(config.stream, test_on="validation"))
+
+    def write(self, folder: Path) -> None:
+        """Begin a new search in a folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / SEARCH).exists():
+            raise OptionError(
+                f"{folder} already holds a search; go on with `frcl tune --resume {folder}`, or choose another --out"
+            )
+        content = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        write_atomically(folder / SEARCH, (json.dumps(content, indent=1) + "\n").encode())
+
+    @classmethod
+    def read(cls, folder: Path) -> Search:
+        """The search in a folder."""
+        if not (folder / SEARCH).is_file():
+            raise DataError(f"{folder} holds no search: there is no {SEARCH} in it")
+        content = read_document(folder / SEARCH, json.loads, form=FORMAT)
+        try:
+            return from_json(cls, content)
+        except (Damaged, RecursionError) as error:
+            raise DataError(f"{folder / SEARCH} is damaged: {error}") from error
 
 
 def grid_of(method: str) -> dict[str, list[Any]]:
@@ -77,87 +128,105 @@ def own_grid(texts: Sequence[str], method: str) -> dict[str, list[Any]]:
     return grid
 
 
-def combinations(grid: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
-    """Every combination, the first option slowest."""
-    return (dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
-
-
-def tuning_config(method: str, benchmark: str, layer: Mapping[str, Any], options: Mapping[str, Any]) -> Config:
-    """The configuration of one trial: training data alone, the first tasks alone."""
-    base = {"method": method, "stream": {"tasks": TASKS, "train_on": "train"}, "seeds": [0]}
-    config = resolve(benchmark, base, layer, {"learner": dict(options)})
-    if config.stream.train_on != "train":
-        raise OptionError("tuning learns from the training data alone: leave train_on as it is")
-    return config
-
-
-def try_out(config: Config) -> Scores:
-    """Learn the tasks with every seed, then look at the validation data of all; also where no task is named."""
-    found: list[Scores] = []
-    agnostic: list[float] = []
-    at_once = seeds_at_once(config)
-    with threads(config.run.threads, tf32=config.run.tf32):
-        for first in range(0, len(config.seeds), at_once):
-            group = []
-            for seed in config.seeds[first : first + at_once]:
-                benchmark = validation_only(benchmark_of(config, seed))
-                group.append(Seed(seed, benchmark, new_learner(config, benchmark, seed)))
-            for number in range(len(group[0].benchmark)):
-                finish([one.learn(number) for one in group])
-            found += [one.judge(on) for one in group for on in range(len(one.benchmark))]
-            rows = [
-                agnostic_row(one.learner, one.benchmark, [*range(len(one.benchmark))], whole=False) for one in group
-            ]
-            agnostic += [value for row in rows if row is not None for value in row.accuracy]
-    return replace(means(found), agnostic=sum(agnostic) / len(agnostic) if agnostic else None)
-
-
 def tune(
-    method: str,
-    benchmark: str,
-    layer: Mapping[str, Any],
+    search: Search,
+    folder: Path,
+    engine: Engine = in_turn,
     *,
-    grid: Mapping[str, list[Any]] | None = None,
-    trials: int | None = None,
-    by: str = BY[0],
-    on_trial: Callable[[Trial], None] | None = None,
+    on_trial: Callable[[Trial], None] = lambda _: None,
+    on_extended: Callable[[str, Any, Any], None] = lambda *_: None,
 ) -> list[Trial]:
-    """All trials, the best first: a grid, by default the method's, or `trials` combinations of it that Optuna chose."""
-    if by not in BY:
-        raise OptionError(f"--by {by} is unknown; choose one of {', '.join(BY)}")
-    grid = grid or grid_of(method)
-    for options in combinations(grid):
-        tuning_config(method, benchmark, layer, options)  # refuses what cannot be before anything is learned
-    done: list[Trial] = []
+    """All trials, the best first: every combination of the grid, or `trials` combinations of it that Optuna chose.
 
-    def attempt(options: dict[str, Any]) -> float:
-        trial = Trial(options, try_out(tuning_config(method, benchmark, layer, options)))
-        if by == "ece" and trial.reached.ece is None:
-            raise OptionError(f"--by ece: what {benchmark} predicts are numbers, not classes; choose accuracy or nll")
-        done.append(trial)
-        if on_trial is not None:
-            on_trial(trial)
-        return trial.merit(by)
+    Where the best value of a number is the smallest or largest of the grid, the grid is extended beyond it, and
+    `on_extended` is told. Trials that are finished in the folder are read from there.
+    """
+    for options in combinations(search.grid):
+        search.config(options)  # refuses what cannot be before anything is learned
+    done: dict[str, Trial] = {}
 
-    if trials is None:
-        for options in combinations(grid):
-            attempt(options)
+    def attempt(each: Sequence[dict[str, Any]]) -> None:
+        named = {job_name(options): options for options in each}
+        jobs = {name: to_toml(search.config(options)) for name, options in named.items() if name not in done}
+        for name, found in carried_out(jobs, folder, engine):
+            done[name] = Trial.of(named[name], found)
+            if search.by == "ece" and isinstance(found, Result) and done[name].reached["ece"] is None:
+                raise OptionError(
+                    f"--by ece: what {search.benchmark} predicts are numbers, not classes; choose accuracy or nll"
+                )
+            on_trial(done[name])
+
+    if search.trials is None:
+        attempt(list(combinations(search.grid)))
+        grid = search.grid
+        for _ in range(search.extensions):
+            beyond = {name: (edge, value) for name, edge, value in _beyond(grid, list(done.values()), search)}
+            if not beyond:
+                break
+            grid = {
+                name: [*values, *(value for own, (_, value) in beyond.items() if own == name)]
+                for name, values in grid.items()
+            }
+            for name, (edge, value) in beyond.items():
+                on_extended(name, edge, value)
+            attempt(list(combinations(grid)))
     else:
-        _with_optuna(grid, trials, attempt)
-    if all(trial.merit(by) == -math.inf for trial in done):
-        raise NumericalError(f"--by {by}: no trial has a finite {by.upper()}; try other values")
-    return sorted(done, key=lambda trial: -trial.merit(by))
+        _with_optuna(search, lambda options: attempt([options]), done)
+    found = list(done.values())
+    if all(trial.merit(search.by) == -math.inf for trial in found):
+        errors = [trial.error for trial in found if trial.error]
+        raise NumericalError(
+            errors[0] if errors else f"--by {search.by}: no trial has a finite {search.by.upper()}; try other values"
+        )
+    return sorted(found, key=lambda trial: -trial.merit(search.by))
 
 
-def _with_optuna(grid: Mapping[str, list[Any]], trials: int, attempt: Callable[[dict[str, Any]], float]) -> None:
+def _beyond(grid: Grid, done: Sequence[Trial], search: Search) -> Iterator[tuple[str, Any, Any]]:
+    """For each option whose best value is at an edge of its numbers: one value beyond it, in the same ratio."""
+    best = max(trial.merit(search.by) for trial in done)
+    if best == -math.inf:
+        return
+    for name, values in grid.items():
+        numbers = sorted({value for value in values if type(value) in (int, float)})
+        if len(numbers) < 2 or len(numbers) < len(set(map(str, values))):
+            continue
+        merits = {number: max(t.merit(search.by) for t in done if t.options[name] == number) for number in numbers}
+        winners = [number for number in numbers if merits[number] == best]
+        for edge, inner in ((numbers[0], numbers[1]), (numbers[-1], numbers[-2])):
+            if winners == [edge] and edge != 0:  # zero switches a term off
+                value = edge * edge / inner if edge * inner > 0 else 2 * edge - inner
+                value = round(value) if type(edge) is int else float(f"{value:.6g}")
+                if value not in numbers and _is_possible(search, {**_options_of(best, done, search), name: value}):
+                    yield name, edge, value
+
+
+def _options_of(best: float, done: Sequence[Trial], search: Search) -> dict[str, Any]:
+    return next(trial.options for trial in done if trial.merit(search.by) == best)
+
+
+def _is_possible(search: Search, options: Mapping[str, Any]) -> bool:
+    try:
+        search.config(options)
+    except FrclError:
+        return False
+    return True
+
+
+def _with_optuna(search: Search, attempt: Callable[[dict[str, Any]], None], done: Mapping[str, Trial]) -> None:
+    """One trial after another; what was asked before a kill is asked again, and its results are known."""
     try:
         import optuna
     except ImportError as error:
         raise OptionError("--trials needs the package optuna: pip install 'frcl[tune]'") from error
 
     def objective(trial: Any) -> float:
-        return attempt({name: trial.suggest_categorical(name, values) for name, values in grid.items()})
+        options = {name: trial.suggest_categorical(name, values) for name, values in search.grid.items()}
+        attempt(options)
+        merit = done[job_name(options)].merit(search.by)
+        if merit == -math.inf:
+            raise optuna.TrialPruned
+        return merit
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
-    study.optimize(objective, n_trials=trials)
+    study.optimize(objective, n_trials=search.trials)

@@ -26,7 +26,7 @@ from frcl.inputs import MultiInput, numeric_array
 from frcl.learners.loaded import load, non_finite
 from frcl.learners.lockstep import Work, steps_of
 from frcl.learners.mixture import check_task, checked_tasks, mixed, one_hot
-from frcl.learners.types import OnStep, Parts, Prediction, StepLog, added, parts_of
+from frcl.learners.types import OnStep, Parts, Prediction, StepLog, added, learner_html, parts_of
 from frcl.likelihoods import Likelihood
 from frcl.options import MethodOptions
 from frcl.regularisers.protocol import Kept, Regulariser
@@ -103,6 +103,10 @@ class SequentialLearner(ABC, Generic[O, S]):
     @abstractmethod
     def _restored(self, saved: Any) -> S:
         """The state that was saved; the network has its weights already."""
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return learner_html(repr(self), self.memory_parts())
 
     # -- learning ------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from frcl.learners.lockstep import finish, steps_of
 from frcl.learners.mixture import decoded
 from frcl.learners.options import FRCLKeywords, FRCLOptions
 from frcl.learners.state import LearnerState
-from frcl.learners.types import OnStep, Parts, Prediction, StepLog, Summary, added
+from frcl.learners.types import OnStep, Parts, Prediction, StepLog, Summary, added, learner_html
 from frcl.likelihoods import Label
 from frcl.options import changed, shows_options
 from frcl.regularisers import Regulariser
@@ -73,6 +73,10 @@ class Ensemble:
         ]  # fmt: skip
         for member in self.members:  # one lock for all, so that they are always seen at the same step
             member._lock = member._model.lock = self.members[0]._lock
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return learner_html(repr(self), self.memory_parts())
 
     def __repr__(self) -> str:
         return f"Ensemble of {len(self.members)} members, each {self.members[0]!r}"

@@ -24,7 +24,7 @@ from frcl.learners.base import checked_inputs
 from frcl.learners.exact_options import ExactGPOptions
 from frcl.learners.lockstep import Work
 from frcl.learners.mixture import check_task, checked_tasks, over_labels, summed
-from frcl.learners.types import OnStep, Parts, Prediction
+from frcl.learners.types import OnStep, Parts, Prediction, learner_html
 from frcl.likelihoods import Gaussian, Label, as_values
 from frcl.likelihoods.base import refuse_what_looks_like_labels
 from frcl.options import changed
@@ -88,6 +88,10 @@ class ExactGP:
         self._random: RandomFeatures | None = None
         self._state = ExactState()
         self._model = ExactModel(self.features, chunk=self.options.batch_size)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return learner_html(repr(self), self.memory_parts())
 
     def __repr__(self) -> str:
         kind = f"{self.options.count} random features" if self.net is None else type(self.net).__name__

@@ -40,7 +40,7 @@ from frcl.learners.task import (
     program_of,
     split,
 )
-from frcl.learners.types import OnStep, Prediction, StepLog, Summary, progress_bar
+from frcl.learners.types import OnStep, Prediction, StepLog, Summary, learner_html, progress_bar
 from frcl.likelihoods import Label, Likelihood, check_name, likelihood_for, plain_labels
 from frcl.options import changed, shows_options
 from frcl.regularisers import Regulariser
@@ -104,6 +104,10 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         self._state = LearnerState(Streams(self.options.seed, self.device), chosen)
         self._predictor = Predictor(self._model)
         self._inference = self.options.inference_of_task()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return learner_html(repr(self), self.memory_parts(), self.tasks)
 
     def __repr__(self) -> str:
         state, names = self._state, ", ".join(one.name for one in self.regularisers)

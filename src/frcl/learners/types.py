@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -41,6 +42,36 @@ def added(each: Sequence[Parts]) -> Parts:
     return {kind: sum(one.get(kind, 0) for one in each) for kind in kinds}
 
 
+SHOWN, WIDEST = 10, 80  # rows of a table in a notebook, characters of a cell
+
+
+def html_table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[object]], more: int = 0) -> str:
+    """A small table for a notebook, and the number of rows that are not shown; all text is escaped."""
+    texts = [[str(cell) for cell in row] for row in rows[:SHOWN]]
+    cells = [[escape(text if len(text) <= WIDEST else f"{text[:WIDEST]}…") for text in row] for row in texts]
+    body = "".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in cells)
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    more += len(rows) - len(texts)
+    end = f"<p>… and {more:,} more</p>" if more else ""
+    return f"<p>{escape(caption)}</p><table><tr>{head}</tr>{body}</table>{end}"
+
+
+def learner_html(name: str, parts: Parts, tasks: Sequence[Summary] = ()) -> str:
+    """What a notebook shows of a learner: its `repr`, the bytes kept by kind, and the summaries of its tasks."""
+    html = html_table(name, ("kept", "bytes", ""), [(kind, f"{size:,}", KINDS[kind]) for kind, size in parts.items()])
+    rows = [
+        (
+            i,
+            f"{one.size:,}",
+            len(one.Z),
+            ", ".join(map(str, one.likelihood.classes or ("numbers",))),
+            f"{one.bytes():,}",
+        )
+        for i, one in enumerate(tasks)
+    ]
+    return html + (html_table("Tasks", ("task", "examples", "points", "labels", "bytes"), rows) if rows else "")
+
+
 @dataclass(frozen=True)
 class Prediction:
     """What is believed about some inputs.
@@ -70,6 +101,25 @@ class Prediction:
     task_probs: Tensor | None = None
     novelty: Tensor | None = None
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the first inputs, each with its label and probability or its mean and std."""
+        shown = slice(0, SHOWN)
+        if self.probs is not None:
+            columns = ["input", "label", "probability"]
+            parts: list[Any] = [list(self.labels[shown]), self.probs[shown].max(1).values]
+        else:
+            mean, variance = (
+                (self.mean, self.variance) if self.target_mean is None else (self.target_mean, self.target_variance)
+            )
+            assert variance is not None
+            columns, parts = ["input", "mean", "std"], [mean[shown].squeeze(1), variance[shown].sqrt().squeeze(1)]
+        if self.task_probs is not None:
+            columns, parts = [*columns, "task"], [*parts, self.task_probs[shown].argmax(1)]
+        if self.novelty is not None:
+            columns, parts = [*columns, "novelty"], [*parts, self.novelty[shown]]
+        rows = [(i, *(_shown(part[i]) for part in parts)) for i in range(min(len(self.mean), SHOWN))]
+        return html_table(f"Prediction of {len(self.mean):,} inputs", columns, rows, len(self.mean) - len(rows))
+
     def log_predictive(self, y: Any) -> Tensor:
         """log p(y | x) of targets y, one for each input, in nats, [n]."""
         if self.density is None:
@@ -97,6 +147,14 @@ class StepLog:
     beside: float = float("nan")
     change: Change = ""
     age: int = 0
+
+
+def _shown(value: Any) -> object:
+    """A number with four digits, several of them in brackets; labels as they are."""
+    plain = value.tolist() if isinstance(value, Tensor) else value
+    if isinstance(plain, list):
+        return f"[{', '.join(f'{one:.4g}' for one in plain)}]"
+    return f"{plain:.4g}" if isinstance(plain, float) else plain
 
 
 OnStep = Callable[[StepLog], None] | None

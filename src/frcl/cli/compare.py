@@ -1,0 +1,51 @@
+"""`frcl compare`: finished runs side by side, in tables that fit a terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument
+
+from frcl.cli.console import say, show_table
+from frcl.cli.options import Json
+from frcl.report import Run, comparison_rows, find_runs
+from frcl.report.tables import Table, paired_table, results_table
+
+Paths = Annotated[list[Path], Argument(help="Run folders, or folders that contain some.")]
+SCORES = ("Accuracy %", "No task %", "Forgetting pp")
+REST = ("NLL nats", "ECE %", "Kept", "Time")
+
+
+def compare(paths: Paths, as_json: Json = False) -> None:
+    """Put runs side by side: accuracy, forgetting, calibration, memory, time, and paired differences of all pairs."""
+    runs = find_runs(paths)
+    if as_json:
+        return typer.echo(json.dumps(asdict(comparison_rows(runs)), indent=1))
+    return show_comparison(runs)
+
+
+def show_comparison(runs: Sequence[Run]) -> None:
+    """Two tables of the runs of each benchmark, and one of the differences of all pairs."""
+    found = comparison_rows(runs)
+    for benchmark in dict.fromkeys(row.benchmark for row in found.rows):
+        table = results_table([row for row in found.rows if row.benchmark == benchmark])
+        say(f"{benchmark}: mean ± standard deviation over seeds")
+        for columns in (REST, SCORES):
+            _show(table.without("Benchmark", *columns))
+    if found.pairs:
+        table = paired_table(found.pairs)
+        say(table.caption)
+        single = len({pair.benchmark for pair in found.pairs}) == 1
+        _show(table.without("First keeps", "Second keeps", *(["Benchmark"] * single)))
+
+
+def _show(table: Table) -> None:
+    rows = [
+        [cell.replace("not available", "–").replace("\N{NO-BREAK SPACE}", " ") for cell in row] for row in table.rows
+    ]
+    show_table(rows, *table.columns, right=True)

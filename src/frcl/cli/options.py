@@ -1,0 +1,197 @@
+"""The options that `frcl run`, `tune` and `sweep` share, what a shell completes them to, and what they resolve to."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import wraps
+from itertools import chain, count
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+from typer import Argument, Option
+
+from frcl.cli.console import note
+from frcl.data.registry import BENCHMARKS, known_name
+from frcl.errors import OptionError
+from frcl.experiment.config import PLAIN, SCENARIOS, Config, foreign, parts_of, read_toml, resolve, setting_for
+from frcl.learners.options import FRCLOptions
+from frcl.methods import METHODS
+from frcl.options import choices_of, described
+from frcl.selection import CRITERIA
+
+BENCHMARK = "A benchmark (see `frcl list`) or the path of a .toml file that describes your own data."
+CONFIG = "Options from a TOML file, such as the config.toml of another run."
+HIDDEN = "One stream; the learner must notice where tasks change."
+SCENARIO = "What the headline is: accuracy with the task, or without: class."
+OUT = "Folder for the results; a new folder in runs/ by default."
+DRY = "Print the resolved options, check the data files and the device, and stop."
+Names = Callable[[], Sequence[str]]
+
+
+def _starting(names: Names, incomplete: str) -> list[str]:
+    """Completions of the last word of a list with commas."""
+    before, comma, word = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in names() if name.startswith(word)]
+
+
+def completed(names: Names) -> Callable[[str], list[str]]:
+    """What a shell completes a word to, given all the words it may be."""
+    return lambda incomplete: _starting(names, incomplete)
+
+
+def keys(ctx: typer.Context, incomplete: str) -> list[str]:
+    """What a shell completes `key=value` to: names of options, then the words that an option may have."""
+    said = [*(ctx.params.get("method") or "").split(","), *ctx.args]  # a positional argument may not be read yet
+    chosen = [name for name in said if name in METHODS] or ["frcl"]
+    words = {f"{name}=": None for name in PLAIN}
+    for part, options in (item for method in chosen for item in parts_of(method).items()):
+        for own, hint in get_type_hints(type(options)).items():
+            name = f"{part}.{own}" if "." in incomplete.partition("=")[0] else own
+            values = choices_of(hint) or (("true", "false") if hint is bool else ())
+            words |= dict.fromkeys([f"{name}=", *(f"{name}={value}" for value in values if "=" in incomplete)])
+    known = [word for word in words if word.startswith(incomplete) and word != "seed="]
+    return [word for word in known if word != incomplete] or known
+
+
+_benchmarks = completed(lambda: list(BENCHMARKS))
+methods = completed(lambda: list(METHODS))
+_criteria = completed(lambda: list(CRITERIA))
+_inferences = completed(lambda: choices_of(get_type_hints(FRCLOptions)["inference"]))
+_scenarios = completed(lambda: SCENARIOS)
+_devices = completed(lambda: ("cpu", "cuda"))
+
+
+def _doc(name: str) -> str:
+    """The description of an option of FRCL, as `help(frcl.FRCL)` has it."""
+    return f"{next(doc for own, _, _, doc in described(FRCLOptions()) if own == name)}."
+
+
+METHODS_HELP = "The method, or several with commas between them; see `frcl list`."
+Benchmark = Annotated[str | None, Argument(help=BENCHMARK, autocompletion=_benchmarks)]
+MethodNames = Annotated[str | None, Option(help=METHODS_HELP, autocompletion=methods)]
+Settings = Annotated[
+    list[str] | None,
+    Option("--set", help="Any other option, as key=value; may be repeated.", autocompletion=keys),
+]
+Quiet = Annotated[bool, Option("--quiet", help="Say nothing but errors.")]
+Json = Annotated[bool, Option("--json", help="Print the result as JSON, and nothing else.")]
+
+
+@dataclass(frozen=True)
+class Flags:
+    """Options of every command that learns."""
+
+    config: Annotated[Path | None, Option(help=CONFIG)] = None
+    seeds: Annotated[str | None, Option(help="How many seeds, or which: 10, or 0,3,5.")] = None
+    tasks: Annotated[int | None, Option(help="Only this many tasks, the first ones.")] = None
+    points: Annotated[int | None, Option(help=_doc("points"))] = None
+    steps: Annotated[int | None, Option(help=_doc("steps"))] = None
+    selection: Annotated[str | None, Option(help=_doc("selection"), autocompletion=_criteria)] = None
+    inference: Annotated[str | None, Option(help=_doc("inference"), autocompletion=_inferences)] = None
+    scenario: Annotated[str | None, Option(help=SCENARIO, autocompletion=_scenarios)] = None
+    hidden_boundaries: Annotated[bool, Option("--hidden-boundaries", help=HIDDEN)] = False
+    device: Annotated[str | None, Option(help="cpu or cuda.", autocompletion=_devices)] = None
+    data: Annotated[Path | None, Option(help="Folder with the data files; see `frcl data`.")] = None
+    out: Annotated[Path | None, Option(help=OUT)] = None
+    settings: Settings = None
+    dry_run: Annotated[bool, Option("--dry-run", help=DRY)] = False
+    quiet: Quiet = False
+    as_json: Json = False
+
+    @property
+    def layer(self) -> dict[str, Any]:
+        """The flags as a layer for `resolve`."""
+        values = {
+            "seeds": None if self.seeds is None else _seeds(self.seeds),
+            "device": self.device,
+            "scenario": self.scenario,
+            "data": self.data and str(self.data.resolve()),
+            "hidden_boundaries": self.hidden_boundaries or None,
+            "stream": given(tasks=self.tasks),
+            "learner": given(points=self.points, steps=self.steps, selection=self.selection, inference=self.inference),
+        }
+        return given(**values)
+
+    def layers(self, method: str, among: Sequence[str], settings: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """Config file, flags and settings as layers for one of several methods.
+
+        Options that this method does not have are left out with a note: flags always, the others where another of
+        the methods has them.
+        """
+        file = {} if self.config is None else read_toml(self.config)
+        read = {name: value for name, value in file.items() if name not in ("benchmark", "method")}
+        chosen = (setting_for(text, method, among) for text in (self.settings or [] if settings is None else settings))
+        found, skipped = [], list[str]()
+        for layer, known in ((read, among), (self.layer, list(METHODS)), *((one, among) for one in chosen)):
+            if "method" in layer:
+                raise OptionError("method is the name of a method, given by --method, not by --set")
+            names = foreign(layer, method, known)
+            learner = {name: value for name, value in layer.get("learner", {}).items() if name not in names}
+            found.append({**layer, "learner": learner} if "learner" in layer else layer)
+            skipped += names
+        if skipped and not self.quiet:
+            note(f"method {method} has no option {', '.join(dict.fromkeys(skipped))}: skipped")
+        return [*found, {"method": method}]
+
+    def configs(self, benchmark: str | None, method: str | None) -> list[Config]:
+        """The configuration of each method."""
+        name, methods = self.chosen(benchmark, method)
+        return [resolve(name, *self.layers(one, methods)) for one in methods]
+
+    def chosen(self, benchmark: str | None, method: str | None) -> tuple[str, list[str]]:
+        """The benchmark and the methods: as said, or else as in the config file, or the defaults."""
+        file = {} if self.config is None else read_toml(self.config)
+        methods = (method or str(file.get("method", "frcl"))).split(",")
+        for one in methods:
+            METHODS[one]
+        if len(set(methods)) < len(methods):
+            raise OptionError(f"--method {method} names a method twice")
+        return known_name(benchmark or str(file.get("benchmark", "split-digits"))), methods
+
+
+def shares_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with every field of `Flags` as an option of its own, in place of its parameter `flags`."""
+    hints, own = get_type_hints(Flags, include_extras=True), inspect.signature(command, eval_str=True)
+    shared = [
+        inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=hints[one.name])
+        for one in fields(Flags)
+    ]
+    kept = [
+        item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, item in own.parameters.items() if name != "flags"
+    ]
+
+    @wraps(command)
+    def call(**values: Any) -> Any:
+        flags = Flags(**{one.name: values.pop(one.name) for one in fields(Flags)})
+        return command(flags=flags, **values)
+
+    parameters = [*kept[:2], *shared, *kept[2:]]  # the benchmark and the method come first in the help
+    call.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {item.name: item.annotation for item in parameters}
+    return call
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """Only what was said."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise OptionError(f"--seeds wants a number, as 10, or a list, as 0,3,5; got {text!r}") from None
+    if "," in text:
+        return numbers
+    if numbers[0] < 1:
+        raise OptionError(f"--seeds must be at least 1; got {text}")
+    return list(range(numbers[0]))
+
+
+def free_folder(name: str) -> Path:
+    """runs/NAME, with a number behind it if that is taken."""
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    return next(folder for one in names if not (folder := Path("runs") / one).exists())

@@ -1,0 +1,95 @@
+"""`frcl tune`: chooses options on validation data; saves every trial, and goes on after a kill."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import reduce
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from frcl.cli.console import bar, say
+from frcl.cli.options import Benchmark, Flags, completed, free_folder, keys, methods, shares_flags
+from frcl.errors import OptionError
+from frcl.experiment.config import over, to_toml
+from frcl.experiment.runner import check
+from frcl.experiment.sweep import in_processes, in_turn
+from frcl.experiment.tune import BY, EXTENSIONS, Search, Trial, grid_of, own_grid
+from frcl.experiment.tune import tune as search_in
+from frcl.files import alone_in
+
+METHOD = "The method to tune; see `frcl list`."
+TRY = "Values to try instead of the method's own, as in curvature=[0.3,1.0]; repeatable."
+EXTEND = "How often a grid whose smallest or largest value wins is extended beyond it; 0: never."
+RESUME = "Go on with the search in this folder; other options are not needed."
+_measures = completed(lambda: list(BY))
+JOBS = "How many trials at a time, each in a process of its own."
+
+
+@shares_flags
+def tune(
+    flags: Flags,
+    method: Annotated[str | None, Argument(help=METHOD, autocompletion=methods)] = None,
+    benchmark: Benchmark = None,
+    trials: Annotated[int | None, Option(min=1, help="Only this many combinations, chosen by Optuna.")] = None,
+    tries: Annotated[list[str] | None, Option("--try", help=TRY, autocompletion=keys)] = None,
+    by: Annotated[str, Option(help=f"What decides: {', '.join(BY)}.", autocompletion=_measures)] = "accuracy",
+    extend: Annotated[int, Option(min=0, help=EXTEND)] = EXTENSIONS,
+    jobs: Annotated[int, Option(min=1, help=JOBS)] = 1,
+    resume: Annotated[Path | None, Option(help=RESUME)] = None,
+) -> None:
+    """Choose options among a grid on validation data of the first tasks; test data is never touched.
+
+    Every trial is a run in the folder of the search: frcl tune --resume FOLDER goes on after an interruption.
+    """
+    tell: Callable[[str], None] = (lambda _: None) if flags.as_json or flags.quiet else say
+    if resume is None:
+        search = _search(flags, method, benchmark, trials, tries or [], by, extend)
+        if flags.dry_run:
+            config = search.config({name: values[0] for name, values in search.grid.items()})
+            typer.echo(to_toml(config), nl=False)
+            return check(config)
+        folder = flags.out or free_folder(f"{Path(search.benchmark).stem}-{method}-tune")
+        search.write(folder)
+    else:
+        folder, search = resume, Search.read(resume)
+    shown = ", ".join(f"{name}={json.dumps(values)}" for name, values in search.grid.items())
+    tell(f"tuning {search.method} on {search.benchmark}: {shown}")
+
+    def show(trial: Trial) -> None:
+        advance()
+        tell(f"{trial.show()}  {trial.options}")
+
+    with alone_in(folder), bar("trials", quiet=flags.quiet or flags.as_json) as advance:
+        found = search_in(
+            search, folder, in_turn if jobs == 1 else in_processes(jobs),
+            on_trial=show,
+            on_extended=lambda name, edge, value: tell(edge_wins(name, edge, value)),
+        )  # fmt: skip
+    if flags.as_json:
+        return typer.echo(json.dumps([trial.to_json() for trial in found]))
+    chosen = " ".join(f"--set {name}={value}" for name, value in found[0].options.items())
+    tell(f"trials: {folder}")
+    return tell(f"chosen by {search.by}, with {found[0].show().strip()} on validation data: {chosen}")
+
+
+def edge_wins(name: str, edge: float, value: float) -> str:
+    """What is said where a grid is extended."""
+    which = "largest" if value > edge else "smallest"
+    return f"{name}={edge} is the {which} value and the best: trying {value} too"
+
+
+def _search(
+    flags: Flags, method: str | None, benchmark: str | None, trials: int | None, tries: list[str], by: str, extend: int
+) -> Search:
+    if method is None or benchmark is None:
+        raise OptionError("frcl tune wants a method and a benchmark, as in: frcl tune ewc split-digits")
+    name, methods = flags.chosen(benchmark, method)
+    if len(methods) > 1:
+        raise OptionError(f"one method is tuned at a time; got {method!r}")
+    layer = reduce(over, flags.layers(method, methods))
+    del layer["method"]
+    return Search(method, name, layer, own_grid(tries, method) or grid_of(method), by, trials, extend)

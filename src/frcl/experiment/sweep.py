@@ -1,0 +1,174 @@
+"""Several runs in one folder, carried out by processes of this machine or of others; any of them may be killed.
+
+A job is one run: all seeds of one configuration. An engine carries out jobs, each in the folder of its name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, get_origin, get_type_hints
+
+from frcl.errors import BusyError, DataError, FrclError, OptionError
+from frcl.experiment import runner
+from frcl.experiment.config import PARTS, Config, foreign, parts_of, read_toml, resolve, saved, setting_for, to_toml
+from frcl.experiment.keeper import Observer
+from frcl.experiment.results import RESULT, Result, read_result
+from frcl.files import VERSION, read_document, write_atomically
+
+FORMAT, PLAN = "frcl-sweep", "sweep.json"
+ATTEMPTS = 5  # times that processes are started again after one was killed
+PATIENCE = 60.0  # seconds to wait until another process has left the folder of a job
+LONGEST = 100  # characters of a job's name
+
+Jobs = Mapping[str, str]  # the text of config.toml by name
+Engine = Callable[
+    [Jobs, Path], Iterator[tuple[str, str | None]]
+]  # yields each job that ended, and its error if it failed
+
+
+def values_of(layer: Mapping[str, Any], method: str) -> tuple[str, list[Any]]:
+    """The option of a setting and its values: those of a list; of a list of lists where the option itself is a list."""
+    ((name, value),), part = layer.items(), ""
+    is_list = name == "seeds"
+    if name in PARTS:
+        part, ((name, value),) = name, value.items()
+        is_list = get_origin(get_type_hints(type(parts_of(method)[part])).get(name)) is tuple
+    several = isinstance(value, list) and (not is_list or all(isinstance(one, list) for one in value))
+    if several and not value:
+        raise OptionError(f"{name}=[] has no value to try")
+    return f"{part}.{name}" if part else name, value if several else [value]
+
+
+def plan(
+    benchmark: str,
+    methods: Sequence[str],
+    shared: Callable[[str], Sequence[Mapping[str, Any]]],
+    settings: Sequence[str],
+) -> dict[str, Config]:
+    """A job for every method and every combination of the values in `settings`, such as `points=[10,40]`.
+
+    `shared` has the layers of all jobs of a method. Settings that a method does not have, but another one has, are left
+    out for it.
+    """
+    jobs: dict[str, Config] = {}
+    for method in methods:
+        grid: dict[str, list[Any]] = {}
+        for layer in (setting_for(text, method, methods) for text in settings):
+            if not foreign(layer, method, methods):
+                name, values = values_of(layer, method)
+                grid[name] = values
+        for options in combinations(grid):
+            varied = {name.rpartition(".")[2]: value for name, value in options.items() if len(grid[name]) > 1}
+            jobs[job_name(varied, method)] = resolve(benchmark, *shared(method), *map(_layer, options.items()))
+    return jobs
+
+
+def _layer(option: tuple[str, Any]) -> dict[str, Any]:
+    (part, dot, name), value = option[0].partition("."), option[1]
+    return {part: {name: value}} if dot else {part: value}
+
+
+def combinations(grid: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    """Every combination, the first option slowest."""
+    return (dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
+
+
+def job_name(options: Mapping[str, Any], *before: str) -> str:
+    """A name for files: `frcl,points=10,lr=0.001`."""
+    text = ",".join([*before, *(f"{name}={json.dumps(value)}" for name, value in options.items())])
+    return re.sub(r"[^\w.=,+-]+", "_", text)[:LONGEST]
+
+
+def write_plan(folder: Path, jobs: Mapping[str, Config]) -> None:
+    """Write the jobs of a new sweep into its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / PLAN).exists():
+        raise OptionError(
+            f"{folder} already holds a sweep; go on with `frcl sweep --resume {folder}`, or choose another --out"
+        )
+    content = {"format": FORMAT, "version": VERSION, "jobs": {name: to_toml(config) for name, config in jobs.items()}}
+    write_atomically(folder / PLAN, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def read_plan(folder: Path) -> dict[str, str]:
+    """The jobs of the sweep in a folder."""
+    if not (folder / PLAN).is_file():
+        raise DataError(f"{folder} holds no sweep: there is no {PLAN} in it")
+    jobs = read_document(folder / PLAN, json.loads, form=FORMAT).get("jobs")
+    if not isinstance(jobs, dict) or not all(isinstance(text, str) for text in jobs.values()):
+        raise DataError(f"{folder / PLAN} is damaged: it has no table of jobs")
+    if any(name != job_name({}, name) or name.startswith(".") for name in jobs):
+        raise DataError(f"{folder / PLAN} is damaged: a job has a name that is not one of a folder")
+    return jobs
+
+
+def carry_out(text: str, folder: Path, observer: Observer | None = None) -> Result:
+    """The result of a job: read if it is finished, else of a new run or of one that goes on from its checkpoint."""
+    until, config = time.monotonic() + PATIENCE, saved(tomllib.loads(text))
+    while True:
+        try:
+            if not (folder / "config.toml").exists():
+                return runner.run(config, folder, observer or Observer())
+            if saved(read_toml(folder / "config.toml")) != config:
+                raise OptionError(f"{folder} holds a run with other options; choose another folder")
+            if (folder / RESULT).exists():
+                return read_result(folder / RESULT)
+            return runner.resume(folder, observer or Observer())
+        except BusyError:  # such as a process of a machine that was lost, which ends soon
+            if time.monotonic() > until:
+                raise
+            time.sleep(1.0)
+
+
+def attempt(text: str, folder: Path) -> str | None:
+    """Carry out a job in this process; returns the message of an error."""
+    try:
+        carry_out(text, folder)
+    except FrclError as error:
+        return str(error)
+    return None
+
+
+def in_turn(jobs: Jobs, folder: Path) -> Iterator[tuple[str, str | None]]:
+    """One job after another, in this process."""
+    return ((name, attempt(text, folder / name)) for name, text in jobs.items())
+
+
+def in_processes(count: int) -> Engine:
+    """`count` jobs at a time, each in a process of its own; what a killed process leaves is taken up by another."""
+
+    def engine(jobs: Jobs, folder: Path) -> Iterator[tuple[str, str | None]]:
+        left = dict(jobs)
+        for _ in range(ATTEMPTS):
+            pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"))
+            try:
+                futures = {pool.submit(attempt, text, folder / name): name for name, text in left.items()}
+                for future in as_completed(futures):
+                    error = future.result()
+                    del left[futures[future]]
+                    yield futures[future], error
+                return
+            except BrokenProcessPool:
+                continue
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+        yield from ((name, f"its process was killed {ATTEMPTS} times") for name in left)
+
+    return engine
+
+
+def carried_out(jobs: Jobs, folder: Path, engine: Engine) -> Iterator[tuple[str, Result | str]]:
+    """Carry out the jobs that are not finished; yields the result of every job, or the message of its error."""
+    left = {name: text for name, text in jobs.items() if not (folder / name / RESULT).exists()}
+    yield from ((name, carry_out(text, folder / name)) for name, text in jobs.items() if name not in left)
+    for name, error in engine(left, folder) if left else ():
+        yield name, error or read_result(folder / name / RESULT)

@@ -187,9 +187,7 @@ def test_numbers_have_no_ece_to_decide_by(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.csv").write_text("x,label\n" + "\n".join(rows))
     (tmp_path / "own.toml").write_text('name = "own"\nfolder = "data"\n')
-    search = Search(
-        "finetune", str(tmp_path / "own.toml"), TINY | {"stream": {"tasks": 1}}, {"lr": [1e-3, 1e-2]}, by="ece"
-    )
+    search = Search("frcl", str(tmp_path / "own.toml"), TINY | {"stream": {"tasks": 1}}, {"lr": [1e-3, 1e-2]}, by="ece")
     told = []
     with pytest.raises(OptionError, match=r"--by ece: what .*own.toml predicts are numbers"):
         tune(search, tmp_path / "search", on_trial=told.append)

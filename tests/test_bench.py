@@ -13,25 +13,18 @@ import torch
 from rich.console import Console
 
 from frcl.bench import cpu, cuda
+from frcl.bench.cpu import covariance_factors, direct_past_kl, direct_trace, plain_prediction, plain_training
 from frcl.bench.measure import (
     Goal,
     Measurement,
     change_table,
     duration,
     in_turn,
-    measurements_of,
     number,
     read_results,
+    results_of,
     results_table,
-    to_json,
     write_results,
-)
-from frcl.bench.references import (
-    covariance_factors,
-    direct_past_kl,
-    direct_trace,
-    plain_prediction,
-    plain_training,
 )
 from frcl.cli import main
 from frcl.errors import OptionError
@@ -228,19 +221,19 @@ def test_numbers_and_durations():
 
 def test_results_are_written_and_read_back(tmp_path):
     path = tmp_path / "bench.json"
-    write_results(path, to_json([FAST, SLOW], "cpu", 2))
+    write_results(path, results_of([FAST, SLOW], "cpu", 2))
     results = read_results(path)
-    assert list(measurements_of(results).values()) == [FAST, SLOW]
-    assert (results["threads"], results["device"]) == (2, "cpu")
-    assert results["environment"]["torch"] == torch.__version__
-    assert [one["met"] for one in results["measurements"]] == [True, False]
-    assert results["measurements"][0]["quartiles"] == [6.5, 7.5]
+    assert results.measurements == [FAST, SLOW]
+    assert (results.threads, results.device) == (2, "cpu")
+    assert results.environment["torch"] == torch.__version__
+    assert [one.is_met for one in results.measurements] == [True, False]
+    assert results.measurements[0].quartiles == (6.5, 7.0, 7.5)
     assert [file.name for file in tmp_path.iterdir()] == ["bench.json"]
 
 
 def test_two_results_side_by_side():
     faster = replace(FAST, values=[14.0])
-    lines = shown(change_table(to_json([FAST, SLOW], "cpu", 2), to_json([faster], "cpu", 2)))
+    lines = shown(change_table(results_of([FAST, SLOW], "cpu", 2), results_of([faster], "cpu", 2)))
     assert "fast 7 × 14 × +100.0 %" in lines
     assert "slow 12 s not measured" in lines
 
@@ -297,7 +290,10 @@ def test_bench_prints_a_table_and_writes_json(frcl, tmp_path):
     assert "missed" in result.stdout
     assert result.stderr == ""
     results = json.loads((tmp_path / "bench.json").read_text())
-    assert [(one["name"], len(one["values"])) for one in results["measurements"]] == [("always", 2), ("never", 2)]
+    assert [(one["goal"]["name"], len(one["values"])) for one in results["measurements"]] == [
+        ("always", 2),
+        ("never", 2),
+    ]
     assert (results["threads"], results["environment"]["threads"]) == (1, "1")
 
 
@@ -359,7 +355,7 @@ def test_on_cuda_whole_runs_are_timed(frcl, tmp_path, monkeypatch, flags, names)
     assert "cuda (a card)" in result.stdout
     assert "average accuracy" in result.stdout
     written = json.loads((tmp_path / "bench.json").read_text())
-    assert [one["name"] for one in written["measurements"]] == names
+    assert [one["goal"]["name"] for one in written["measurements"]] == names
     assert (written["device"], written["threads"]) == ("cuda", 1)
 
 

@@ -286,7 +286,7 @@ def test_a_test_beside_is_what_the_result_shows(tmp_path):
     own = read_checkpoint(tmp_path / "beside")[0].records[0].found
     assert list(result.found) != own  # the learner acts on the other test
     hits = score_boundaries(result.true, own, 2.0, config.detector.tolerance)
-    assert result.acted_on.precision.mean == pytest.approx(hits.precision)
+    assert result.acted_on["precision"].mean == pytest.approx(hits.precision)
 
 
 def test_hidden_boundaries_resume_exactly(tmp_path):

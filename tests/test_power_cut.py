@@ -87,7 +87,7 @@ def test_the_power_cut_notices_a_write_that_is_not_synced(whole, tmp_path, monke
 
     def unsynced(self, learners):
         with monkeypatch.context() as patch:
-            patch.setattr("frcl.experiment.keeper.write_at", lambda path, content, at: path.write_bytes(b""))
+            patch.setattr("frcl.files.write_at", lambda path, content, at: path.write_bytes(b""))
             real(self, learners)
 
     folder = tmp_path / "recorded" / "run"

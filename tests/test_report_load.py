@@ -145,7 +145,7 @@ FIELDS = {
     "metric not a number": (("nll", "per_seed", 1), math.nan, '"nll.per_seed[1]" is nan, not a finite number'),
     "metric too large": (("ece", "low"), 10**400, '"ece.low" is a number of 1329 bits, not a finite number'),
     "metric of other seeds": (("nll", "per_seed"), [0.1], '"nll.per_seed" has 1 entries, expected 3'),
-    "bins": (("calibration", "count"), [1, 2], "same number of bins"),
+    "bins": (("calibration", "count"), [1, 2], "differ in length"),
     "steps": (("steps", "loss"), [1.0], "differ in length"),
     "step not whole": (("steps", "step", 3), 0.5, '"steps.step[3]" is 0.5, not a whole number'),
     "statistic": (("boundaries", "statistic"), [1.0], "differ in length"),

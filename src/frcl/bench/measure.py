@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich import box
 from rich.table import Table
 
+from frcl.codec import Damaged, from_json, to_json
 from frcl.errors import OptionError
 from frcl.experiment import environment
 from frcl.files import VERSION, read_document, write_atomically
@@ -85,48 +85,43 @@ def in_turn(sides: dict[str, Timed], repeats: int, advance: Callable[[], object]
     return times
 
 
-def to_json(measurements: Sequence[Measurement], device: str, threads: int) -> dict[str, Any]:
-    """All measurements, and the environment they were made in."""
-    described = environment.describe(device) | {"threads": str(threads)}
-    found = []
-    for one in measurements:
-        (low, median, high), values = one.quartiles, asdict(one)
-        found.append({**values.pop("goal"), "median": median, "quartiles": [low, high], "met": one.is_met, **values})
-    return {
-        "format": FORMAT, "version": VERSION, "frcl": described["frcl"],
-        "written": datetime.now(UTC).isoformat(timespec="seconds"), "device": device, "threads": threads,
-        "environment": described, "measurements": found,
-    }  # fmt: skip
+@dataclass(frozen=True)
+class Results:
+    """All measurements, and the environment they were made in: the content of the JSON file of `frcl bench`."""
+
+    device: str
+    threads: int
+    environment: dict[str, str]
+    measurements: list[Measurement]
+    written: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+    @property
+    def by_name(self) -> dict[str, Measurement]:
+        return {one.goal.name: one for one in self.measurements}
+
+    def describe(self) -> str:
+        """The environment in one line."""
+        where = self.environment
+        commit = f" ({where['commit']})" if where["commit"] else ""
+        return f"frcl {where['frcl']}{commit}, torch {where['torch']}, {where['device']}, threads: {where['threads']}"
 
 
-def write_results(path: Path, results: dict[str, Any]) -> None:
-    write_atomically(path, (json.dumps(results, indent=1, ensure_ascii=False) + "\n").encode())
+def results_of(measurements: list[Measurement], device: str, threads: int) -> Results:
+    """The measurements made just now on this machine."""
+    return Results(device, threads, environment.describe(device) | {"threads": str(threads)}, measurements)
 
 
-def read_results(path: Path) -> dict[str, Any]:
+def write_results(path: Path, results: Results) -> None:
+    content = {"format": FORMAT, "version": VERSION, **to_json(results)}
+    write_atomically(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def read_results(path: Path) -> Results:
     """A file that `frcl bench` wrote; any other file is refused."""
-    results = read_document(path, json.loads, OptionError, FORMAT)
     try:
-        measurements_of(results), environment_line(results)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise OptionError(f"{path} is a damaged result of `frcl bench`: {error!r}") from error
-    return results
-
-
-def measurements_of(results: dict[str, Any]) -> dict[str, Measurement]:
-    """The measurements by name."""
-    found = {}
-    for one in results["measurements"]:
-        goal = Goal(*(one[name] for name in ("name", "what", "bound", "at_least", "unit")))
-        found[goal.name] = Measurement(goal, list(map(float, one["values"])), dict(one["seconds"]), one["how"])
-    return found
-
-
-def environment_line(results: dict[str, Any]) -> str:
-    """The environment in one line."""
-    where = results["environment"]
-    commit = f" ({where['commit']})" if where["commit"] else ""
-    return f"frcl {where['frcl']}{commit}, torch {where['torch']}, {where['device']}, threads: {where['threads']}"
+        return from_json(Results, read_document(path, json.loads, OptionError, FORMAT))
+    except Damaged as error:
+        raise OptionError(f"{path} is a damaged result of `frcl bench`: {error}") from error
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -153,9 +148,9 @@ def results_table(measurements: Sequence[Measurement]) -> Table:
     return _table(("", "median", "quartiles", "wanted", "", "ours", "beside"), rows)
 
 
-def change_table(before: dict[str, Any], after: dict[str, Any]) -> Table:
+def change_table(before: Results, after: Results) -> Table:
     """Medians of two results side by side; the change where both have measured it."""
-    rows, old, new = [], measurements_of(before), measurements_of(after)
+    rows, old, new = [], before.by_name, after.by_name
     for name in dict.fromkeys((*old, *new)):
         sides = [one.get(name) for one in (old, new)]
         cells = ["not measured" if one is None else f"{number(one.median)} {one.goal.unit}" for one in sides]

@@ -49,7 +49,7 @@ def bench(
 
     frcl bench --out before.json, then a change, then frcl bench --against before.json shows its effect.
     """
-    from frcl.bench.measure import change_table, environment_line, read_results, results_table, to_json, write_results
+    from frcl.bench.measure import change_table, read_results, results_of, results_table, write_results
 
     before = None if against is None else read_results(against)
     if not out_file.resolve().parent.is_dir():
@@ -68,15 +68,15 @@ def bench(
         found = _on_cpu(only, quick, repeat, threads)
     else:
         found, threads = _on_cuda(device, only, omniglot, repeat or 1, data)
-    results = to_json(found, device, threads)
+    results = results_of(found, device, threads)
     write_results(out_file, results)
     out.print(results_table(found))
     for one in found:
         say(f"{one.goal.name}: {one.goal.what}; {one.how}")
-    say(environment_line(results))
+    say(results.describe())
     if before is not None:
         out.print(change_table(before, results))
-        say(f"before: {environment_line(before)}")
+        say(f"before: {before.describe()}")
     say(f"written: {out_file}")
     if strict and not all(one.is_met for one in found):
         raise typer.Exit(1)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from frcl import files
 from frcl.codec import from_json, to_json
 from frcl.data.tasks import Benchmark
 from frcl.engine.program import Values
@@ -24,16 +25,6 @@ from frcl.experiment import environment, metrics, results
 from frcl.experiment.config import Config, DetectorOptions, to_dict
 from frcl.experiment.metrics import BINS, BoundaryScore, Calibration, declared_switches, over_seeds, score_boundaries
 from frcl.experiment.results import RESULT, Boundaries, CalibrationCurve, Part, Result, Seconds, SeedRecord, StepCurves
-from frcl.files import (
-    apart,
-    load_state,
-    open_regular,
-    save_state,
-    side_by_side,
-    sync_folder,
-    write_at,
-    write_atomically,
-)
 from frcl.learners.types import Learner, StepLog
 
 CHECKPOINT, POINTS = "checkpoint.frcl", "points.npz"
@@ -78,7 +69,7 @@ class Written:
         """Refuse a log that does not begin with this part."""
         found = Written()
         try:
-            with open_regular(path, sys.maxsize) as file:
+            with files.open_regular(path, sys.maxsize) as file:
                 while found.length < self.length and (part := file.read(min(CHUNK, self.length - found.length))):
                     found = found.and_then(part)
         except OSError as error:
@@ -145,8 +136,8 @@ class Keeper:
             self._rows[name] = [] if written.length else [",".join(COLUMNS[name])]
             if written.length:
                 written.check(folder / name)
-            write_at(folder / name, b"", written.length)
-        sync_folder(folder)
+            files.write_at(folder / name, b"", written.length)
+        files.sync_folder(folder)
 
     def _log(self, name: str, *row: object) -> None:
         self._rows[name].append(",".join(COLUMNS[name].values()) % row)
@@ -188,12 +179,12 @@ class Keeper:
         begin = time.monotonic()
         for name, rows in self._rows.items():
             content, before = "".join(f"{row}\n" for row in rows).encode(), self.progress.logs[name]
-            write_at(folder / name, content, before.length)
+            files.write_at(folder / name, content, before.length)
             self.progress.logs[name] = before.and_then(content)
             rows.clear()
         states = [learner.state_dict() for learner in learners]
         meta = {"progress": to_json(self.progress), "learners": [state["meta"] for state in states]}
-        save_state(folder / CHECKPOINT, meta, side_by_side(states))
+        files.save_state(folder / CHECKPOINT, meta, files.side_by_side(states))
         self._saved_at = time.monotonic()
         self._cost = self._saved_at - begin
 
@@ -247,7 +238,7 @@ class Keeper:
         buffer = io.BytesIO()
         arrays: dict[str, Any] = {f"task_{i}": Z.cpu().numpy() for i, Z in enumerate(inputs)}
         np.savez_compressed(buffer, **arrays)
-        write_atomically(self.folder / POINTS, buffer.getvalue())
+        files.write_atomically(self.folder / POINTS, buffer.getvalue())
 
 
 def _agnostic(records: Sequence[SeedRecord]) -> dict[str, Any]:
@@ -271,9 +262,9 @@ def read_checkpoint(folder: Path) -> tuple[Progress, list[dict[str, Any]] | None
     path = folder / CHECKPOINT
     if not path.is_file():
         return Progress(), None
-    meta, tensors = load_state(path)
+    meta, tensors = files.load_state(path)
     try:
-        return from_json(Progress, meta["progress"], "progress"), apart(meta["learners"], tensors) or None
+        return from_json(Progress, meta["progress"], "progress"), files.apart(meta["learners"], tensors) or None
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise CheckpointError(f"{path} is not the checkpoint of a run: {error!r}") from error
 
@@ -315,7 +306,7 @@ def _boundaries(options: DetectorOptions, records: Sequence[SeedRecord]) -> Boun
         statistic=np.array([value for _, value in tested]),
         statistic_step=tuple(step for step, _ in tested),
         scores=tuple(scores),
-        acted_on=results.Detection(*(over_seeds([getattr(one, name) for one in acted_on]) for name in RATES)),
+        acted_on={name: over_seeds([getattr(one, name) for one in acted_on]) for name in RATES},
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -46,6 +47,11 @@ class SeedRecord:
     statistic: list[float | None] = field(default_factory=list)  # and the test statistic of every minibatch
 
 
+def _check_lengths(name: str, *columns: Sized) -> None:
+    if len({len(column) for column in columns}) > 1:
+        raise Damaged(f'the columns of "{name}" differ in length')
+
+
 @dataclass(frozen=True)
 class Memory:
     """Bytes kept of past tasks by one seed, after the last task; `parts` by kind: points, posterior and so on."""
@@ -75,8 +81,7 @@ class CalibrationCurve:
     accuracy: Floats
 
     def __post_init__(self) -> None:
-        if {len(self.count), len(self.confidence), len(self.accuracy)} != {len(self.edges) - 1}:
-            raise Damaged('the parts of "calibration" do not have the same number of bins')
+        _check_lengths("calibration", self.edges[1:], self.count, self.confidence, self.accuracy)
 
     @property
     def filled(self) -> Any:
@@ -97,9 +102,7 @@ class StepCurves:
     kl_past: Floats
 
     def __post_init__(self) -> None:
-        columns = (self.task, self.loss, self.log_likelihood, self.kl_now, self.kl_past)
-        if any(len(column) != len(self.step) for column in columns):
-            raise Damaged('the columns of "steps" differ in length')
+        _check_lengths("steps", self.step, self.task, self.loss, self.log_likelihood, self.kl_now, self.kl_past)
 
     @property
     def position(self) -> Floats:
@@ -107,15 +110,6 @@ class StepCurves:
         step = np.array(self.step, dtype=np.float64)
         restart = np.where(np.diff(step, prepend=step[:1]) < 0, np.roll(step, 1), 0.0)
         return np.asarray(step + np.cumsum(restart))
-
-
-@dataclass(frozen=True)
-class Detection:
-    """Precision, recall and F1 of the switches that the learner acted on, over seeds."""
-
-    precision: Interval | None
-    recall: Interval | None
-    f1: Interval | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,11 +122,10 @@ class Boundaries:
     statistic: Floats  # of the tests, made at the minibatches `statistic_step`
     statistic_step: tuple[int, ...]
     scores: tuple[BoundaryScore, ...]  # means over seeds at each of several thresholds
-    acted_on: Detection
+    acted_on: dict[str, Interval | None]  # precision, recall and f1 of the switches that the learner acted on
 
     def __post_init__(self) -> None:
-        if len(self.statistic) != len(self.statistic_step):
-            raise Damaged('"boundaries.statistic" and "boundaries.statistic_step" differ in length')
+        _check_lengths("boundaries", self.statistic, self.statistic_step)
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,9 +167,9 @@ class Result:
     def __post_init__(self) -> None:
         if not self.benchmark or not self.method or not self.seeds or not self.tasks:
             raise Damaged("it names no benchmark, no method, no seeds or no tasks")
-        _check_matrix(self.accuracy, len(self.seeds), len(self.tasks), 0.0 if self.score == "accuracy" else -np.inf)
-        if self.agnostic is not None:
-            _check_matrix(self.agnostic, len(self.seeds), len(self.tasks), 0.0 if self.score == "accuracy" else -np.inf)
+        for R in (self.accuracy, self.agnostic):
+            if R is not None:
+                _check_matrix(R, len(self.seeds), len(self.tasks), 0.0 if self.score == "accuracy" else -np.inf)
         for name in METRICS:
             metric = self.metric(name)
             if metric is not None and len(metric.per_seed) != len(self.seeds):

@@ -209,7 +209,7 @@ def boundary_figure(run: Run) -> Drawing | str:
     figure.legend(loc="outside lower center", ncols=4, columnspacing=1.0, handletextpad=0.5)
     scored = ((f"{s.threshold:g}", s.precision, s.recall, s.f1, number(s.delay, 1)) for s in boundaries.scores)
     rows = [(at, number(p, 3), number(r, 3), number(f1, 3), delay) for at, p, r, f1, delay in scored]
-    scores = ", ".join(f"{name} {number(metric.mean, 3)}" for name, metric in vars(acted).items() if metric)
+    scores = ", ".join(f"{name} {number(metric.mean, 3)}" for name, metric in acted.items() if metric)
     told = f"{len(found)} switch{'es' * (len(found) != 1)}{f' at steps {_listed(found)}' if found else ''}"
     return drawing("boundaries", figure, rows, scores=scores, true=_listed(boundaries.true), found=told)
 

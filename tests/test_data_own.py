@@ -407,7 +407,7 @@ def test_a_file_beyond_the_size_limit_is_refused(tmp_path: Path, monkeypatch: py
     x, y = examples()
     np.savez_compressed(tmp_path / "a.npz", x=np.zeros((len(x), 4000)), y=y)
     (tmp_path / "b.csv").write_text("1,2,0\n" * 20000)
-    monkeypatch.setattr("frcl.data.own_files.LARGEST", 100_000)
+    monkeypatch.setattr("frcl.data.own.LARGEST", 100_000)
     for name in ("a.npz", "b.csv"):
         (tmp_path / "data.toml").write_text(f"files = ['{name}']\n")
         with pytest.raises(DataError, match=rf"cannot read .*{name}.* more than 0 MiB"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,19 +90,14 @@ def cifar10_tasks(parts: Parts, device: Device = "cpu") -> list[ImageTask]:
 
 def cifar100_tasks(parts: Parts, device: Device = "cpu", offset: int = 0) -> list[ImageTask]:
     """One task for every ten classes that are present."""
-    starts = range(0, int(parts.train.labels.max()) + 1, CLASSES)
-    return [
-        of_classes(parts, f"CIFAR-100 {start}–{start + CLASSES - 1}", range(start, start + CLASSES), device, offset)
-        for start in starts
-    ]
+    groups = [range(i, i + CLASSES) for i in range(0, int(parts.train.labels.max()) + 1, CLASSES)]
+    return [of_classes(parts, f"CIFAR-100 {own[0]}–{own[-1]}", own, device, offset) for own in groups]
 
 
 def split_cifar_tasks(ten: Parts, hundred: Parts, device: Device = "cpu") -> list[ImageTask]:
     """CIFAR-10, then five tasks of ten classes of CIFAR-100 (Zenke et al., 2017; Pan et al., 2020)."""
-    return [
-        of_classes(ten, "CIFAR-10", range(10), device),
-        *cifar100_tasks(first_half(hundred), device, OFFSET),
-    ]
+    whole = of_classes(ten, "CIFAR-10", range(10), device)
+    return [whole, *cifar100_tasks(first_half(hundred), device, OFFSET)]
 
 
 def first_half(parts: Parts) -> Parts:
@@ -111,25 +106,22 @@ def first_half(parts: Parts) -> Parts:
     return Parts(train, test)
 
 
-def _source(name: str, request: Request) -> Source:
-    def read(files: DataSet) -> Parts:
-        return read_cifar(files, request.data, whole=name == "split-cifar100", on_progress=request.on_progress)
+def _add(name: str, text: str, tasks_of: Callable[..., list[ImageTask]], *datasets: DataSet) -> None:
+    """Register a stream whose tasks `tasks_of` makes from the images of these data sets."""
+    whole = tasks_of is cifar100_tasks
 
-    if name == "split-cifar":
-        tasks = split_cifar_tasks(read(CIFAR10), read(CIFAR100), request.device)
-    elif name == "split-cifar10":
-        tasks = cifar10_tasks(read(CIFAR10), request.device)
-    else:
-        tasks = cifar100_tasks(read(CIFAR100), request.device)
-    advice = "; ten tasks need the official archive" if name == "split-cifar100" and len(tasks) == 5 else ""
-    chosen = first_tasks(name, tasks, request.options.tasks, advice)
-    return lambda seed: ImageTasks(name, chosen, request.options, seed)
+    def build(request: Request) -> Source:
+        every = [read_cifar(one, request.data, whole=whole, on_progress=request.on_progress) for one in datasets]
+        tasks = tasks_of(*every, request.device)
+        advice = "; ten tasks need the official archive" if whole and len(tasks) == 5 else ""
+        chosen = first_tasks(name, tasks, request.options.tasks, advice)
+        return lambda seed: ImageTasks(name, chosen, request.options, seed)
 
-
-def _add(name: str, text: str, *datasets: str) -> None:
-    BENCHMARKS.add(name, BenchmarkSpec(text, lambda request: _source(name, request), datasets=datasets))
+    BENCHMARKS.add(name, BenchmarkSpec(text, build, datasets=tuple(one.name for one in datasets)))
 
 
-_add("split-cifar", "6 tasks, CIFAR-10 and then ten classes of CIFAR-100 at a time", "cifar10", "cifar100")
-_add("split-cifar10", "5 tasks, two classes of CIFAR-10 each", "cifar10")
-_add("split-cifar100", "10 tasks (5 from the compact files), ten classes of CIFAR-100 each", "cifar100")
+_add(
+    "split-cifar", "6 tasks: CIFAR-10, then ten classes of CIFAR-100 at a time", split_cifar_tasks, CIFAR10, CIFAR100
+)
+_add("split-cifar10", "5 tasks, two classes of CIFAR-10 each", cifar10_tasks, CIFAR10)
+_add("split-cifar100", "10 tasks (5 from the compact files), ten classes of CIFAR-100 each", cifar100_tasks, CIFAR100)

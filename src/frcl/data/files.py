@@ -13,10 +13,10 @@ import time
 import tomllib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any, Literal, TypeVar
 
 from frcl.data import cifar_files
@@ -168,24 +168,18 @@ class DataFile:
 
 def within(seconds: float, work: Callable[[], T]) -> T:
     """What `work` returns; if that takes too long, a DataError, and its thread is left to end by itself."""
-    outcome: SimpleQueue[Callable[[], T]] = SimpleQueue()
+    outcome: Future[T] = Future()
 
     def attempt() -> None:
         try:
-            found = work()
-            outcome.put(lambda: found)
+            outcome.set_result(work())
         except BaseException as error:
-            outcome.put(partial(_raise, error))
+            outcome.set_exception(error)
 
     threading.Thread(target=attempt, daemon=True).start()
-    try:
-        return outcome.get(timeout=seconds)()
-    except Empty:
-        raise DataError(f"not complete after {seconds:g} s") from None
-
-
-def _raise(error: BaseException) -> Any:
-    raise error
+    if not wait([outcome], seconds).done:
+        raise DataError(f"not complete after {seconds:g} s")
+    return outcome.result()
 
 
 def user_cache() -> Path:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from frcl.data.tasks import Benchmark
+from frcl.errors import TaskError
 from frcl.learners.types import Learner, Prediction
 
 Floats = NDArray[np.float64]
@@ -193,6 +194,46 @@ def final_scores(learner: Learner, benchmark: Benchmark, tasks: list[int]) -> Sc
             area = auroc(own.variance.mean(1), other.variance.mean(1))
         found.append(replace(judge(own, split.y), auroc=area))
     return means(found)
+
+
+# -- where no task is named: accuracy over all labels, the inferred task, and novelty
+
+
+@dataclass(frozen=True)
+class AgnosticRow:
+    """After one task: accuracy on each task so far, and means over them; None where not available."""
+
+    accuracy: list[float]
+    scores: Scores
+    task_accuracy: float | None  # share of inputs whose most probable task is the right one
+    novelty_auroc: float | None  # novelty of inputs of the next task against those of the tasks so far
+
+
+def agnostic_row(learner: Learner, benchmark: Benchmark, tasks: list[int], *, whole: bool) -> AgnosticRow | None:
+    """Scores without a task on the test data so far; None where the tasks have no common targets.
+
+    `tasks` has the number of the learner's task for each task of the benchmark. Only with `whole` are likelihood and
+    calibration computed.
+    """
+    rows, found, right, seen = [], [], [], []
+    for on, task in enumerate(tasks):
+        split = benchmark.test_split(on)
+        try:
+            p = learner.predict(split.x)
+        except TaskError:
+            return None
+        rows.append(score(p, split.y))
+        found.append(judge(p, split.y) if whole else Scores(rows[-1]))
+        if p.task_probs is not None:
+            right.append(float((p.task_probs.argmax(1) == task).double().mean()))
+        seen.append(p.novelty)
+    area = None
+    if len(tasks) < len(benchmark) and all(one is not None for one in seen):
+        unseen: Prediction = learner.predict(benchmark.test_split(len(tasks)).x)
+        if unseen.novelty is not None:
+            area = auroc(torch.cat([one for one in seen if one is not None]), unseen.novelty)
+    scores = replace(means(found), calibration=None)
+    return AgnosticRow(rows, scores, sum(right) / len(right) if len(right) == len(tasks) else None, area)
 
 
 # -- over seeds

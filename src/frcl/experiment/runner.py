@@ -23,11 +23,10 @@ from frcl.data.tasks import Benchmark
 from frcl.distributed import agreed, from_first, is_follower
 from frcl.errors import CheckpointError, OptionError
 from frcl.experiment import environment
-from frcl.experiment.agnostic import agnostic_row
 from frcl.experiment.config import Config, NetworkOptions, read_toml, saved, to_toml
 from frcl.experiment.hidden import anonymous, end_stream, learn_stream, stream_labels
 from frcl.experiment.keeper import CHECKPOINT, PAST_LOG, POINTS, Keeper, Observer, Progress, read_checkpoint
-from frcl.experiment.metrics import final_scores, score
+from frcl.experiment.metrics import agnostic_row, final_scores, score
 from frcl.experiment.results import RESULT, Result, SeedRecord
 from frcl.features import MLP, ConvNet
 from frcl.files import alone_in, sweep, sync_folder, write_atomically

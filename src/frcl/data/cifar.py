@@ -120,8 +120,6 @@ def _add(name: str, text: str, tasks_of: Callable[..., list[ImageTask]], *datase
     BENCHMARKS.add(name, BenchmarkSpec(text, build, datasets=tuple(one.name for one in datasets)))
 
 
-_add(
-    "split-cifar", "6 tasks: CIFAR-10, then ten classes of CIFAR-100 at a time", split_cifar_tasks, CIFAR10, CIFAR100
-)
+_add("split-cifar", "6 tasks: CIFAR-10, then ten classes of CIFAR-100 at a time", split_cifar_tasks, CIFAR10, CIFAR100)
 _add("split-cifar10", "5 tasks, two classes of CIFAR-10 each", cifar10_tasks, CIFAR10)
 _add("split-cifar100", "10 tasks (5 from the compact files), ten classes of CIFAR-100 each", cifar100_tasks, CIFAR100)

@@ -1,0 +1,102 @@
+"""Accuracy against total memory: a learner without a bound, and bounded ones that drop points by the trace or at random.
+
+    python tools/memory.py permuted-mnist --tasks 20 --steps 500 --out runs/memory-permuted
+
+A bound is given in tasks: 10 are the bytes that ten tasks take without one. Results are kept in the folder, one file per
+run, so that the command can be repeated after an interruption; the table is printed in Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from frcl.data import open_benchmark
+from frcl.data.options import BenchmarkOptions
+from frcl.experiment import runner
+from frcl.experiment.config import resolve
+from frcl.files import write_atomically
+from frcl.learners.frcl import FRCL
+from frcl.learners.options import FRCLOptions
+from frcl.options import changed
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("benchmark")
+    parser.add_argument("--method", default="frcl")
+    parser.add_argument("--tasks", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--bounds", type=float, nargs="+", default=[10.0, 3.0, 1.0, 0.3])
+    parser.add_argument("--drop", nargs="+", default=["trace", "random"])
+    parser.add_argument("--growth", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True)
+    return parser.parse_args()
+
+
+def learned(given: argparse.Namespace, **options: Any) -> dict[str, Any]:
+    """Accuracy on every task when half of the tasks are learned and when all are, with bytes and points kept."""
+    layer = {"method": given.method, "learner": {"steps": given.steps, "past_tasks_per_step": 1}}
+    config = resolve(given.benchmark, layer)
+    permuted = {"permutations": given.tasks} if given.benchmark.startswith("permuted") else {"tasks": given.tasks}
+    benchmark = open_benchmark(given.benchmark, BenchmarkOptions(**permuted), seed=given.seed)
+    assert isinstance(config.learner, FRCLOptions)
+    chosen = changed(config.learner, {"seed": given.seed, **options})
+    learner = FRCL(runner.build_network(config.network, benchmark.input_shape, given.seed), options=chosen)
+    found: dict[str, Any] = {"bytes": [], "points": [], "half": [], "all": []}
+    for number in range(len(benchmark)):
+        task = benchmark.task(number)
+        learner.fit(task.train.x, task.train.y, size=task.size)
+        found["bytes"].append(learner.memory_bytes())
+        found["points"].append([len(one.Z) for one in learner.tasks])
+        for name, last in (("half", given.tasks // 2), ("all", given.tasks)):
+            if number + 1 == last:
+                tests = [benchmark.test_split(k) for k in range(last)]
+                right = [learner.predict(test.x, k).labels == test.y for k, test in enumerate(tests)]
+                found[name] = [float(one.double().mean()) for one in right]
+        print(f"{options} task {number}: {found['bytes'][-1]:,} bytes", file=sys.stderr, flush=True)  # noqa: T201
+    return found
+
+
+def kept(given: argparse.Namespace, name: str, **options: Any) -> dict[str, Any]:
+    """The result of a run, from its file if there is one."""
+    path = given.out / f"{name}.json"
+    if not path.exists():
+        write_atomically(path, (json.dumps(learned(given, **options)) + "\n").encode())
+    result: dict[str, Any] = json.loads(path.read_text())
+    return result
+
+
+def row(name: str, drop: str, found: dict[str, Any]) -> str:
+    half = len(found["half"])
+    means = [100 * sum(part) / len(part) for part in (found["half"], found["all"][:half], found["all"])]
+    points = found["points"][-1]
+    cells = [name, drop, f"{found['bytes'][-1] / 1e6:.2f} MB", f"{min(points)}–{max(points)}"]
+    return f"| {' | '.join([*cells, *(f'{mean:.1f}' for mean in means)])} |"
+
+
+def main() -> None:
+    given = arguments()
+    torch.set_num_threads(1)
+    given.out.mkdir(parents=True, exist_ok=True)
+    free = kept(given, "unbounded")
+    per_task, half = free["bytes"][-1] / given.tasks, given.tasks // 2
+    rows = [row("none", "–", free)]
+    for bound in given.bounds:
+        for drop in given.drop:
+            options = {"memory": int(bound * per_task), "memory_drop": drop, "memory_growth": given.growth}
+            found = kept(given, f"{bound:g}-{given.growth:g}-{drop}", **options)
+            rows.append(row(f"{bound:g} tasks", drop, found))
+    heads = ("bound", "dropped by", "kept", "points per task", f"{half} tasks, after {half}")
+    print(f"| {' | '.join([*heads, f'the same, after {given.tasks}', f'all {given.tasks}'])} |")  # noqa: T201
+    print("|" + " --- |" * 7, *rows, sep="\n")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

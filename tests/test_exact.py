@@ -121,7 +121,7 @@ def test_classes_are_those_of_linear_discriminant_analysis():
     Y = torch.nn.functional.one_hot(y, 3).double()
     sums = sums_of(Phi, Y)
     linear = solve(sums, torch.tensor(1e-6, dtype=torch.float64))
-    probs = class_log_probs(class_model(sums, linear), Phi @ linear.weights).exp()
+    probs = class_log_probs(class_model(sums, linear), Phi).exp()
     close(probs.sum(1), torch.ones(3000))
     other = LinearDiscriminantAnalysis().fit(Phi[:, :2].numpy(), y.numpy()).predict(Phi[:, :2].numpy())
     assert float((probs.argmax(1).numpy() == other).mean()) > 0.99
@@ -139,7 +139,30 @@ def test_class_probabilities_follow_bayes_rule_with_a_tempered_student_t():
         TEMPER * multivariate_t(model.means[:, c].numpy(), S, df=3).logpdf(f.numpy()) + float(model.log_prior[c])
         for c in range(3)
     ]
-    close(class_log_probs(model, f), torch.tensor(np.array(logs)).mT.log_softmax(1), rtol=1e-8, atol=1e-8)
+    close(class_log_probs(model, Phi[:5]), torch.tensor(np.array(logs)).mT.log_softmax(1), rtol=1e-8, atol=1e-8)
+
+
+def test_more_classes_than_features_cost_no_more_than_features():
+    """The functions of 40 classes on 6 features, from matrices of 6 × 6, against those of 40 × 40."""
+    generator = torch.Generator().manual_seed(2)
+    y = torch.arange(400) % 40
+    Phi = torch.randn(40, 6, generator=generator).double()[y] + 0.3 * torch.randn(400, 6, generator=generator).double()
+    sums = sums_of(Phi, torch.nn.functional.one_hot(y, 40).double())
+    linear = solve_by_evidence(sums)
+    best = max((solve(sums, linear.ridge * factor) for factor in (0.5, 1.0, 2.0)), key=lambda one: one.log_evidence)
+    assert best.ridge == linear.ridge
+    close(
+        linear.weights, torch.linalg.solve(sums.gram + linear.ridge * torch.eye(6), sums.cross), rtol=1e-8, atol=1e-10
+    )
+    model, f = class_model(sums, linear), Phi @ linear.weights
+    assert model.chol.shape == (6, 6)
+    means = torch.stack([f[y == c].mean(0) for c in range(40)])
+    within = (f - means[y]).mT @ (f - means[y]) / 400
+    S = within + linear.noise * leverage(linear, Phi).mean() * torch.eye(40)
+    apart = f[:7, None] - means
+    distance = torch.einsum("ncd,de,nce->nc", apart, torch.linalg.inv(S), apart)
+    expected = -0.5 * TEMPER * 43 * (distance / 3).log1p() - math.log(40)
+    close(class_log_probs(model, Phi[:7]), expected.log_softmax(1), rtol=1e-7, atol=1e-7)
 
 
 def test_no_features_no_posterior():

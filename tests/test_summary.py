@@ -1,7 +1,9 @@
+import dataclasses
+
 import pytest
 import torch
 
-from frcl.linalg import kl_to_zero_mean
+from frcl.linalg import kl_to_zero_mean, low_rank_factor
 from frcl.posterior import Posterior, function_moments, initial_posterior, kl_weight, triangular, weight_moments
 from frcl.regularisers.protocol import FunctionalKL, Step, draw_penalties, of_tasks, stacked_points
 from frcl.summary import (
@@ -40,6 +42,27 @@ def test_kl_equals_torch_distributions(generator, M, K, noise):
     moved = features(M, K, generator)
     value = prior_kl(moved[None], prior_kl_terms([belief]))
     torch.testing.assert_close(value[0], direct_prior_kl(moved, belief), rtol=1e-9, atol=1e-9)
+
+
+def test_the_constants_of_a_task_are_found_once(generator, monkeypatch):
+    """Otherwise the beginning of a task would factorise the matrices of all tasks before it."""
+    calls = []
+    factor = low_rank_factor
+    monkeypatch.setattr("frcl.summary.low_rank_factor", lambda A, rank: calls.append(rank) or factor(A, rank))
+    Phi = features(5, 8, generator)
+    beliefs = [belief_from_weights(rand_posterior(2, 8, generator), Phi, 1e-3) for _ in range(3)]
+    first, again = prior_kl_terms(beliefs[:2]), prior_kl_terms(beliefs)
+    assert len(calls) == 3
+    torch.testing.assert_close(again.F[:2], first.F)
+    torch.testing.assert_close(prior_kl_terms(beliefs, with_mean=False).F[0], without_mean(beliefs[0]))
+    assert len(calls) == 6
+    wider = dataclasses.replace(beliefs[0], factor=2 * beliefs[0].factor)
+    assert not torch.allclose(prior_kl_terms([wider]).F, first.F[:1])
+
+
+def without_mean(belief):
+    L = belief.factor
+    return low_rank_factor((L @ L.mT).sum(0), L.shape[2])
 
 
 @pytest.mark.parametrize(("M", "K"), SHAPES)

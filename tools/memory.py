@@ -1,9 +1,9 @@
-"""Accuracy against total memory: a learner without a bound, and bounded ones that drop points by the trace or at random.
+"""Accuracy against total memory: without a bound, and with bounds where points are dropped by the trace or at random.
 
     python tools/memory.py permuted-mnist --tasks 20 --steps 500 --out runs/memory-permuted
 
-A bound is given in tasks: 10 are the bytes that ten tasks take without one. Results are kept in the folder, one file per
-run, so that the command can be repeated after an interruption; the table is printed in Markdown.
+A bound is given in tasks: 10 are the bytes that ten tasks take without one. The folder has one file per run, so that
+the command can be repeated after an interruption. The table is printed in Markdown.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def learned(given: argparse.Namespace, **options: Any) -> dict[str, Any]:
                 tests = [benchmark.test_split(k) for k in range(last)]
                 right = [learner.predict(test.x, k).labels == test.y for k, test in enumerate(tests)]
                 found[name] = [float(one.double().mean()) for one in right]
-        print(f"{options} task {number}: {found['bytes'][-1]:,} bytes", file=sys.stderr, flush=True)  # noqa: T201
+        print(f"{options} task {number}: {found['bytes'][-1]:,} bytes", file=sys.stderr, flush=True)
     return found
 
 
@@ -94,8 +94,8 @@ def main() -> None:
             found = kept(given, f"{bound:g}-{given.growth:g}-{drop}", **options)
             rows.append(row(f"{bound:g} tasks", drop, found))
     heads = ("bound", "dropped by", "kept", "points per task", f"{half} tasks, after {half}")
-    print(f"| {' | '.join([*heads, f'the same, after {given.tasks}', f'all {given.tasks}'])} |")  # noqa: T201
-    print("|" + " --- |" * 7, *rows, sep="\n")  # noqa: T201
+    print(f"| {' | '.join([*heads, f'the same, after {given.tasks}', f'all {given.tasks}'])} |")
+    print("|" + " --- |" * 7, *rows, sep="\n")
 
 
 if __name__ == "__main__":

@@ -40,6 +40,8 @@ MUTANTS = (
            "tests/test_exact.py"),
     Mutant("scale of classes without the variance of the functions", "exact/linear.py",
            "cholesky(within, variance)", "cholesky(within, 1e-9)", "tests/test_exact.py"),
+    Mutant("functions of many classes in the wrong basis", "exact/linear.py",
+           "else lower_factor(A)", "else A[:, :len(A)]", "tests/test_exact.py"),
     Mutant("shares of classes left out", "exact/linear.py",
            "return (density + classes.log_prior)", "return density", "tests/test_exact.py"),
     Mutant("a forgotten task stays in the gram matrix", "exact/model.py",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +39,16 @@ class FunctionBelief:
     @property
     def M(self) -> int:
         return self.mean.shape[1]
+
+    @cached_property
+    def with_mean(self) -> tuple[Tensor, Tensor]:
+        """F and the constant of `PriorKL`; found once, since every later task needs them."""
+        return _kl_parts(self, self.mean.double())
+
+    @cached_property
+    def without_mean(self) -> tuple[Tensor, Tensor]:
+        """The same for A = Σ_c cov(u_c)."""
+        return _kl_parts(self, self.mean.double()[:0])
 
 
 def belief_from_weights(q: Posterior, Phi_z: Tensor, u_noise: float, prior_std: float = 1.0) -> FunctionBelief:
@@ -117,18 +128,20 @@ def prior_kl_terms(beliefs: Sequence[FunctionBelief], *, with_mean: bool = True)
 
     Tasks with fewer points are padded with zeros, which is exact: see `prior_kl`.
     """
-    F, mask, numbers, constant = [], [], [], []
-    for one in beliefs:
-        mean, L = one.mean.double(), one.factor.double()
-        covariance = (L @ L.mT).sum(0) * (len(mean) // len(L))  # Σ_c of them, without their noise; Σ_c t_c = C
-        outer = covariance + (mean.mT @ mean if with_mean else 0.0)  # [M, M]
-        F.append(low_rank_factor(outer, L.shape[2]))  # the mean lies in the span of L's columns where R < M
-        mask.append(mean.new_ones(mean.shape[1]))
-        numbers.append([len(mean), one.u_noise, one.posterior_noise, one.prior_std])
-        constant.append(-0.5 * (_logdet(one, L) + mean.numel()))
+    F, constant = zip(*(one.with_mean if with_mean else one.without_mean for one in beliefs), strict=True)
+    mask = padded([part.new_ones(len(part)) for part in F])
+    numbers = [[len(one.mean), one.u_noise, one.posterior_noise, one.prior_std] for one in beliefs]
     C, u_noise, posterior_noise, prior_std = F[0].new_tensor(numbers).unbind(1)
-    whole = padded(F), padded(mask), C, u_noise, posterior_noise, prior_std, torch.stack(constant)
-    return PriorKL(*whole, smallest=min(len(one) for one in mask))
+    whole = padded(F), mask, C, u_noise, posterior_noise, prior_std, torch.stack(constant)
+    return PriorKL(*whole, smallest=min(one.M for one in beliefs))
+
+
+def _kl_parts(belief: FunctionBelief, mean: Tensor) -> tuple[Tensor, Tensor]:
+    """F [M, R] for A with these means [·, M], and the constant."""
+    L, C = belief.factor.double(), len(belief.mean)
+    covariance = (L @ L.mT).sum(0) * (C // len(L))  # Σ_c of them, without their noise; Σ_c t_c = C
+    F = low_rank_factor(covariance + mean.mT @ mean, L.shape[2])  # the mean lies in the span of L's columns where R < M
+    return F, -0.5 * (_logdet(belief, L) + belief.mean.numel())
 
 
 def _logdet(belief: FunctionBelief, L: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from frcl.errors import NumericalError
 from frcl.exact.sums import Sums
-from frcl.linalg import cholesky, inverse_lower, logdet_from_cholesky, solve_lower
+from frcl.linalg import cholesky, inverse_lower, logdet_from_cholesky, lower_factor, solve_lower
 
 # λ is looked for between these multiples of the mean of the gram matrix's diagonal
 LEAST, MOST, ROUNDS = 1e-8, 1e2, 14
@@ -39,7 +39,7 @@ def solve(sums: Sums, ridge: Tensor) -> Linear:
     W = (ΦᵀΦ + λI)⁻¹ ΦᵀY,   σ² = (tr YᵀY − tr YᵀΦ W) / (NC)
     log p(Y | Φ) = −½ [ NC log(2πσ²) + NC + C log|ΦᵀΦ + λI| − CK log λ ]
     """
-    K, C = sums.cross.shape
+    K, C = len(sums.cross), len(sums.squares)
     chol = cholesky(sums.gram, ridge)
     half = solve_lower(chol, sums.cross)  # L⁻¹ ΦᵀY
     total, NC = sums.squares.sum(), sums.examples * C
@@ -55,8 +55,10 @@ def solve_by_evidence(sums: Sums) -> Linear:
     if scale <= 0:
         raise NumericalError("all fixed features are zero; choose others")
 
+    few = sums._replace(cross=_narrow(sums.cross))  # the evidence depends on ΦᵀY YᵀΦ alone
+
     def at(log_ridge: float) -> Linear:
-        return solve(sums, sums.gram.new_tensor(math.exp(log_ridge)))
+        return solve(few, sums.gram.new_tensor(math.exp(log_ridge)))
 
     def worse(one: Linear, other: Linear) -> bool:
         return not bool(one.log_evidence >= other.log_evidence)  # NaN, not positive definite, is worse
@@ -75,9 +77,16 @@ def solve_by_evidence(sums: Sums) -> Linear:
             left = high - ratio * (high - low)
             at_left = at(left)
     best = at_right if worse(at_left, at_right) else at_left
+    if few.cross is not sums.cross:
+        best = solve(sums, best.ridge)
     if not bool(best.weights.isfinite().all()):
         raise NumericalError("the posterior on the fixed features cannot be solved; the inputs may be too large")
     return best
+
+
+def _narrow(A: Tensor) -> Tensor:
+    """A [K, C], or for C > K a square matrix R with R Rᵀ = A Aᵀ."""
+    return A if A.shape[1] <= A.shape[0] else lower_factor(A)
 
 
 def leverage(linear: Linear, Phi: Tensor) -> Tensor:
@@ -91,10 +100,14 @@ def degrees_of_freedom(sums: Sums, linear: Linear) -> Tensor:
 
 
 class Classes(NamedTuple):
-    """The functions f = Wᵀφ given the class c: Student t around `means`[:, c], with a scale matrix for all classes."""
+    """The functions f = Wᵀφ given the class c: Student t around `means`[:, c], with a scale matrix for all classes.
 
-    means: Tensor  # E[f | c] over the examples of each class, [C, C], one column per class
-    chol: Tensor  # of the scale matrix S, [C, C]
+    For C > K the functions lie in K dimensions: f is given in an orthonormal basis of those, r = min(C, K) numbers.
+    """
+
+    weights: Tensor  # W [K, r]
+    means: Tensor  # E[f | c] over the examples of each class, [r, C], one column per class
+    chol: Tensor  # of the scale matrix S, [r, r]
     log_prior: Tensor  # log of the share of each class, [C]
 
 
@@ -105,20 +118,20 @@ def class_model(sums: Sums, linear: Linear) -> Classes:
 
     The last term is the mean variance of f, by which new examples differ more from their class than old ones.
     """
-    W, share = linear.weights, sums.squares / sums.examples
+    W, share = _narrow(linear.weights), sums.squares / sums.examples
     means = W.mT @ sums.cross / sums.squares
     within = W.mT @ sums.gram @ W / sums.examples - (means * share) @ means.mT
     variance = linear.noise * degrees_of_freedom(sums, linear) / sums.examples
-    return Classes(means, cholesky(within, variance), share.log())
+    return Classes(W, means, cholesky(within, variance), share.log())
 
 
-def class_log_probs(classes: Classes, f: Tensor) -> Tensor:
-    """log p(c | x) [n, C] for f [n, C]: Bayes' rule with p(f | c) ∝ (1 + d_c²/ν)^{−t(ν + C)/2}.
+def class_log_probs(classes: Classes, Phi: Tensor) -> Tensor:
+    """log p(c | x) [n, C] for features [n, K]: Bayes' rule with p(f | c) ∝ (1 + d_c²/ν)^{−t(ν + C)/2}.
 
     d_c² = (f − E[f | c])ᵀ S⁻¹ (f − E[f | c]), t the power TEMPER.
     """
     C = len(classes.log_prior)
-    distance = class_distances(classes, f)
+    distance = class_distances(classes, Phi @ classes.weights)
     density = -0.5 * TEMPER * (FREEDOM + C) * (distance / FREEDOM).log1p()
     return (density + classes.log_prior).log_softmax(-1)
 

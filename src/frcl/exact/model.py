@@ -169,7 +169,7 @@ class ExactModel:
         for some in x.split(self.chunk):
             Phi = self.features(some)
             f, h = Phi @ linear.weights, leverage(linear, Phi)
-            log_probs = f.new_empty(0) if classes is None else class_log_probs(classes, f)
+            log_probs = f.new_empty(0) if classes is None else class_log_probs(classes, Phi)
             parts.append((f, linear.noise * h, log_probs, h * sums.examples / freedom))
         mean, variance, log_probs, novelty = (torch.cat(each) for each in zip(*parts, strict=True))
         return Believed(mean, variance, None if classes is None else log_probs, novelty)

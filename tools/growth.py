@@ -3,7 +3,8 @@
     python tools/growth.py --tasks 1000 --figure docs/growth.png
 
 Every task has classes of its own: with 10 per task, 1,000 tasks have 10,000 classes. Times are CPU times in
-milliseconds, medians of three. The exponent p of a time that grows as (number of tasks)^p is measured over the last factor of ten.
+milliseconds, medians of three. The exponent p of a time that grows as (number of tasks)^p is that of the last factor of
+ten.
 """
 
 from __future__ import annotations

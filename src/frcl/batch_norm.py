@@ -1,7 +1,5 @@
 """Batch norm as a fixed function: its statistics frozen, or folded into the convolution before it."""
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 

@@ -4,8 +4,6 @@ Reading is driven by the type annotations of what is read, so that a file with a
 part is refused with the name of that part. No code from a file is ever run.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

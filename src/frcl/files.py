@@ -1,7 +1,5 @@
 """Files, and checkpoints: tensors and JSON in one safetensors file. Writing is atomic, reading runs no code."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

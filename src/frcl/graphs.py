@@ -1,7 +1,5 @@
 """A step on a CUDA device as one graph: recorded once, then replayed without Python or launches in between."""
 
-from __future__ import annotations
-
 import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Feature networks for colour images: FROMP's convolutional network and a ResNet-18 with GroupNorm."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

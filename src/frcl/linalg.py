@@ -1,7 +1,5 @@
 """Gaussian algebra: factors, KL divergences, quadrature. Pure functions, batched on the left."""
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 

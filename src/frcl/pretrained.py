@@ -1,7 +1,5 @@
 """Pre-trained networks for images as feature networks: pooled features, without the classification layer."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 

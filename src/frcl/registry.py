@@ -1,7 +1,5 @@
 """Things that are chosen by name, and the entry points through which other packages add their own."""
 
-from __future__ import annotations
-
 import difflib
 import pkgutil
 from collections import UserDict

@@ -7,8 +7,6 @@ column starts as a plain network. Between convolutions U is a 1×1 convolution. 
 scaling, a projection and a non-linearity on the way of U) are left out: they are there for networks with many columns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

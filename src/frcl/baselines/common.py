@@ -4,8 +4,6 @@ A baseline is a network, a list of regularisers (empty for some) and a dataclass
 Final classes implement the hooks of `Baseline`, each no more than its own mathematics.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import math

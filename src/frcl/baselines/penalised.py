@@ -5,8 +5,6 @@
 in nats per example, the same scale as FRCL's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -10,8 +10,6 @@ depends on the past through the KB alone, and nothing of it has to be kept. Befo
 and the first active column has no laterals.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast

@@ -5,8 +5,6 @@ the number of tasks for the columns and quadratic for the lateral connections an
 the finished columns compute of a minibatch has no gradient, so it is computed for many steps at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 

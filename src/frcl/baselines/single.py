@@ -1,7 +1,5 @@
 """A fresh network for each task: an upper bound that forgets nothing and shares nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Variational continual learning with a mean-field posterior (Nguyen, Li, Bui and Turner, 2018)."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The ratios that are measured on the CPU, each of two functions timed in turn; and the time of a step by operator."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections import deque

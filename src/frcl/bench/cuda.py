@@ -1,7 +1,5 @@
 """Whole runs on a GPU with the settings of the paper: seconds from first step to result, and the accuracy."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence

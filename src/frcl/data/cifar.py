@@ -1,7 +1,5 @@
 """Split CIFAR: CIFAR-10 followed by parts of CIFAR-100, or either of them in groups of classes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """CIFAR's images, from compact files, packed without loss, or from the official binary archives; never a pickle."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import re

@@ -1,7 +1,5 @@
 """Omniglot's drawings, decoded in memory from the original zip archives or from one compact file."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import re

@@ -1,7 +1,5 @@
 """Data sets with files: found in a folder or downloaded from a mirror, and verified by their content; `frcl data`."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import hashlib

@@ -1,7 +1,5 @@
 """Sequential Omniglot: one task for each of the 50 alphabets (Schwarz et al., 2018), with augmented images."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

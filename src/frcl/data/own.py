@@ -1,7 +1,5 @@
 """Your own tasks: arrays, a folder of .npz and .csv files, or a .toml file that describes such a folder."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

@@ -5,8 +5,6 @@ of the package is imported by `frcl.data`. In another package, name the `Benchma
 group `frcl.benchmarks`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

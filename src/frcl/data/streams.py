@@ -1,7 +1,5 @@
 """Streams made from ten digits, split by label or with permuted pixels: scikit-learn's 8×8 digits, and MNIST."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Observers of a run: a live progress bar in a terminal, plain lines elsewhere, or nothing; TensorBoard events."""
 
-from __future__ import annotations
-
 import math
 import time
 from functools import partial

@@ -1,7 +1,5 @@
 """The environment of a run: versions, machine, commit, device, peak memory."""
 
-from __future__ import annotations
-
 import os
 import platform
 import resource

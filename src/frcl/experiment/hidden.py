@@ -1,7 +1,5 @@
 """Hidden boundaries: Algorithm 1 on one stream of minibatches, without any information about the tasks."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

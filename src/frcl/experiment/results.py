@@ -1,7 +1,5 @@
 """The one schema of a run's results: the dataclasses that write result.json and read it back."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sized
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """One loop for every method: learn a task, evaluate, continue. Uses nothing of a learner but its protocol."""
 
-from __future__ import annotations
-
 import math
 import shutil
 import time

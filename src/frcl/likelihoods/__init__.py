@@ -4,8 +4,6 @@ Every module of this package is imported here, and a module that defines a likel
 is one new file; the names below are the ones of the library's own that can be imported from here.
 """
 
-from __future__ import annotations
-
 from frcl.likelihoods.base import (
     LIKELIHOODS,
     Label,

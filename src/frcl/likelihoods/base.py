@@ -6,8 +6,6 @@ likely they are. Its formulas are pure functions of tensors in nats, one value p
 `frcl.likelihoods`.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields

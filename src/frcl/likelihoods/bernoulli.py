@@ -1,7 +1,5 @@
 """Two classes and one function: the logistic likelihood."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

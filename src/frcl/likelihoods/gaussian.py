@@ -1,7 +1,5 @@
 """Regression with independent normal noise on each output."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Counts: a Poisson likelihood with rate exp(f) on each output."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

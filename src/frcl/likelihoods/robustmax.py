@@ -1,7 +1,5 @@
 """Any number of classes, one function per class: the class of the largest function, with a chance of error."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import ClassVar

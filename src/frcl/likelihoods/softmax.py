@@ -1,7 +1,5 @@
 """Any number of classes, one function per class: the softmax likelihood, by Monte Carlo."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """A temperature that divides the functions of a task, chosen on examples held out."""
 
-from __future__ import annotations
-
 import math
 
 import torch

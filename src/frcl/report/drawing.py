@@ -1,7 +1,5 @@
 """Colours, and figures as files and as SVG in a page; the same figure always gives the same bytes."""
 
-from __future__ import annotations
-
 import io
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """Figures of one run, each with its texts and its data; a figure that a run does not allow gives the reason as text."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Numbers formatted for readers, and the name, unit and meaning of each metric."""
 
-from __future__ import annotations
-
 import math
 import tomllib
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One self-contained HTML file for a run or for several: no script, no outside request, all text escaped."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """The inducing inputs of each task as contact sheets, where they are images."""
 
-from __future__ import annotations
-
 import base64
 import io
 import math

@@ -1,7 +1,5 @@
 """Figures that set several runs of one benchmark side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

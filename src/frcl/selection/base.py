@@ -3,8 +3,6 @@
 A criterion is minimised. A search *returns* its points, with the objective before and after.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The supervised criteria of Appendix D, and the swap search that minimises them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 Features Φ in this file are kernel features, σ_w φ(x), so that k(x, x') = φ(x)ᵀφ(x').
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -86,6 +86,13 @@ def test_avalanche(tmp_path):
     assert found[1] > 80
 
 
+@pytest.mark.slow
+def test_sklearn(tmp_path):
+    at_once, one_by_one = shares(run("sklearn_digits.py", tmp_path))
+    assert at_once > 95
+    assert one_by_one > at_once - 2
+
+
 def test_every_example_is_tested():
     assert {path.name for path in EXAMPLES.glob("*.py")} == {
         "avalanche_digits.py",
@@ -93,6 +100,7 @@ def test_every_example_is_tested():
         "hidden_boundaries.py",
         "pretrained.py",
         "regression_1d.py",
+        "sklearn_digits.py",
     }
 
 

@@ -50,6 +50,7 @@ ORDER = [
     "experiment",
     "report",
     "adapters",
+    "sklearn",
     "bench",
     "cli",
     "__main__",

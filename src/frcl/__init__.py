@@ -1,5 +1,8 @@
 """Functional regularisation for continual learning with Gaussian processes."""
 
+import importlib
+from typing import Any
+
 from frcl.batch_norm import freeze_batch_norm
 from frcl.boundary import BoundaryDetector
 from frcl.distributed import data_parallel
@@ -74,3 +77,10 @@ __all__ = [
     "freeze_batch_norm",
     "load",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`frcl.sklearn`, imported when it is first used."""
+    if name == "sklearn":
+        return importlib.import_module("frcl.sklearn")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

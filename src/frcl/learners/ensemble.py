@@ -219,22 +219,31 @@ def load(
     ExactGP needs none for random features, and otherwise its frozen network with its weights.
     """
     meta, tensors = load_state(path)
+    return restored({"meta": meta, "tensors": tensors}, net, device=device, where=str(path))
+
+
+def restored(
+    state: dict[str, Any], net: nn.Module | Sequence[nn.Module] | None, *, device: str | torch.device | None = None,
+    where: str = "the state",
+) -> FRCL | Ensemble | ExactGP:  # fmt: skip
+    """The learner that gave `state`, with a network of the same shape; `where` names it in messages."""
+    meta = state["meta"]
     if isinstance(meta, dict) and "exact_gp" in meta:
-        return restored_exact_gp({"meta": meta, "tensors": tensors}, net, device)
+        return restored_exact_gp(state, net, device)
     if net is None:
-        raise CheckpointError(f"{path} holds a learner with a network; give one of the same shape")
+        raise CheckpointError(f"{where} holds a learner with a network; give one of the same shape")
     each = meta.get("members") if isinstance(meta, dict) else None
     if each is not None and not (isinstance(each, list) and each and all(isinstance(one, dict) for one in each)):
-        raise CheckpointError(f"{path} is not the state of an ensemble")
+        raise CheckpointError(f"{where} is not the state of an ensemble")
     options, detector, labels, chosen = settings(meta if each is None else each[0])
     learner: FRCL | Ensemble
     if each is not None:
         learner = Ensemble(net, len(each), regularisers=chosen, labels=labels, device=device, options=options)
     else:
         if not isinstance(net, nn.Module):
-            raise CheckpointError(f"{path} holds one learner, not an ensemble; give one network")
+            raise CheckpointError(f"{where} holds one learner, not an ensemble; give one network")
         learner = FRCL(
             net, regularisers=chosen, detector=detector, labels=labels, device=device, options=options
         )  # fmt: skip
-    learner.load_state_dict({"meta": meta, "tensors": tensors})
+    learner.load_state_dict(state)
     return learner

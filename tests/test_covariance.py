@@ -13,7 +13,6 @@ from frcl.posterior import (
     triangular,
     weight_moments,
     weight_space,
-    with_low_rank,
 )
 from frcl.summary import belief_from_weights, head_moments, make_head, prior_kl, prior_kl_terms
 from oracles import covariances, direct_prediction, direct_prior_kl, rand_posterior
@@ -173,8 +172,7 @@ def test_the_initial_posterior_is_the_prior_for_scale_one(structure, generator):
     q = initial_posterior(C, K, 1.0, D, torch.device("cpu"), structure)
     assert float(kl_weight(q, 1.0)) == pytest.approx(0.0, abs=1e-12)
     if structure == "lowrank":
-        many = initial_posterior(50, 40, 0.2, D, torch.device("cpu"), structure)
-        with_V = with_low_rank(many, 3, generator)
+        with_V = initial_posterior(50, 40, 0.2, D, torch.device("cpu"), structure, rank=3, generator=generator)
         ratio = with_V.low_rank.square().sum() / with_V.factor.square().sum()
         assert float(ratio) == pytest.approx(0.01, rel=0.1)
 

@@ -22,7 +22,6 @@ ORDER = [
     "options",
     "inputs",
     "trees",
-    "stored",
     "codec",
     "seeding",
     "files",

@@ -310,7 +310,7 @@ def test_path_integral_sums_to_the_loss_drop_as_the_rate_goes_to_zero():
             with torch.no_grad():
                 for n, p in shared.items():
                     p.sub_(lr * gradient[n])
-            path.follow(path.carry(), constants, gradient, before, {n: p.detach() for n, p in shared.items()})
+            path.follow(path.path, constants, gradient, before, {n: p.detach() for n, p in shared.items()})
         total = sum(float(value.sum()) for value in path.path.values())
         errors.append(abs(total - (losses[0] - losses[-1])))
     assert errors[2] < errors[1] < errors[0]
@@ -327,7 +327,7 @@ def test_importance_and_penalty_by_value(first, generator):
         for p in first.theta.values():
             p.sub_(0.2)
     there = {n: p.detach() for n, p in first.theta.items()}
-    path.follow(path.carry(), path.constants(first), gradient, before, there)
+    path.follow(path.path, path.constants(first), gradient, before, there)
     path.end(first, torch.zeros(1, 3), torch.zeros(1), generator)
     expected = 0.2 / (0.2**2 + 0.1)
     for value in path.importance.values():
@@ -347,7 +347,7 @@ def test_a_weight_that_went_the_wrong_way_is_not_important(first, generator):
     path.begin(first)
     same = {n: p.detach().clone() for n, p in first.theta.items()}
     gradient = {n: torch.ones_like(p) for n, p in same.items()}
-    path.follow(path.carry(), path.constants(first), gradient, same, {n: p + 1 for n, p in same.items()})
+    path.follow(path.path, path.constants(first), gradient, same, {n: p + 1 for n, p in same.items()})
     path.end(first, torch.zeros(1, 3), torch.zeros(1), generator)
     assert all(float(v.abs().max()) == 0.0 for v in path.importance.values())
 
@@ -408,7 +408,7 @@ def test_buffer_has_the_promised_size_and_balance(first, generator):
     per_class.end(first, x, y, generator)
     assert torch.bincount(per_class.y[0]).tolist() == [2, 2, 2]
     with pytest.raises(DataError, match="90 examples are fewer than the 91 to keep"):
-        Replay(points=91).check(first.likelihood, len(y))
+        Replay(points=91).begin(replace(first, examples=len(y)))
 
 
 def test_replay_loss_is_unbiased_for_the_loss_on_all_past_data(first, generator):
@@ -689,8 +689,8 @@ def grown(kind, first, seed):
             )
             return regulariser, task, {**moved(theta, g), "head": head, "heads": moved({"heads": block}, g)["heads"]}
         further = moved(theta, g)
-        if regulariser.carry():
-            regulariser.follow(regulariser.carry(), regulariser.constants(task), moved(theta, g), theta, further)
+        if regulariser.carries:
+            regulariser.follow(regulariser.path, regulariser.constants(task), moved(theta, g), theta, further)
         task = replace(task, theta=further, head=head)
         x, y = torch.randn(30, 3, generator=g, dtype=D), torch.arange(30) % C
         regulariser.end(task, x, y, g)

@@ -22,7 +22,6 @@ from frcl.posterior import (
     kernel_features,
     kl_weight,
     learned_prior_variance,
-    random_mean,
     triangular,
     weight_space,
 )
@@ -356,8 +355,9 @@ def test_an_interrupted_task_with_a_learned_prior_goes_on_exactly():
 
 
 def test_a_random_initial_mean_has_the_variance_that_is_asked_for(generator):
-    zero = initial_posterior(400, 26, 0.1, D, torch.device("cpu"))
-    drawn = random_mean(zero, 0.2, generator)
+    zero = initial_posterior(400, 26, 0.2, D, torch.device("cpu"))
+    drawn = initial_posterior(400, 26, 0.2, D, torch.device("cpu"), generator=generator, random_mean=True)
+    assert not zero.mean.any()
     assert torch.equal(drawn.factor, zero.factor)
     assert not drawn.mean[:, -1].any(), "the bias starts at zero"
     weights = drawn.mean[:, :-1]

@@ -6,7 +6,7 @@ import torch
 import frcl
 from frcl.methods import default_options, make_learner
 from frcl.options import changed
-from frcl.stored import LEVELS, StoredInputs, stored_inputs
+from frcl.summary import LEVELS, StoredInputs, stored_inputs
 
 BYTES = torch.arange(3 * 400, dtype=torch.int64).reshape(3, 400) * 7 % 256
 

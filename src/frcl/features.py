@@ -57,6 +57,11 @@ def fixed_parts(net: nn.Module) -> dict[str, Tensor]:
     return {**{n: p for n, p in net.named_parameters() if not p.requires_grad}, **dict(net.named_buffers())}
 
 
+def trained_parts(net: nn.Module) -> dict[str, Tensor]:
+    """The weights of a network that are trained."""
+    return {name: p for name, p in net.named_parameters() if p.requires_grad}
+
+
 def has_convolutions(net: nn.Module) -> bool:
     return any(isinstance(module, nn.modules.conv._ConvNd) for module in net.modules())
 
@@ -208,24 +213,17 @@ class MLP(nn.Module):
         if last == "linear":
             layers.pop()
         self.layers = nn.Sequential(*layers)
-        self.made = layers
         initialise(self, seed)
 
     def forward(self, x: Tensor) -> Tensor:
         """The layers in turn. Adding the bias separately is faster than `nn.Linear` where seeds are batched."""
-        if not _as_made(self):
-            out: Tensor = self.layers(x)
-            return out
-        h = x.flatten(1)
-        for layer in list(self.layers)[1:]:
-            h = nn.functional.linear(h, layer.weight) + layer.bias if isinstance(layer, nn.Linear) else layer(h)
-        return h
-
-
-def _as_made(net: MLP | ConvNet) -> bool:
-    """Whether no layer was replaced after construction and none has a forward hook."""
-    layers = list(net.layers)
-    return layers == net.made and not any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
+        for layer in self.layers:
+            hooks = layer._forward_hooks or layer._forward_pre_hooks
+            if type(layer) is nn.Linear and layer.bias is not None and not hooks:
+                x = nn.functional.linear(x, layer.weight) + layer.bias
+            else:
+                x = layer(x)
+        return x
 
 
 def _pool(size: int, padding: Literal["valid", "same"]) -> tuple[nn.Module, int]:
@@ -279,8 +277,9 @@ class ConvNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The layers in turn, but bias and ReLU after the pooling, on fewer entries: max(h) + b = max(h + b)."""
         h = x.reshape(-1, self.channels, self.size, self.size)
-        if not _as_made(self):
-            out: Tensor = self.layers(h)
+        layers = list(self.layers)
+        if layers != self.made or any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers):
+            out: Tensor = self.layers(h)  # a layer was replaced, or has a hook
             return out
         for i in range(0, len(self.layers) - 1, 3):
             convolution, pool = self.layers[i], self.layers[i + 2]

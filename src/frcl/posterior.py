@@ -73,31 +73,27 @@ def chosen_covariance(wanted: Covariance | Literal["auto"], C: int, K: int) -> C
 
 
 def initial_posterior(
-    C: int, n: int, scale: float, dtype: torch.dtype, device: torch.device, covariance: Covariance = "full"
-) -> Posterior:
-    """μ = 0 and Σ = scale² · I for each of the C functions (Algorithm 1 has scale = 1)."""
-    mean = torch.zeros(C, n, dtype=dtype, device=device)
-    if covariance in ("diagonal", "lowrank"):
-        return Posterior(mean, torch.full_like(mean, scale))
-    eye = torch.eye(n, dtype=dtype, device=device)
-    return Posterior(mean, scale * eye.repeat(C if covariance == "full" else 1, 1, 1))
+    C: int, n: int, scale: float, dtype: torch.dtype, device: torch.device, covariance: Covariance = "full",
+    *, rank: int = 0, generator: torch.Generator | None = None, random_mean: bool = False,
+) -> Posterior:  # fmt: skip
+    """Σ = scale² · I for each of the C functions (Algorithm 1 has scale = 1), and μ = 0.
 
-
-def with_low_rank(q: Posterior, rank: int, generator: torch.Generator) -> Posterior:
-    """A diagonal q with V drawn at random, ‖V_c‖² a hundredth of ‖d_c‖² on average: at V = 0 it has no gradient."""
-    C, n = q.factor.shape
-    V = torch.randn(C, n, rank, generator=generator, dtype=q.factor.dtype, device=q.factor.device)
-    return q._replace(low_rank=V * (0.1 / math.sqrt(rank)) * q.factor[..., None])
-
-
-def random_mean(q: Posterior, std: float, generator: torch.Generator) -> Posterior:
-    """q with a mean drawn from N(0, std²) for each weight, zero for the bias: Algorithm 1 starts "around zero".
-
-    With a mean of exactly zero the features get a gradient through the variance alone at first.
+    With `random_mean` μ is drawn from N(0, scale² I), zero for the bias: Algorithm 1 starts "around zero", and with a
+    mean of exactly zero the features get a gradient through the variance alone at first. With a rank V is drawn too,
+    ‖V_c‖² a hundredth of ‖d_c‖² on average: at V = 0 it has no gradient.
     """
-    mean = std * torch.randn(q.mean.shape, generator=generator, dtype=q.mean.dtype, device=q.mean.device)
-    mean[:, -1] = 0.0
-    return q._replace(mean=mean)
+    mean, low_rank = torch.zeros(C, n, dtype=dtype, device=device), None
+    if covariance in ("diagonal", "lowrank"):
+        factor = torch.full_like(mean, scale)
+    else:
+        factor = scale * torch.eye(n, dtype=dtype, device=device).repeat(C if covariance == "full" else 1, 1, 1)
+    if rank:
+        V = torch.randn(C, n, rank, generator=generator, dtype=dtype, device=device)
+        low_rank = V * (0.1 / math.sqrt(rank)) * factor[..., None]
+    if random_mean:
+        mean = scale * torch.randn(C, n, generator=generator, dtype=dtype, device=device)
+        mean[:, -1] = 0.0
+    return Posterior(mean, factor, low_rank)
 
 
 def triangular(q: Posterior) -> Posterior:
@@ -132,16 +128,6 @@ def second_moment(q: Posterior) -> Tensor:
     return total if q.low_rank is None else total + torch.linalg.vector_norm(q.low_rank).square()
 
 
-def log_determinant(q: Posterior) -> Tensor:
-    """Σ_c log|Σ_c|; q triangular. With low rank log|D² + V Vᵀ| = log|D²| + log|I + Vᵀ D⁻² V|."""
-    diagonal = q.factor.diagonal(dim1=-2, dim2=-1) if q.is_square else q.factor
-    total = 2.0 * diagonal.abs().log().sum() * (len(q.mean) // len(q.factor))
-    if q.low_rank is None:
-        return total
-    scaled = q.low_rank / q.factor[..., None]
-    return total + logdet_from_cholesky(cholesky(scaled.mT @ scaled, 1.0)).sum()
-
-
 def learned_prior_variance(q: Posterior) -> Tensor:
     """The σ_w² at which KL(q(w) ‖ N(0, σ_w² I)) is least: Σ_c (‖μ_c‖² + tr Σ_c)/(C K); q triangular."""
     return second_moment(q) / q.mean.numel()
@@ -150,11 +136,18 @@ def learned_prior_variance(q: Posterior) -> Tensor:
 def kl_weight(q: Posterior, prior_variance: float | Tensor) -> Tensor:
     """Σ_c KL(q(w_c) ‖ N(0, s I)), the second term of the weight-space objective (Section 2.3); q triangular:
 
-    ½ [ Σ_c (‖μ_c‖² + tr Σ_c)/s − CK + CK log s − Σ_c log|Σ_c| ]
+    ½ [ Σ_c (‖μ_c‖² + tr Σ_c)/s − CK + CK log s − Σ_c log|Σ_c| ],
+
+    with low rank log|D² + V Vᵀ| = log|D²| + log|I + Vᵀ D⁻² V|.
     """
+    diagonal = q.factor.diagonal(dim1=-2, dim2=-1) if q.is_square else q.factor
+    log_determinant = 2.0 * diagonal.abs().log().sum() * (len(q.mean) // len(q.factor))
+    if q.low_rank is not None:
+        scaled = q.low_rank / q.factor[..., None]
+        log_determinant = log_determinant + logdet_from_cholesky(cholesky(scaled.mT @ scaled, 1.0)).sum()
     log_variance = prior_variance.log() if isinstance(prior_variance, Tensor) else math.log(prior_variance)
     constant = q.mean.numel() * (log_variance - 1.0)
-    return 0.5 * (second_moment(q) / prior_variance + constant - log_determinant(q))
+    return 0.5 * (second_moment(q) / prior_variance + constant - log_determinant)
 
 
 def weight_space(q: Posterior, Phi: Tensor, prior_variance: float | None) -> tuple[Moments, Tensor]:

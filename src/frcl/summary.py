@@ -10,14 +10,65 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from frcl.linalg import cholesky, inverse_lower, logdet_from_cholesky, low_rank_factor, lower_factor, solve_lower
-from frcl.posterior import Moments, Posterior, signed, weight_moments
-from frcl.trees import tree_map
+from frcl.posterior import Moments, Posterior, weight_moments
+from frcl.trees import total_bytes, tree_map
+
+LEVELS = 256  # different values that one byte can number
+
+
+class StoredInputs(NamedTuple):
+    """Inputs [M, ...] as they are; or, with a table, their indices in it as uint8 and the table of their values.
+
+    Images of 8 bits have at most 256 different values, whatever they were divided by or shifted to. Values of float16
+    with an empty table are inputs of its type.
+    """
+
+    values: Tensor
+    table: Tensor | None = None
+
+    @property
+    def inputs(self) -> Tensor:
+        """The inputs as they were given."""
+        if self.table is None:
+            return self.values
+        is_half = self.values.dtype == torch.float16
+        return self.values.to(self.table.dtype) if is_half else self.table[self.values.long()]
+
+    @property
+    def kept(self) -> list[Tensor]:
+        """The tensors that are stored."""
+        return [self.values] if self.table is None else [self.values, self.table]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the indices are those of a sorted table, or values of float16 have none."""
+        if self.table is None:
+            return True
+        if self.values.dtype == torch.float16:
+            return self.table.shape == (0,) and self.table.is_floating_point() and self.table.element_size() > 2
+        indices, levels = self.values, self.table.numel()
+        fits = indices.dtype == torch.uint8 and indices.numel() > 0 and self.table.shape == (levels,)
+        return fits and bool((self.table.diff() > 0).all()) and int(indices.max()) < levels <= LEVELS
+
+
+def stored_inputs(x: Tensor) -> StoredInputs:
+    """A copy of inputs in the smallest of the ways that are exact."""
+    x = x.detach()
+    ways = [StoredInputs(x)]
+    if x.is_floating_point() and x.element_size() > 2 and bool((x.half().to(x.dtype) == x).all()):
+        ways.append(StoredInputs(x.half(), x.new_empty(0)))
+    if x.element_size() > 1 and not x.is_complex():
+        table, index = x.unique(return_inverse=True)
+        if len(table) <= LEVELS:
+            ways.append(StoredInputs(index.to(torch.uint8), table))
+    best = min(ways, key=total_bytes)
+    return StoredInputs(x.clone()) if best.table is None else best
 
 
 @dataclass(frozen=True)
@@ -141,16 +192,12 @@ def _kl_parts(belief: FunctionBelief, mean: Tensor) -> tuple[Tensor, Tensor]:
     L, C = belief.factor.double(), len(belief.mean)
     covariance = (L @ L.mT).sum(0) * (C // len(L))  # Σ_c of them, without their noise; Σ_c t_c = C
     F = low_rank_factor(covariance + mean.mT @ mean, L.shape[2])  # the mean lies in the span of L's columns where R < M
-    return F, -0.5 * (_logdet(belief, L) + belief.mean.numel())
-
-
-def _logdet(belief: FunctionBelief, L: Tensor) -> Tensor:
-    """Σ_c log|cov(u_c)|; with scales from the eigenvalues λ of L Lᵀ, as Σ_c Σ_i log(t_c λ_i + posterior_noise)."""
     if belief.scale is None:
-        chol_q = cholesky(L @ L.mT, belief.posterior_noise)
-        return logdet_from_cholesky(chol_q).sum() * (len(belief.mean) // len(L))
-    values = torch.linalg.eigvalsh(L[0] @ L[0].mT).clamp_min(0.0)
-    return (torch.outer(belief.scale.double(), values) + belief.posterior_noise).log().sum()
+        logdet = logdet_from_cholesky(cholesky(L @ L.mT, belief.posterior_noise)).sum() * (C // len(L))
+    else:  # from the eigenvalues λ of L Lᵀ: Σ_c Σ_i log(t_c λ_i + posterior_noise)
+        values = torch.linalg.eigvalsh(L[0] @ L[0].mT).clamp_min(0.0)
+        logdet = (torch.outer(belief.scale.double(), values) + belief.posterior_noise).log().sum()
+    return F, -0.5 * (logdet + belief.mean.numel())
 
 
 def padded(each: Sequence[Tensor]) -> Tensor:
@@ -175,12 +222,12 @@ def prior_kl(Phi: Tensor, terms: PriorKL, around: tuple[Tensor, Tensor] | None =
     the same KL, and their own part of the derivative is d/dΦ = −K̃⁻¹ (μ_u − Φ_Z v) vᵀ. Where the features have not moved
     since the task ended the residuals are zero, and so is that part.
     """
+    scale, mask = terms.prior_std[:, None, None], terms.mask[..., None]
+    if terms.smallest < Phi.shape[1]:
+        Phi = torch.where(mask > 0, Phi, 0.0)
     with torch.no_grad():
-        scale, mask = terms.prior_std[:, None, None], terms.mask[..., None]
         columns = terms.F.shape[2]
         fixed = scale * Phi.double()
-        if terms.smallest < Phi.shape[1]:
-            fixed = torch.where(mask > 0, fixed, 0.0)
         if around is not None:
             mean, v = (part.double() for part in around)
             terms = terms._replace(F=torch.cat([terms.F, (mean - Phi.double() @ v.mT) * mask], 2))
@@ -189,28 +236,8 @@ def prior_kl(Phi: Tensor, terms: PriorKL, around: tuple[Tensor, Tensor] | None =
         gradient = scale * by_Phi
         if around is not None:
             gradient = gradient - (solved[..., columns:] * mask) @ v
-    total: Tensor = _WithGradient.apply(Phi, value, gradient.to(Phi.dtype))  # type: ignore[no-untyped-call]
-    return total
-
-
-@signed
-class _WithGradient(torch.autograd.Function):
-    """A value [T] that is known together with its derivative by Φ [T, M, K]."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(Phi: Tensor, value: Tensor, gradient: Tensor) -> Tensor:  # noqa: ARG004
-        return value.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:  # noqa: ARG004
-        ctx.save_for_backward(inputs[2])
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return upstream.to(gradient.dtype)[:, None, None] * gradient, None, None
+    linear = (Phi * gradient.to(Phi.dtype)).sum((1, 2))
+    return value + (linear - linear.detach())  # zero, with the derivative `gradient`
 
 
 def _kl_through_points(Phi: Tensor, terms: PriorKL) -> tuple[Tensor, Tensor, Tensor]:

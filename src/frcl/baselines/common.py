@@ -27,7 +27,7 @@ from frcl.engine.program import (
     refuse_non_finite,
 )
 from frcl.errors import CheckpointError, DataError, OptionError
-from frcl.features import FeatureMap, check_features, fixed_parts, in_chunks, is_stackable
+from frcl.features import FeatureMap, check_features, fixed_parts, in_chunks, is_stackable, trained_parts
 from frcl.inference import Asked
 from frcl.learners.base import SequentialLearner, State, checked_size, data_mark
 from frcl.learners.loaded import SavedLearner, check_like, expect, restored_parts, saved_parts, width_of
@@ -168,15 +168,13 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
             raise DataError("this method is for classification; the targets are floats. FRCL does regression.")
         likelihood = Softmax.from_targets(values, None, {})
         targets = likelihood.encode(y, self.device, self.dtype)
-        for one in self._state.regularisers:
-            one.check(likelihood, len(targets))
         shape = likelihood.functions, check_features(self.net, x) + 1
         with self._changing() as state:
             N *= self._begin(x, targets, lambda: initial_head(*shape, state.streams, self.dtype, self.device)) or 1.0
             state.current, state.optimiser = Current(likelihood, N, data_mark(x, targets)), self._new_optimiser()
             state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
             for one in state.regularisers:
-                one.begin(self._task())
+                one.begin(replace(self._task(), examples=len(targets)))
         return targets
 
     def _close(self, x: Tensor, y: Tensor) -> None:
@@ -187,7 +185,8 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
             task = replace(self._task(), head=head)
             for one in state.regularisers:
                 one.end(task, x, y, state.streams["selection"])
-            state.task_sums = self._ended(state.task_sums, current.likelihood, x, y)
+            if self._inference.sums is not None:
+                state.task_sums = self._ended(state.task_sums, current.likelihood, x, y)
             state.past = [*state.past, Finished(current.likelihood, int(current.N), head)]
             state.current = state.optimiser = None
 
@@ -209,7 +208,7 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         """The open task, as regularisers are told of it."""
         now, past, at_most = self._now, self._state.past, self.options.tasks_per_step
         fixed = fixed_parts(self.net)
-        return Task(self.features, self._theta(), fixed, past, now.likelihood, now.N, tasks_per_step=at_most)
+        return Task(self.features, trained_parts(self.net), fixed, past, now.likelihood, now.N, tasks_per_step=at_most)
 
     def _new_optimiser(self) -> Optimiser:
         tree = self._trained()

@@ -15,7 +15,7 @@ from torch import Tensor
 from frcl.baselines.common import CHUNK, Baseline, Saved, gaussian_prediction, plain_terms, sampled_prediction
 from frcl.baselines.options import TrainingOptions
 from frcl.engine.program import Drawn, Program, Terms, exact_number
-from frcl.features import in_chunks, is_stackable
+from frcl.features import in_chunks, is_stackable, trained_parts
 from frcl.learners.loaded import check_like, expect
 from frcl.learners.types import Prediction
 from frcl.likelihoods import Likelihood
@@ -59,7 +59,7 @@ class Penalised(Baseline[TrainingOptions, Heads]):
 
     def _trained(self) -> Parameters:
         assert self._own.head is not None
-        return Parameters(self._theta(), self._own.head, self._own.heads)
+        return Parameters(trained_parts(self.net), self._own.head, self._own.heads)
 
     def _programs(self, x: Tensor, y: Tensor) -> Iterator[Program]:
         state, options, task = self._state, self.options, self._task()

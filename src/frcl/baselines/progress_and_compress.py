@@ -23,7 +23,7 @@ from frcl.baselines.common import Baseline, Saved, plain_terms
 from frcl.baselines.options import PnCOptions
 from frcl.baselines.penalised import Parameters
 from frcl.engine.program import Program, Terms, exact_number
-from frcl.features import fixed_parts
+from frcl.features import fixed_parts, trained_parts
 from frcl.learners.loaded import check_like, expect
 from frcl.learners.types import Prediction
 from frcl.likelihoods import Likelihood
@@ -70,7 +70,7 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
         if not own.compressing:
             return self._columns.split(own.active)[0]
         assert own.head is not None
-        return Parameters(self._theta(), own.head)
+        return Parameters(trained_parts(self.net), own.head)
 
     def _programs(self, x: Tensor, y: Tensor) -> Iterator[Program]:
         if not self._own.compressing:

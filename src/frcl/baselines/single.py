@@ -10,7 +10,7 @@ from frcl.baselines.common import Baseline, Saved, plain_terms
 from frcl.baselines.options import SingleOptions
 from frcl.baselines.penalised import Parameters
 from frcl.engine.program import Program, Streams, Terms
-from frcl.features import fixed_parts
+from frcl.features import fixed_parts, trained_parts
 from frcl.learners.loaded import check_like, check_weights, expect
 from frcl.learners.types import Prediction
 from frcl.likelihoods import Likelihood
@@ -33,7 +33,7 @@ class Single(Baseline[SingleOptions, Networks]):
 
     def _begin(self, x: Tensor, y: Tensor, new_head: Callable[[], Tensor]) -> None:
         self._state.streams = Streams(stream_seed(self.options.seed, f"task/{len(self._state.past)}"), self.device)
-        self._own.each = [*self._own.each, Parameters(copied(self._theta()), new_head())]
+        self._own.each = [*self._own.each, Parameters(copied(trained_parts(self.net)), new_head())]
 
     def _trained(self) -> Parameters:
         return self._own.each[-1]

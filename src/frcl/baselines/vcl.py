@@ -14,7 +14,7 @@ from frcl.baselines.options import VCLOptions
 from frcl.distributed import on_its_own
 from frcl.engine.program import Drawn, Optimiser, Program, Streams, Terms, exact_number
 from frcl.engine.train import train
-from frcl.features import fixed_parts, is_stackable
+from frcl.features import fixed_parts, is_stackable, trained_parts
 from frcl.learners.loaded import check_like, check_stored, check_targets, check_weights, expect
 from frcl.learners.types import Prediction
 from frcl.likelihoods import Likelihood
@@ -30,7 +30,7 @@ from frcl.regularisers.mean_field import (
 )
 from frcl.regularisers.protocol import Kept
 from frcl.seeding import fork, stream_seed
-from frcl.stored import StoredInputs, stored_inputs
+from frcl.summary import StoredInputs, stored_inputs
 from frcl.trees import Params, Tree, copied, leaf, tree_map
 
 CHUNK, DRAWS = 1024, 10  # inputs, and drawn networks that they pass through, at once
@@ -86,7 +86,7 @@ class VCL(Baseline[VCLOptions, Posterior]):
         self._adapted_at: object = None  # as the learner stood here
 
     def _begin(self, x: Tensor, y: Tensor, new_head: Callable[[], Tensor]) -> float:
-        options, own, shared, streams = self.options, self._own, self._theta(), self._state.streams
+        options, own, shared, streams = self.options, self._own, trained_parts(self.net), self._state.streams
         left_out = coreset_rows(options.coreset, x, y, options.points, options.points_per_class, streams["selection"])
         if len(left_out):
             own.coresets = [*own.coresets, Coreset(stored_inputs(x[left_out]), y[left_out].clone())]
@@ -106,7 +106,7 @@ class VCL(Baseline[VCLOptions, Posterior]):
 
     def _q(self, task: int) -> MeanField:
         """q of the shared weights and the head of a task."""
-        shared, head = self._theta(), self._own.heads[task]
+        shared, head = trained_parts(self.net), self._own.heads[task]
         std = {name: self._own.log_std[name] for name in shared}
         return MeanField({**shared, HEAD: head.mean}, {**std, HEAD: head.log_std})
 
@@ -224,7 +224,7 @@ class VCL(Baseline[VCLOptions, Posterior]):
 
     def _kept(self) -> Kept:
         """q, whose means are the network itself, and the points of the coresets."""
-        own, shared = self._own, self._theta()
+        own, shared = self._own, trained_parts(self.net)
         beliefs = [*shared.values(), *own.log_std.values(), *(part for head in own.heads for part in head)]
         return {"posterior": beliefs, "points": [part for x, y in own.coresets for part in (*x.kept, y)]}
 

@@ -30,7 +30,7 @@ class Block(Unit):
                 tensor.data = whole[name][i]
         self._data = _joined(programs)
 
-    def terms(self, drawn: Drawn) -> Terms:
+    def computed(self, drawn: Drawn) -> tuple[Terms, Params]:
         rows, draws = drawn
         assert rows is not None
         if self._data is None:
@@ -41,7 +41,8 @@ class Block(Unit):
             shape = rows.shape
             x = whole_x.index_select(0, picked).unflatten(0, shape)
             y = whole_y.index_select(0, picked).unflatten(0, shape)
-        return batched_loss(self.programs[0], self.optimiser.tree, self.constants, x, y, draws)
+        terms = batched_loss(self.programs[0], self.optimiser.tree, self.constants, x, y, draws)
+        return terms, gradient(terms.loss.sum(), self.optimiser.params)
 
 
 def stacked(optimisers: Sequence[Optimiser]) -> Optimiser:

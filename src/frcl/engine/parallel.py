@@ -11,14 +11,14 @@ so that the sum of the gradients of (B_r/B) ℓ_r is the gradient of one process
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from frcl.distributed import Processes
-from frcl.engine.program import Program, Terms, Unit
+from frcl.engine.program import Drawn, Program, Terms, Unit
 from frcl.errors import DataError, TaskError
 from frcl.trees import Params, Tree, named_tensors, shapes, tree_map
 
@@ -70,24 +70,21 @@ def _mark(program: Program) -> str:
     return digest.hexdigest()
 
 
-Found = tuple[list[Terms], list[Params]]  # the terms of each unit, and their gradient
-
-
-def joint(units: Sequence[Unit], group: Processes, compute: Callable[[], Found]) -> Found:
-    """What `compute` finds, added over all processes; where one of them fails, all do."""
+def joint(pairs: Sequence[tuple[Unit, Drawn]], group: Processes) -> list[tuple[Terms, Params]]:
+    """What each unit computes from its draws, added over all processes; where one of them fails, all do."""
     failure: Exception | None = None
     try:
-        terms, gradients = compute()
-        parts = [[*one, *found.values()] for one, found in zip(terms, gradients, strict=True)]
+        computed = [unit.computed(drawn) for unit, drawn in pairs]
+        parts = [[*terms, *found.values()] for terms, found in computed]
     except Exception as error:
         failure = error
-        parts = [_nothing(unit) for unit in units]
+        parts = [_nothing(unit) for unit, _ in pairs]
     sums = iter(group.summed([tensor for part in parts for tensor in part], failure))
-    terms, gradients = [], []
-    for unit in units:
-        terms.append(Terms(*(next(sums) for _ in Terms._fields)))
-        gradients.append({name: next(sums).view_as(value) for name, value in unit.optimiser.params.items()})
-    return terms, gradients
+    added = []
+    for unit, _ in pairs:
+        terms = Terms(*(next(sums) for _ in Terms._fields))
+        added.append((terms, {name: next(sums).view_as(value) for name, value in unit.optimiser.params.items()}))
+    return added
 
 
 def _nothing(unit: Unit) -> list[Tensor]:

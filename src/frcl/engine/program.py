@@ -327,15 +327,16 @@ class Unit:
         self.drawn = in_place(self.drawn, drawn, first.chunk) if first.x.is_cuda else drawn
         return range(taken, self.size)
 
-    def terms(self, drawn: Drawn) -> Terms:
-        """The terms of the step with this randomness: numbers, or [programs] each."""
+    def computed(self, drawn: Drawn) -> tuple[Terms, Params]:
+        """The terms of the step with this randomness, numbers or [programs] each, and the gradient of their sum."""
         (program,), (rows, draws) = self.programs, drawn
         x, y = program.x, program.y
         if rows is not None:
             x, y = x.index_select(0, rows), y.index_select(0, rows)  # faster than indexing
         if program.augment is not None:
             x = program.augment(x, program.step)
-        return program.loss(self.optimiser.tree, self.constants, x, y, draws)
+        terms = program.loss(self.optimiser.tree, self.constants, x, y, draws)
+        return terms, gradient(terms.loss, self.optimiser.params)
 
     def minibatch(self, program: int, at: int) -> tuple[Tensor, Tensor]:
         """The examples that a program used in the step at a place of the chunk."""

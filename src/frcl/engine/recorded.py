@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frcl.engine.program import Terms, Unit, gradient, indivisible, refuse_non_finite
+from frcl.engine.program import Terms, Unit, indivisible, refuse_non_finite
 from frcl.features import network_failures
 from frcl.graphs import TRIALS, Replay, captured, put_back, spread
 from frcl.trees import named_tensors, tree_map
@@ -75,8 +75,8 @@ class Recorded:
         self.at += 1
 
     def _take(self, unit: Unit, log: Tensor) -> None:
-        terms = unit.terms(tree_map(lambda value: value.index_select(0, self.at)[0], unit.drawn))
-        log.index_copy_(0, self.at, unit.move(terms, gradient(terms.loss.sum(), unit.optimiser.params))[None].double())
+        computed = unit.computed(tree_map(lambda value: value.index_select(0, self.at)[0], unit.drawn))
+        log.index_copy_(0, self.at, unit.move(*computed)[None].double())
 
     def _changes(self) -> list[Tensor]:
         changes = [self.at, *self.logs]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Generator, Sequence
-from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -13,8 +12,8 @@ from torch import Tensor
 
 from frcl.distributed import Processes, processes
 from frcl.engine.batching import Block, can_stack, why_not
-from frcl.engine.parallel import Found, begin_together, joint, sharded
-from frcl.engine.program import Program, Unit, Values, gradient, indivisible, refuse_non_finite
+from frcl.engine.parallel import begin_together, joint, sharded
+from frcl.engine.program import Program, Unit, Values, indivisible, refuse_non_finite
 from frcl.engine.recorded import Recorded
 from frcl.errors import TaskError
 from frcl.features import network_failures
@@ -65,24 +64,19 @@ def eager_steps(units: Sequence[Unit], group: Processes | None) -> Generator[lis
     locks = [program.lock for unit in units for program in unit.programs]
     for at in places:
         with indivisible(locks):
-            compute = partial(_terms_and_gradients, units, at)
-            terms, gradients = compute() if group is None else joint(units, group, compute)
-            values = []
-            for one, found in zip(terms, gradients, strict=True):
-                refuse_non_finite("loss", {"": one.loss})
+            draws = [tree_map(itemgetter(at), unit.drawn) for unit in units]
+            with network_failures():
+                pairs = list(zip(units, draws, strict=True))
+                computed = [unit.computed(one) for unit, one in pairs] if group is None else joint(pairs, group)
+            for terms, found in computed:
+                refuse_non_finite("loss", {"": terms.loss})
                 refuse_non_finite("gradient", found)
-            for unit, one, found in zip(units, terms, gradients, strict=True):
-                values += unit.move(one, found).tolist()
+            values = []
+            for unit, one in zip(units, computed, strict=True):
+                values += unit.move(*one).tolist()
             for unit in units:
                 unit.count(range(at, at + 1))
         yield [[tuple(one) for one in values]]
-
-
-def _terms_and_gradients(units: Sequence[Unit], at: int) -> Found:
-    with network_failures():
-        terms = [unit.terms(tree_map(itemgetter(at), unit.drawn)) for unit in units]
-    pairs = zip(units, terms, strict=True)
-    return terms, [gradient(one.loss.sum(), unit.optimiser.params) for unit, one in pairs]
 
 
 class StreamSteps:

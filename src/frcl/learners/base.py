@@ -20,7 +20,7 @@ from frcl.engine.program import StepLock, Streams
 from frcl.engine.train import train
 from frcl.errors import CheckpointError, DataError, NumericalError, OptionError, TaskError
 from frcl.exact.model import Tasks, stored_bytes
-from frcl.features import check_network
+from frcl.features import check_network, trained_parts
 from frcl.inference import Asked, TaskInference
 from frcl.inputs import MultiInput, numeric_array
 from frcl.learners.loaded import load, non_finite
@@ -182,10 +182,6 @@ class SequentialLearner(ABC, Generic[O, S]):
         """The number of a task that has been learned or is being learned."""
         return check_task(task, self._count, self._opens)
 
-    def _theta(self) -> Params:
-        """The weights of the network that are trained."""
-        return {name: p for name, p in self.net.named_parameters() if p.requires_grad}
-
     # -- prediction ----------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -218,9 +214,8 @@ class SequentialLearner(ABC, Generic[O, S]):
             return replace(each[0], task_probs=probs, novelty=novelty) if finished == 1 else mixed(each, probs, novelty)
 
     def _ended(self, kept: Tasks, likelihood: Likelihood, x: Tensor, y: Tensor) -> Tasks:
-        """What the inference of the task keeps after one more task with these examples."""
-        if self._inference.sums is None:
-            return kept
+        """What the inference of the task keeps after one more task with these examples, where it keeps sums."""
+        assert self._inference.sums is not None
         classes = y if likelihood.classes is not None else torch.zeros(len(y), dtype=torch.int64, device=y.device)
         return self._inference.sums.ended(kept, x, classes, len(likelihood.classes or (None,)))
 
@@ -237,7 +232,7 @@ class SequentialLearner(ABC, Generic[O, S]):
 
     def memory_parts(self) -> Parts:
         """The same by kind: points, posterior, heads, and what the regularisers keep."""
-        return memory_of(self._state, self._kept(), self._theta())
+        return memory_of(self._state, self._kept(), trained_parts(self.net))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides what happens next, copied: {"meta": JSON-able, "tensors": by name}.
@@ -246,7 +241,7 @@ class SequentialLearner(ABC, Generic[O, S]):
         where the detector has them scored again.
         """
         with self._lock:
-            state, trained = codec.pack(self._saved()), list(self._theta())
+            state, trained = codec.pack(self._saved()), list(trained_parts(self.net))
         if name := non_finite(state["tensors"], trained):
             raise NumericalError(
                 f"{name!r} is not finite: this state is not saved. Go back to one that was saved before."
@@ -343,25 +338,24 @@ def checked_size(given: int | None, otherwise: int) -> int:
 
 
 def data_mark(x: Tensor, *rest: object) -> str:
-    """A digest that tells one data set from another: the content of tensors, the text of everything else."""
+    """A digest that tells one data set from another: the content of tensors, the text of everything else.
+
+    Of a tensor Σ_j w_j · mixed(bits of number j) modulo 2⁶⁴, w_j odd, for each slice; computed where the tensor is.
+    """
     digest = hashlib.blake2b(digest_size=16)
     for part in (x, *rest):
-        if isinstance(part, Tensor):
-            digest.update(f"{part.dtype}{tuple(part.shape)}{_sums(part)}".encode())
-        else:
+        if not isinstance(part, Tensor):
             digest.update(repr(part).encode())
+            continue
+        whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[part.element_size()]
+        bits = part.detach().contiguous().flatten()
+        bits = bits.to(torch.uint8) if bits.dtype == torch.bool else bits.view(whole)
+        weights = torch.arange(1, 2 * min(SLICE, max(len(bits), 1)), 2, device=part.device) * ODD
+        sums = []
+        for some in bits.split(SLICE):
+            wide = some.to(torch.int64) * ODD
+            mixed = wide ^ (wide >> 32)  # bits that differ in the high half alone, as 0.0 and 1.0 do, differ in the low
+            sums.append((mixed * weights[: len(some)]).sum())
+        content = torch.stack(sums).tolist() if sums else []
+        digest.update(f"{part.dtype}{tuple(part.shape)}{content}".encode())
     return digest.hexdigest()
-
-
-def _sums(x: Tensor) -> list[int]:
-    """Σ_j w_j · mixed(bits of number j) modulo 2⁶⁴, w_j odd, for each slice of x; computed where x is."""
-    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
-    bits = x.detach().contiguous().flatten()
-    bits = bits.to(torch.uint8) if bits.dtype == torch.bool else bits.view(whole)
-    weights = torch.arange(1, 2 * min(SLICE, max(len(bits), 1)), 2, device=x.device) * ODD
-    sums = []
-    for part in bits.split(SLICE):
-        wide = part.to(torch.int64) * ODD
-        mixed = wide ^ (wide >> 32)  # bits that differ in the high half alone, as 0.0 and 1.0 do, now differ in the low
-        sums.append((mixed * weights[: len(part)]).sum())
-    return torch.stack(sums).tolist() if sums else []

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from frcl.budget import Elimination, allowed_bytes, parsed_bytes, randomly_thinned, thinned
 from frcl.errors import BudgetError
-from frcl.features import network_failures
+from frcl.features import network_failures, trained_parts
 from frcl.learners.base import memory_of
 from frcl.learners.options import FRCLOptions
 from frcl.learners.state import CurrentTask, LearnerState
@@ -18,8 +18,7 @@ from frcl.learners.task import SPREAD, Model, spread_of
 from frcl.learners.types import Summary
 from frcl.posterior import kernel_features
 from frcl.seeding import fork
-from frcl.stored import stored_inputs
-from frcl.summary import marginal
+from frcl.summary import marginal, stored_inputs
 from frcl.trees import detached, total_bytes
 
 
@@ -57,14 +56,12 @@ def check_memory(model: Model, state: LearnerState, current: CurrentTask, x: Ten
     What regularisers add when the task ends is not known before.
     """
     options, q = model.options, current.params.posterior
-    if options.memory is None:
-        return
     C, n, item = *q.mean.shape, q.mean.element_size()
     heads = any(one.uses_heads for one in state.regularisers) or options.prediction != "summary"
     copies = heads * (1 + any(one.trains_heads for one in state.regularisers))
     numbers = C + len(q.factor) + copies * C * n + sum(one.numel() for one in current.params.likelihood.values())
     own = total_bytes(stored_inputs(x[:1])) + item * numbers
-    kept = sum(memory_of(state, state.kept(), model.theta()).values())
+    kept = sum(memory_of(state, state.kept(), trained_parts(model.net)).values())
     _refuse(options, len(state.past) + 1, kept + own - sum(freed(one) for one in state.past), "Use more memory.")
 
 
@@ -82,9 +79,7 @@ def within_memory(model: Model, state: LearnerState, current: CurrentTask, x: Te
     Points go in the order of `frcl.budget`, under the current θ. Returns the summary of the current task.
     """
     options, past = model.options, state.past
-    if options.memory is None:
-        return past[-1]
-    kept = sum(memory_of(state, state.kept(), model.theta()).values())
+    kept = sum(memory_of(state, state.kept(), trained_parts(model.net)).values())
     kept += current.params.posterior.mean.element_size() * (options.held_out > 0)  # of a temperature to be chosen
     excess = kept - allowed(options, len(past))
     if excess <= 0:

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from frcl import codec
 from frcl.boundary import BoundaryDetector
-from frcl.engine.program import AdamState
+from frcl.engine.program import AdamState, Optimiser, exact_number
 from frcl.errors import CheckpointError, FrclError
+from frcl.features import trained_parts
 from frcl.learners.base import checked_size
 from frcl.learners.loaded import SavedLearner, check_frcl, check_plain_detector, restored_parts, saved_parts
 from frcl.learners.objective import Parameters
 from frcl.learners.options import FRCLOptions
 from frcl.learners.state import CurrentTask, Declared, LearnerState, Window
-from frcl.learners.task import optimiser_of
 from frcl.learners.types import Summary
 from frcl.likelihoods import Label, Likelihood, check_name, likelihood_from_json, plain_labels
 from frcl.options import changed
@@ -171,10 +171,12 @@ def _current(learner: FRCL, saved: SavedTask, state: LearnerState) -> CurrentTas
     if (None if saved.heads is None else saved.heads.shape) != expected:
         raise CheckpointError("the heads of past tasks do not have the shape that their targets need")
     params = Parameters(
-        learner._theta(), tree_map(leaf, saved.posterior), {name: leaf(value) for name, value in saved.learned.items()},
+        trained_parts(learner.net), tree_map(leaf, saved.posterior), tree_map(leaf, saved.learned),
         None if saved.heads is None else leaf(saved.heads), None if saved.trained_Z is None else leaf(saved.trained_Z),
     )  # fmt: skip
-    optimiser = optimiser_of(learner._model, params, saved.N)
+    model = learner._model
+    natural = exact_number(saved.N, model.dtype, model.device) if model.is_natural else None
+    optimiser = Optimiser(params, model.options.lr, natural)
     optimiser.restore(saved.adam)
     window = None
     if saved.window is not None:

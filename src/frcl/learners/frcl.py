@@ -17,7 +17,7 @@ from frcl.boundary import BoundaryDetector, Decision
 from frcl.engine.program import Streams, indivisible
 from frcl.engine.train import StreamSteps
 from frcl.errors import DataError, OptionError, TaskError
-from frcl.features import network_failures
+from frcl.features import network_failures, trained_parts
 from frcl.files import save_state
 from frcl.graphs import Captured, put_back
 from frcl.inference import Asked
@@ -166,7 +166,8 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
             learned, held = split(self._model, target, len(self._state.past), inputs, encoded)
             with self._changing() as state:
                 current = open_task(self._model, target, N, state, *learned, len(learned[0]))
-                check_memory(self._model, state, current, inputs)
+                if self.options.memory is not None:
+                    check_memory(self._model, state, current, inputs)
                 current.data_mark = data_mark(inputs, encoded, *given)
         else:
             if current.data_mark is None:
@@ -211,8 +212,11 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
                 decision, encoded, current = self._watch(current, inputs, y)
             window = current.open_window(len(self._state.past))
             if current.step == 0:  # where the first step of a task fails the task is not opened
-                weights |= copied(self._theta())
-            values = self._steps(current, inputs, encoded).step(inputs, encoded)
+                weights |= copied(trained_parts(self.net))
+            if current.stream is None:  # made once per task
+                program = program_of(self._model, self._state, current, inputs, encoded, stream=True)
+                current.stream = StreamSteps(program)
+            values = current.stream.step(inputs, encoded)
             window.add(inputs, encoded, self._state.streams["window"])
             if self.detector is not None:
                 remember(self.detector, current, inputs, encoded)
@@ -231,7 +235,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
                 yield weights
             except BaseException:
                 self._state = before
-                put_back([self._theta()[name] for name in weights], list(weights.values()))
+                put_back([trained_parts(self.net)[name] for name in weights], list(weights.values()))
                 if detector is not None and watched is not None:
                     detector.load_state_dict(watched)
                 raise
@@ -330,12 +334,6 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
 
     # -- one step ---------------------------------------------------------------------------------------
 
-    def _steps(self, current: CurrentTask, x: Tensor, y: Tensor) -> StreamSteps:
-        """The step of a stream's task, made once per task."""
-        if current.stream is None:
-            current.stream = StreamSteps(program_of(self._model, self._state, current, x, y, stream=True))
-        return current.stream
-
     def _score(self, current: CurrentTask) -> Score:
         """The boundary score and the moments of f under the current posterior, as a function of inputs."""
         model, regularisers = self._model, self._state.regularisers
@@ -377,7 +375,8 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         size = checked_size((self._state.declared or Declared()).size, self.options.task_size)
         with self._changing() as state:
             current = open_task(self._model, likelihood, size, state, x, y, self.options.window)
-            check_memory(self._model, state, current, x)
+            if self.options.memory is not None:
+                check_memory(self._model, state, current, x)
             current.window = Window(self.options.window)
         return current
 
@@ -389,8 +388,10 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         with self._lock:
             after = self._state.branch()
             summary = yield from close_task(self._model, current, after, x, y)
-            after.task_sums = self._ended(after.task_sums, summary.likelihood, x, y)
-            summary = within_memory(self._model, after, current, x)
+            if self._inference.sums is not None:
+                after.task_sums = self._ended(after.task_sums, summary.likelihood, x, y)
+            if self.options.memory is not None:
+                summary = within_memory(self._model, after, current, x)
             if held is not None:
                 temperature = self._predictor.temperature(after, len(after.past) - 1, *held)
                 summary = replace(summary, temperature=temperature)

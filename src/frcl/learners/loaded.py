@@ -19,9 +19,10 @@ from frcl import codec
 from frcl.engine.program import Streams
 from frcl.errors import CheckpointError, FrclError
 from frcl.exact.model import Tasks, restored, stored
+from frcl.features import trained_parts
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.protocol import Regulariser
-from frcl.stored import StoredInputs
+from frcl.summary import StoredInputs
 from frcl.trees import Params, copied, named_tensors, shapes
 
 if TYPE_CHECKING:
@@ -54,8 +55,9 @@ def saved_parts(learner: SequentialLearner[Any, Any]) -> dict[str, Any]:
     """The fields of SavedLearner."""
     state = learner._state
     return {
-        "device": learner.device.type, "net": dict(learner.net.state_dict()), "trained": list(learner._theta()),
-        "streams": state.streams.state(), "regularisers": [one.state() for one in state.regularisers],
+        "device": learner.device.type, "net": dict(learner.net.state_dict()),
+        "trained": list(trained_parts(learner.net)), "streams": state.streams.state(),
+        "regularisers": [one.state() for one in state.regularisers],
         "input_shape": state.input_shape, "input_floating": state.input_floating,
         "task_sums": stored(state.task_sums),
     }  # fmt: skip
@@ -81,7 +83,7 @@ def restored_parts(learner: SequentialLearner[Any, Any], saved: SavedLearner, pa
 def load(learner: SequentialLearner[Any, Any], saved: Any, state: Mapping[str, Any]) -> None:
     """Give a learner the state that was saved; where it does not fit, the learner is left as it was."""
     net, before, beside = learner.net, learner._state, learner._beside()
-    weights, trained = copied(dict(net.state_dict())), list(learner._theta())
+    weights, trained = copied(dict(net.state_dict())), list(trained_parts(learner.net))
     try:
         learner._check_saved(saved)
         check_fits(net.state_dict(), saved.net)

@@ -24,6 +24,7 @@ from frcl.features import (
     in_chunks,
     is_stackable,
     network_failures,
+    trained_parts,
 )
 from frcl.learners.lockstep import Work
 from frcl.learners.objective import Constants, Draws, Objective, Parameters, draws_of_rows, inducing_inputs
@@ -37,10 +38,8 @@ from frcl.posterior import (
     chosen_covariance,
     initial_posterior,
     kernel_features,
-    random_mean,
     triangular,
     weight_moments,
-    with_low_rank,
 )
 from frcl.regularisers.heads import trained_heads, with_trained_heads
 from frcl.regularisers.protocol import Task, draw_penalties, hooks, stacked_points
@@ -55,8 +54,14 @@ from frcl.selection import (
     run_searches,
     select_by_targets,
 )
-from frcl.stored import stored_inputs
-from frcl.summary import FunctionBelief, belief_from_function, belief_from_weights, head_moments, make_head
+from frcl.summary import (
+    FunctionBelief,
+    belief_from_function,
+    belief_from_weights,
+    head_moments,
+    make_head,
+    stored_inputs,
+)
 from frcl.trees import Params, detached, leaf, named_tensors, tree_map
 
 CHUNK = 16384  # inputs that pass through the network at once outside of training
@@ -91,20 +96,23 @@ class Model:
         """All weights of the network, and the scale of its outputs."""
         return {**dict(self.net.named_parameters()), FEATURE_SCALE: self.scale}
 
-    def is_natural(self, *, low_rank: bool) -> bool:
+    @property
+    def is_natural(self) -> bool:
         """Whether q takes natural-gradient steps: q(w) does where no weight of the network is trained."""
-        return self.options.inference == "weight" and not low_rank and not self.theta()
+        options = self.options
+        return options.inference == "weight" and options.covariance != "lowrank" and not trained_parts(self.net)
 
     def start_of_q(self, C: int, n: int, generator: torch.Generator) -> Posterior:
         """q as a task begins: C functions of n weights, or of n points in function space."""
         options, weights = self.options, self.options.inference == "weight"
         covariance = chosen_covariance(options.covariance, C, n) if weights else "full"
-        std = 1.0 if self.is_natural(low_rank=covariance == "lowrank") else options.initial_std
+        std = 1.0 if self.is_natural else options.initial_std
         spread = std / (SIZE * math.sqrt(n) if weights else 1.0)
-        q = initial_posterior(C, n, spread, self.dtype, self.device, covariance)
-        if covariance == "lowrank":
-            q = with_low_rank(q, min(options.rank, n), generator)
-        return random_mean(q, spread, generator) if weights and options.initial_mean == "random" else q
+        return initial_posterior(
+            C, n, spread, self.dtype, self.device, covariance, generator=generator,
+            rank=min(options.rank, n) if covariance == "lowrank" else 0,
+            random_mean=weights and options.initial_mean == "random",
+        )  # fmt: skip
 
     @cached_property
     def prior(self) -> Prior:
@@ -121,10 +129,6 @@ class Model:
     def features(self, x: Tensor) -> Tensor:
         """Φ [n, K] under the current θ, without gradient."""
         return in_chunks(partial(self.map, self.weights), x, self.chunk)
-
-    def theta(self) -> Params:
-        """The weights of the network that are trained."""
-        return {name: p for name, p in self.net.named_parameters() if p.requires_grad}
 
     @cached_property
     def chunk(self) -> int:
@@ -146,10 +150,9 @@ class Model:
 
     def task(self, state: LearnerState, likelihood: Likelihood, N: float) -> Task:
         """The task being learned, as regularisers are told of it."""
-        return Task(
-            self.map, self.theta(), {**fixed_parts(self.net), FEATURE_SCALE: self.scale}, state.past, likelihood, N,
-            tasks_per_step=self.options.past_tasks_per_step,
-        )  # fmt: skip
+        theta, fixed = trained_parts(self.net), {**fixed_parts(self.net), FEATURE_SCALE: self.scale}
+        at_most = self.options.past_tasks_per_step
+        return Task(self.map, theta, fixed, state.past, likelihood, N, tasks_per_step=at_most)
 
 
 # -- checks ------------------------------------------------------------------------------------------------
@@ -219,8 +222,6 @@ def open_task(
 ) -> CurrentTask:
     """Begin a task whose first data are x and y; N is `size`; `examples` are at hand when it ends."""
     n = check_opening(model, likelihood, x, examples)
-    for regulariser in state.regularisers:
-        regulariser.check(likelihood, examples)
     options = model.options
     if not state.past:
         with network_failures():
@@ -239,20 +240,15 @@ def open_task(
     q = model.start_of_q(likelihood.functions, n, state.streams["posterior"])
     trains_heads = any(one.trains_heads for one in state.regularisers)
     heads = trained_heads(state.regularisers, state.past) if trains_heads else None
-    params = Parameters(model.theta(), tree_map(leaf, q), learned, heads, trained_Z)
-    task = model.task(state, likelihood, float(size))
+    params = Parameters(trained_parts(model.net), tree_map(leaf, q), learned, heads, trained_Z)
+    N, task = float(size), replace(model.task(state, likelihood, float(size)), examples=examples)
     for regulariser in state.regularisers:
         regulariser.begin(task)
-    current = CurrentTask(likelihood, float(size), params, optimiser_of(model, params, float(size)), Z=Z)
+    optimiser = Optimiser(params, options.lr, exact_number(N, model.dtype, model.device) if model.is_natural else None)
+    current = CurrentTask(likelihood, N, params, optimiser, Z=Z)
     state.current, state.declared = current, None
     state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
     return current
-
-
-def optimiser_of(model: Model, params: Parameters, N: float) -> Optimiser:
-    """Adam; natural-gradient steps for q(w) where it takes them."""
-    natural = model.is_natural(low_rank=params.posterior.low_rank is not None)
-    return Optimiser(params, model.options.lr, exact_number(N, model.dtype, model.device) if natural else None)
 
 
 def constants_of(model: Model, state: LearnerState, current: CurrentTask) -> Constants:
@@ -263,7 +259,7 @@ def constants_of(model: Model, state: LearnerState, current: CurrentTask) -> Con
         N=exact_number(current.N, model.dtype, model.device),
         past_tasks=len(state.past),
         fixed=detached(task.fixed),
-        points=stacked_points([summary.Z for summary in state.past]) if uses_points else None,
+        points=stacked_points([summary.points.inputs for summary in state.past]) if uses_points else None,
         Z=current.Z,
         regularisers=tuple(one.constants(task) for one in state.regularisers),
     )

@@ -14,8 +14,7 @@ from frcl.boundary import Change
 from frcl.errors import TaskError
 from frcl.learners.lockstep import Work
 from frcl.likelihoods import Label, Likelihood
-from frcl.stored import StoredInputs
-from frcl.summary import FunctionBelief
+from frcl.summary import FunctionBelief, StoredInputs
 from frcl.trees import Params, total_bytes
 
 KINDS = {

@@ -28,6 +28,7 @@ class PathIntegral(Regulariser):
     start: Params = remembered()  # θ when the task began, the anchor of the tasks before it
     importance: Params = remembered()  # Ω
     name: ClassVar[str] = "path-integral"
+    carries: ClassVar[str] = "path"
 
     def begin(self, task: Task) -> None:
         self.start = copied(task.theta)
@@ -41,9 +42,6 @@ class PathIntegral(Regulariser):
         start, importance = constants
         parts = [(importance[name] * (step.theta[name] - start[name]).square()).sum() for name in sorted(importance)]
         return self.weight * torch.stack(parts).sum() if parts else None
-
-    def carry(self) -> Params:
-        return self.path
 
     def follow(self, carry: Params, constants: Tree, gradient: Params, before: Params, after: Params) -> None:
         """ω ← ω − g Δθ, where g is the whole gradient less that of the penalty, 2c Ω (θ − θ*)."""

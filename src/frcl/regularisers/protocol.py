@@ -46,7 +46,7 @@ class Task:
 
     theta  the shared weights that are trained, live; fixed, the weights and buffers that are not
     past   what is kept of the tasks before it
-    N      its number of examples
+    N      its number of examples; examples, how many of them will be at hand when it ends, known when it begins
     head   [C, K], the mean of its last layer; there when it has ended, with what its likelihood learned
     tasks_per_step  how many past tasks a step uses at most; None: all
     """
@@ -60,6 +60,7 @@ class Task:
     head: Tensor | None = None
     likelihood_params: Params = field(default_factory=dict)
     tasks_per_step: int | None = None
+    examples: int | None = None
 
 
 class Step(NamedTuple):
@@ -113,6 +114,7 @@ class Regulariser(ABC):
     name: ClassVar[str]
     uses_heads: ClassVar[bool] = False  # reads heads of past tasks, which the learner then keeps
     uses_points: ClassVar[bool] = False  # reads features at the inducing points of past tasks
+    carries: ClassVar[str] = ""  # the field of tensors that `follow` updates in place, if any
     looks: ClassVar[bool] = False  # wants to see every minibatch after its step
     trains_heads = False  # heads of past tasks are trained along
     batchable = True  # its constants may be stacked with other seeds'
@@ -121,11 +123,8 @@ class Regulariser(ABC):
         """Refuse settings that do not fit their types and limits; whole numbers count from 1."""
         check_fields(self, f" of {self.name}")
 
-    def check(self, likelihood: Likelihood, examples: int) -> None:  # noqa: B027
-        """Refuse a new task that this regulariser cannot keep, of which `examples` will be at hand when it ends."""
-
     def begin(self, task: Task) -> None:  # noqa: B027
-        """A task begins."""
+        """A task begins; one that this regulariser cannot keep is refused."""
 
     def constants(self, task: Task) -> Tree:
         """What the penalty reads besides the step: the same from the beginning of a task to its end."""
@@ -141,10 +140,6 @@ class Regulariser(ABC):
 
         Pure: reads its arguments and settings alone. `draws` is a row of what `draw` returned.
         """
-
-    def carry(self) -> Params:
-        """Tensors that `follow` updates in place."""
-        return {}
 
     def follow(  # noqa: B027
         self, carry: Params, constants: Tree, gradient: Params, before: Params, after: Params
@@ -252,7 +247,7 @@ def hooks(regularisers: Sequence[Regulariser], seed: int, task: int) -> dict[str
             if regulariser.looks:
                 regulariser.look(x, y, fork(seed, f"look/{i}/{task}/{step}"))
 
-    carry = tuple(one.carry() for one in regularisers)
+    carry = tuple(getattr(one, one.carries) if one.carries else {} for one in regularisers)
     looks = any(one.looks for one in regularisers)
     return {"carry": carry, "follow": follow if any(carry) else None, "look": look if looks else None}
 

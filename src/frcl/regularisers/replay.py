@@ -18,7 +18,7 @@ from frcl.likelihoods import Likelihood
 from frcl.regularisers.heads import HeadBlock, log_prob, make_block
 from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, number, register, remembered, stacked_points
 from frcl.selection import random_start
-from frcl.stored import StoredInputs, stored_inputs
+from frcl.summary import StoredInputs, stored_inputs
 from frcl.trees import Params, Tree
 
 
@@ -53,9 +53,9 @@ class Replay(Regulariser):
         super().__post_init__()
         self.batchable = self.points is not None or self.points_per_class is not None
 
-    def check(self, likelihood: Likelihood, examples: int) -> None:
-        M = self._points(likelihood)
-        if M is not None and examples < M:
+    def begin(self, task: Task) -> None:
+        M, examples = self._points(task.likelihood), task.examples
+        if M is not None and examples is not None and examples < M:
             raise DataError(f"{examples} examples are fewer than the {M} to keep; lower points, or bring more data")
 
     def _points(self, likelihood: Likelihood) -> int | None:

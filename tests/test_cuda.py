@@ -130,7 +130,7 @@ def test_a_recorded_stream_does_what_an_eager_one_does(past_tasks_per_step, held
         logs.append(learner.observe(x[:32], y[:32]))
         scores[eager] = [(log.loss, log.kl_past, log.statistic) for log in logs]
         states[eager] = {name: value.cpu() for name, value in learner.state_dict()["tensors"].items()}
-        assert (learner._state.current.stream._recorded is None) == (eager > 10)
+        assert (learner._state.current.stream.recorded is None) == (eager > 10)
     torch.testing.assert_close(scores[10], scores[1000], rtol=1e-3, atol=1e-4, equal_nan=True)
     for name, value in states[10].items():
         if value.is_floating_point():

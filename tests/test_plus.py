@@ -16,8 +16,8 @@ from frcl import FRCL, MLP, BoundaryDetector, CheckpointError, OptionError
 from frcl.engine.batching import batched_loss
 from frcl.engine.program import gradient
 from frcl.learners.lockstep import together
-from frcl.learners.objective import Draws
-from frcl.learners.task import constants_of, objective_of, program_of
+from frcl.learners.objective import Draws, Objective
+from frcl.learners.task import constants_of, program_of
 from frcl.regularisers.protocol import stacked_points
 from frcl.summary import belief_from_weights, make_head, prior_kl, prior_kl_terms, recentred
 from frcl.trees import detached, named_tensors, stack, with_tensors
@@ -71,7 +71,7 @@ def batch() -> tuple[Tensor, Tensor]:
 
 def terms_of(learner: FRCL, tasks: Tensor | None = None):
     model, state = learner._model, learner._state
-    objective = objective_of(model, state, state.current.likelihood)
+    objective = Objective(model.map, state.current.likelihood, model.options, state.regularisers, model.prior)
     constants = constants_of(model, state, state.current)
     draws = Draws(torch.zeros(8, 16, 3, dtype=D), tasks, tuple(() for _ in state.regularisers))
     return objective(state.current.params, constants, *batch(), draws)
@@ -220,7 +220,7 @@ def test_a_step_is_flat_in_the_number_of_tasks():
         model, state = learner._model, learner._state
         constants, objective = (
             constants_of(model, state, state.current),
-            objective_of(model, state, learner.likelihood(len(state.past))),
+            Objective(model.map, learner.likelihood(len(state.past)), model.options, state.regularisers, model.prior),
         )
         draws = Draws(torch.zeros(8, 16, 3, dtype=D), torch.tensor([1]), ((),) * 4)
         with Operations() as operations:
@@ -549,7 +549,7 @@ def test_the_objective_can_be_mapped_over_seeds(tasks):
     programs = [program_of(one._model, one._state, one._state.current, *batch()) for one in learners]
     used = [None, None] if tasks is None else list(torch.tensor(tasks))
     draws = [Draws(torch.zeros(8, 16, 3, dtype=D), one, ((),) * 4) for one in used]
-    blocks = [{n: v.detach().clone() for n, v in p.params.items()} for p in programs]
+    blocks = [{n: v.detach().clone() for n, v in p.optimiser.params.items()} for p in programs]
     x, y = (part.expand(2, *part.shape) for part in batch())
     tree, constants = programs[0].optimiser.tree, stack([p.constants for p in programs])
 
@@ -566,7 +566,7 @@ def test_the_objective_can_be_mapped_over_seeds(tasks):
             torch.testing.assert_close(mapped[name][i], value, rtol=1e-10, atol=1e-12)
 
 
-def test_a_recorded_step_is_the_eager_step():
+def test_a_recorded_step_is_the_eager_step(monkeypatch):
     """What is recorded on CUDA, called without a graph."""
     eager, recorded = (taught(past_tasks_per_step=1) for _ in range(2))
     x, y = batch()
@@ -574,8 +574,10 @@ def test_a_recorded_step_is_the_eager_step():
         logs = [learner.observe(x, y) for learner in (eager, recorded)]
         assert repr(logs[0]) == repr(logs[1])
         if number == 0:
-            recorded._state.current.stream._is_recorded = lambda x: True
-    assert recorded._state.current.stream._recorded is not None
+            program = recorded._state.current.stream.program
+            monkeypatch.setattr("frcl.engine.train.EAGER", 0)
+            monkeypatch.setattr("frcl.engine.train.can_record", lambda programs, own=program: programs[0] is own)
+    assert recorded._state.current.stream.recorded is not None
     assert same_tensors(eager.state_dict()["tensors"], recorded.state_dict()["tensors"])
 
 

@@ -125,6 +125,8 @@ def test_the_interval_of_an_accuracy_stays_between_0_and_100_percent(tmp_path):
         assert interval(high, "percent").endswith(" to 100.00")
         assert interval(low, "percent").startswith("0.00 to ")
         assert (high.mean, high.std, high.low) == (near_one.mean, near_one.std, near_one.low)
+    written = changed(run, average_accuracy=near_one).result.to_json()
+    assert written["average_accuracy"]["high"] == 1.0
     negative = over_seeds([-0.5, -0.1, 0.9])
     explained = changed(run, score="r2", average_accuracy=negative).result
     assert BY_KEY["average_accuracy"].of(explained) == replace(negative, high=1.0)  # R² has no lower bound

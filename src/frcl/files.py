@@ -79,7 +79,7 @@ def sweep(folder: Path) -> None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Inside, an error of the system, such as a full disk, names the file that was to be written."""
+    """Add the name of the file to errors of the system, such as a full disk."""
     try:
         yield
     except OSError as error:
@@ -179,10 +179,10 @@ def check_version(path: Path, version: object, error: type[FrclError]) -> None:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Inside, no other process can be in here with the same folder; it is free again when this one ends, however.
+    """Lock a folder; a BusyError if another process has locked it. The lock ends with the process, however that ends.
 
-    Where another one is inside it is refused. The lock is one on the folder itself, which no deleted file undoes;
-    where a system has none for folders, on a file in it; where it has none at all, nothing is checked.
+    The folder itself is locked, so that deleting a file does not release it. Where the system cannot lock folders, a
+    file inside it is locked; where it has no locks, nothing is checked.
     """
     try:
         import fcntl
@@ -261,10 +261,7 @@ def side_by_side(states: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
 
 
 def apart(metas: Sequence[Any], tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-    """The states whose metas these are and whose tensors `side_by_side` put together.
-
-    Names that it cannot have made raise a ValueError, IndexError or AttributeError.
-    """
+    """The inverse of `side_by_side`; a name of another form is a ValueError, IndexError or AttributeError."""
     states: list[dict[str, Any]] = [{"meta": meta, "tensors": {}} for meta in metas]
     for name, value in tensors.items():
         place, own = name.split("/", 1)

@@ -44,8 +44,7 @@ def layered(net: nn.Module) -> Layered:
 class Columns:
     """The architecture that all columns share; their weights are always passed in.
 
-    A column's own parameters have the names that they have in the network; its laterals are "lateral/…", its head is
-    "head".
+    Parameters have the names that they have in the network; laterals are called "lateral/…", and the head "head".
     """
 
     net: Layered

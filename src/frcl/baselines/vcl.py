@@ -53,9 +53,9 @@ class Coreset(NamedTuple):
 
 @dataclass
 class Posterior:
-    """q but for the means of the shared weights, which are the network; coresets; and of the open task its prior.
+    """q without the means of the shared weights (the network has them), the coresets, and the prior of the open task.
 
-    `left_out` are the rows of the open task's data that are its coreset.
+    `left_out` are the rows of the open task's data that form its coreset.
     """
 
     log_std: Params = field(default_factory=dict)

@@ -121,8 +121,8 @@ class DataFile:
     ) -> FileStatus:
         """Put the file into `folder`, from the first of the mirrors, or of FRCL_MIRRORS, with the right content.
 
-        It is written after verification, completely or not at all, whatever other processes do at the same time. A
-        mirror that has not sent it after `deadline` seconds, however slowly it goes on, is given up.
+        It is verified first and written atomically. A mirror that takes more than `deadline` seconds is given up, even
+        if it is still sending.
         """
         given = os.environ.get(MIRRORS)
         mirrors = self.mirrors if given is None else [f"{mirror.rstrip('/')}/" for mirror in given.split()]

@@ -116,9 +116,9 @@ def learned_options(config: Config) -> dict[str, Any]:
 
 
 class Keeper:
-    """Writes the logs and checkpoints of the run in one folder. Those of a resumed run continue where it stopped.
+    """Writes the logs and checkpoints of a run to its folder; a resumed run continues them.
 
-    Without a folder nothing is written: of several processes only the first one has it.
+    Without a folder nothing is written. With several processes only the first one has a folder.
     """
 
     def __init__(

@@ -22,6 +22,10 @@ MetricName = Literal[
     "brier", "ece", "auroc", "agnostic_accuracy", "task_accuracy", "agnostic_nll", "agnostic_ece", "novelty_auroc",
 ]  # fmt: skip
 METRICS: tuple[MetricName, ...] = MetricName.__args__  # type: ignore[attr-defined]
+RANGES: dict[MetricName, tuple[float, float]] = {
+    "backward_transfer": (-1.0, 1.0), "forward_transfer": (-1.0, 1.0), "forgetting": (-1.0, 1.0), "brier": (0.0, 2.0),
+    "nll": (0.0, np.inf), "agnostic_nll": (0.0, np.inf),
+}  # of the metrics that are not between 0 and 1  # fmt: skip
 Part = Literal["train", "select", "evaluate"]
 
 
@@ -128,7 +132,10 @@ class Boundaries:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What a run found: the content of result.json. A metric is None where it is not available."""
+    """What a run found: the content of result.json. A metric is None where it is not available.
+
+    Intervals do not leave the range of their metric: an accuracy never exceeds 100 %.
+    """
 
     benchmark: str
     method: str
@@ -172,6 +179,13 @@ class Result:
             metric = self.metric(name)
             if metric is not None and len(metric.per_seed) != len(self.seeds):
                 raise Damaged(f'"{name}.per_seed" has {len(metric.per_seed)} entries, expected {len(self.seeds)}')
+            object.__setattr__(self, name, metric and metric.clipped(*self._range(name)))
+
+    def _range(self, name: MetricName) -> tuple[float, float]:
+        """The least and the largest value that a metric can have."""
+        if self.score == "r2" and "auroc" not in name:  # R² has no lower bound, nor has the NLL of a density
+            return -np.inf, 1.0 if "accuracy" in name else np.inf
+        return RANGES.get(name, (0.0, 1.0))
 
     def metric(self, name: MetricName) -> Interval | None:
         metric: Interval | None = getattr(self, name)

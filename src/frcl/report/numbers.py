@@ -19,13 +19,12 @@ MISSING = "not available"
 
 @dataclass(frozen=True)
 class Meaning:
-    """How a metric is shown; `says` explains it in one sentence, `range` has its least and largest possible value."""
+    """How a metric is shown; `says` explains it in one sentence."""
 
     key: MetricName
     title: str
     unit: Unit
     better: Literal["higher", "lower"]
-    range: tuple[float, float]
     says: str
 
     @property
@@ -33,12 +32,8 @@ class Meaning:
         return f"{self.title} {SYMBOLS[self.unit]}".strip()
 
     def of(self, result: Result) -> Interval | None:
-        """The metric of a run, with an interval that is clipped to the range: an accuracy never exceeds 100 %."""
-        metric = result.metric(self.key)
-        least, most = self.range
-        if result.score == "r2" and self.key != "auroc":  # R² has no lower bound, nor has the NLL of a density
-            least, most = -math.inf, 1.0 if self.unit == "percent" else math.inf
-        return metric and metric.clipped(least, most)
+        """The metric of a run."""
+        return result.metric(self.key)
 
 
 MEANINGS = tuple(Meaning(**{"key": key, **texts}) for key, texts in TEXTS["metrics"].items())

@@ -207,7 +207,7 @@ def trace_greedy(Phi: Tensor, M: int, noise: float) -> Selected:
     """Add M points one at a time, each the one that lowers the trace term most.
 
     Adding x lowers T by d(x)/(σ² + c(x)), c = φᵀRφ, d = φᵀRGRφ; both are updated for all N points with two
-    products Φv a step. `before` is the trace without any point.
+    products Φv per step. `before` is the trace without any point.
     """
     features = Phi.double()
     gram = features.mT @ features

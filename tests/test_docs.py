@@ -154,6 +154,7 @@ class Executor:
                 assert given in known or given.endswith(".toml"), f"there is no benchmark {given}"
             if not runs:
                 arguments = [*arguments, "--dry-run" if name == "run" else "--help"]
+                arguments = ["cpu" if word == "cuda" else word for word in arguments]  # checked, and not here
         self._patch.setattr(sys, "argv", ["frcl", *arguments])
         with pytest.raises(SystemExit) as ended:
             cli.main()

@@ -1,4 +1,4 @@
-"""The command line: frcl run | resume | report | compare | tune | list | data | bench | check."""
+"""The command line: frcl run | resume | report | compare | tune | sweep | list | data | bench | check."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from frcl.cli.check import check
 from frcl.cli.compare import Paths, compare, show_comparison
 from frcl.cli.console import err, out, safe, say, say_result, show_table
 from frcl.cli.options import Benchmark, Flags, Json, MethodNames, Quiet, free_folder, methods, shares_flags
+from frcl.cli.sweep import sweep
 from frcl.cli.tune import tune
 from frcl.data.registry import BENCHMARKS
 from frcl.distributed import ProcessError, Processes, data_parallel
@@ -163,7 +164,7 @@ def data_files(
     show_table(rows, "data set", "file", "state", "where")
 
 
-for _command in (compare, tune, bench, check):
+for _command in (compare, tune, sweep, bench, check):
     app.command()(_command)
 
 

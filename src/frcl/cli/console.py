@@ -16,6 +16,7 @@ from frcl.experiment.display import accuracy_table, in_words
 from frcl.experiment.results import Result
 
 out, err = Console(), Console(stderr=True)
+WIDEST = 10_000  # columns of a table in a pipe
 UNPRINTABLE = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -44,10 +45,8 @@ def show_table(rows: Iterable[Iterable[object]], *headings: str, right: bool = F
         column.justify, column.no_wrap = "right", True
     for row in rows:
         table.add_row(*(escape(safe(cell)) for cell in row))
-    width = (
-        None if out.is_terminal else max(out.width, out.measure(table, options=out.options.update(width=9999)).maximum)
-    )
-    out.print(table, width=width, soft_wrap=False, crop=out.is_terminal)
+    width = None if out.is_terminal else max(out.width, Console(width=WIDEST).measure(table).maximum)
+    (out if width is None else Console(width=width)).print(table)
 
 
 @contextmanager

@@ -13,10 +13,11 @@ from typer import Argument, Option
 
 from frcl.cli.console import bar, say
 from frcl.cli.options import Benchmark, Flags, completed, free_folder, keys, methods, shares_flags
+from frcl.cli.sweep import Address, Cpus, Gpus, Jobs, Resume, engine_of, gpus_for
 from frcl.errors import OptionError
 from frcl.experiment.config import over, to_toml
+from frcl.experiment.keeper import Interrupted
 from frcl.experiment.runner import check
-from frcl.experiment.sweep import in_processes, in_turn
 from frcl.experiment.tune import BY, EXTENSIONS, Search, Trial, grid_of, own_grid
 from frcl.experiment.tune import tune as search_in
 from frcl.files import alone_in
@@ -24,9 +25,9 @@ from frcl.files import alone_in
 METHOD = "The method to tune; see `frcl list`."
 TRY = "Values to try instead of the method's own, as in curvature=[0.3,1.0]; repeatable."
 EXTEND = "How often a grid whose smallest or largest value wins is extended beyond it; 0: never."
-RESUME = "Go on with the search in this folder; other options are not needed."
 _measures = completed(lambda: list(BY))
-JOBS = "How many trials at a time, each in a process of its own."
+ENGINE = "grid: every combination, or --trials of them; ray: Ray Tune, Optuna chooses and ASHA ends poor trials early."
+_engines = completed(lambda: ("grid", "ray"))
 
 
 @shares_flags
@@ -38,13 +39,19 @@ def tune(
     tries: Annotated[list[str] | None, Option("--try", help=TRY, autocompletion=keys)] = None,
     by: Annotated[str, Option(help=f"What decides: {', '.join(BY)}.", autocompletion=_measures)] = "accuracy",
     extend: Annotated[int, Option(min=0, help=EXTEND)] = EXTENSIONS,
-    jobs: Annotated[int, Option(min=1, help=JOBS)] = 1,
-    resume: Annotated[Path | None, Option(help=RESUME)] = None,
+    engine: Annotated[str, Option(help=ENGINE, autocompletion=_engines)] = "grid",
+    address: Address = "none",
+    jobs: Jobs = 1,
+    cpus: Cpus = 1.0,
+    gpus: Gpus = None,
+    resume: Resume = None,
 ) -> None:
     """Choose options among a grid on validation data of the first tasks; test data is never touched.
 
     Every trial is a run in the folder of the search: frcl tune --resume FOLDER goes on after an interruption.
     """
+    if engine not in ("grid", "ray"):
+        raise OptionError(f"--engine {engine} is unknown; choose grid or ray")
     tell: Callable[[str], None] = (lambda _: None) if flags.as_json or flags.quiet else say
     if resume is None:
         search = _search(flags, method, benchmark, trials, tries or [], by, extend)
@@ -63,12 +70,22 @@ def tune(
         advance()
         tell(f"{trial.show()}  {trial.options}")
 
+    needed = gpus_for(gpus, search.config({}).device)
     with alone_in(folder), bar("trials", quiet=flags.quiet or flags.as_json) as advance:
-        found = search_in(
-            search, folder, in_turn if jobs == 1 else in_processes(jobs),
-            on_trial=show,
-            on_extended=lambda name, edge, value: tell(edge_wins(name, edge, value)),
-        )  # fmt: skip
+        try:
+            if engine == "ray":
+                from frcl.adapters.ray import search_on_ray
+
+                found = search_on_ray(search, folder, "local" if address == "none" else address, cpus=cpus, gpus=needed)
+                for trial in found:
+                    show(trial)
+            else:
+                found = search_in(
+                    search, folder, engine_of(address, jobs, cpus, needed), on_trial=show,
+                    on_extended=lambda name, edge, value: tell(edge_wins(name, edge, value)),
+                )  # fmt: skip
+        except KeyboardInterrupt:
+            raise Interrupted(f"stopped; go on with: frcl tune --resume {folder}") from None
     if flags.as_json:
         return typer.echo(json.dumps([trial.to_json() for trial in found]))
     chosen = " ".join(f"--set {name}={value}" for name, value in found[0].options.items())

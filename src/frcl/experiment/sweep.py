@@ -53,22 +53,28 @@ def plan(
     methods: Sequence[str],
     shared: Callable[[str], Sequence[Mapping[str, Any]]],
     settings: Sequence[str],
+    on_skipped: Callable[[str, str], object] = lambda *_: None,
 ) -> dict[str, Config]:
     """A job for every method and every combination of the values in `settings`, such as `points=[10,40]`.
 
     `shared` has the layers of all jobs of a method. Settings that a method does not have, but another one has, are left
-    out for it.
+    out for it, and `on_skipped` is told.
     """
     jobs: dict[str, Config] = {}
     for method in methods:
         grid: dict[str, list[Any]] = {}
         for layer in (setting_for(text, method, methods) for text in settings):
-            if not foreign(layer, method, methods):
-                name, values = values_of(layer, method)
+            name, values = values_of(layer, method)
+            if foreign(layer, method, methods):
+                on_skipped(method, name.rpartition(".")[2])
+            elif name in grid:
+                raise OptionError(f"--set has {name} twice; give all its values in one list")
+            else:
                 grid[name] = values
+        below = list(shared(method))
         for options in combinations(grid):
             varied = {name.rpartition(".")[2]: value for name, value in options.items() if len(grid[name]) > 1}
-            jobs[job_name(varied, method)] = resolve(benchmark, *shared(method), *map(_layer, options.items()))
+            jobs[job_name(varied, method)] = resolve(benchmark, *below, *map(_layer, options.items()))
     return jobs
 
 

@@ -74,6 +74,11 @@ class Search:
         if self.by not in BY:
             raise OptionError(f"--by {self.by} is unknown; choose one of {', '.join(BY)}")
 
+    @property
+    def count(self) -> int:
+        """How many trials, before the grid is extended."""
+        return self.trials or math.prod(map(len, self.grid.values()))
+
     def config(self, options: Mapping[str, Any]) -> Config:
         """The configuration of one trial: training data alone, the first tasks alone."""
         base = {"method": self.method, "stream": {"tasks": TASKS, "train_on": "train"}, "seeds": [0]}

@@ -1,0 +1,129 @@
+"""`frcl sweep`: several methods and options, on this machine or on a Ray cluster; results in one folder."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Option
+
+from frcl.cli.compare import show_comparison
+from frcl.cli.console import bar, note, say
+from frcl.cli.options import Benchmark, Flags, MethodNames, completed, free_folder, shares_flags
+from frcl.errors import FrclError
+from frcl.experiment.display import in_words
+from frcl.experiment.keeper import Interrupted
+from frcl.experiment.results import Result
+from frcl.experiment.runner import check
+from frcl.experiment.sweep import Engine, carried_out, in_processes, in_turn, plan, read_plan, write_plan
+from frcl.files import alone_in
+from frcl.report import find_runs, write_report, write_tables
+
+ADDRESS = (
+    "Where: none, processes of this machine; or Ray: local, on this machine; auto, the cluster of this machine; "
+    "or the address of a cluster."
+)
+JOBS = "Without Ray: how many jobs at a time, each in a process of its own."
+CPUS = "With Ray: CPUs for each job."
+GPUS = "With Ray: GPUs for each job, as 1 or 0.25; by default 1 on CUDA."
+RESUME = "Go on with what is in this folder; of the other options only those are needed that say where."
+_addresses = completed(lambda: ("none", "local", "auto"))
+
+Address = Annotated[str, Option(help=ADDRESS, autocompletion=_addresses)]
+Jobs = Annotated[int, Option(min=1, help=JOBS)]
+Cpus = Annotated[float, Option(min=0.0, help=CPUS)]
+Gpus = Annotated[float | None, Option(min=0.0, help=GPUS)]
+Resume = Annotated[Path | None, Option(help=RESUME)]
+
+
+def engine_of(address: str, jobs: int, cpus: float, gpus: float) -> Engine:
+    """Where jobs are carried out."""
+    if address == "none":
+        return in_turn if jobs == 1 else in_processes(jobs)
+    from frcl.adapters.ray import on_ray
+
+    return on_ray(address, cpus=cpus, gpus=gpus)
+
+
+def gpus_for(gpus: float | None, device: str) -> float:
+    """GPUs of a job: as said, or one where it computes on CUDA."""
+    return float(device.startswith("cuda")) if gpus is None else gpus
+
+
+@shares_flags
+def sweep(
+    flags: Flags,
+    benchmark: Benchmark = None,
+    method: MethodNames = None,
+    address: Address = "none",
+    jobs: Jobs = 1,
+    cpus: Cpus = 1.0,
+    gpus: Gpus = None,
+    resume: Resume = None,
+) -> None:
+    """Learn with several methods and options, as in --method frcl,ewc --set lr=[1e-3,1e-2], and write one report.
+
+    A job is all seeds of one configuration, trained as one program. A list given by --set is a list of values to try;
+    for an option that is a list itself give a list of lists. Any process may be killed: frcl sweep --resume FOLDER
+    ends with the results of an uninterrupted sweep.
+    """
+    folder = resume or _planned(flags, benchmark, method)
+    if folder is None:
+        return
+    texts, found, silent = read_plan(folder), dict[str, Result | str](), flags.quiet or flags.as_json
+    cuda = next((text for text in texts.values() if tomllib.loads(text).get("device") != "cpu"), None)
+    engine = engine_of(address, jobs, cpus, gpus_for(gpus, "cuda" if cuda else "cpu"))
+    with alone_in(folder), bar("jobs", len(texts), quiet=silent) as advance:
+        try:
+            for job, one in carried_out(texts, folder, engine):
+                found[job] = one
+                advance()
+                if not silent:
+                    say(f"{job}: {one if isinstance(one, str) else in_words(one.average_accuracy, 100.0, ' %')}")
+        except KeyboardInterrupt:
+            raise Interrupted(f"stopped; go on with: frcl sweep --resume {folder}") from None
+        _report(folder, {job: found[job] for job in texts}, flags)
+
+
+def _planned(flags: Flags, benchmark: str | None, method: str | None) -> Path | None:
+    """The folder of a new sweep with its plan; none with --dry-run."""
+    name, methods = flags.chosen(benchmark, method)
+    skipped: dict[str, None] = {}
+    planned = plan(
+        name, methods, lambda one: flags.layers(one, methods, ()), flags.settings or [],
+        lambda one, option: skipped.setdefault(f"method {one} has no option {option}: skipped"),
+    )  # fmt: skip
+    for text in () if flags.quiet else skipped:
+        note(text)
+    if flags.dry_run:
+        for job, config in planned.items():
+            say(job)
+            check(config)
+        return None
+    folder = flags.out or free_folder(f"{Path(name).stem}-sweep")
+    write_plan(folder, planned)
+    return folder
+
+
+def _report(folder: Path, found: Mapping[str, Result | str], flags: Flags) -> None:
+    """Write one report of all jobs that ended well; name those that failed."""
+    errors = {job: one for job, one in found.items() if isinstance(one, str)}
+    if len(errors) < len(found):
+        runs = find_runs([folder / job for job in found if job not in errors])
+        write_report(runs, folder / "report.html")
+        write_tables(runs, folder / "tables")
+        if flags.as_json:
+            typer.echo(json.dumps({job: one.to_json() for job, one in found.items() if isinstance(one, Result)}))
+        elif not flags.quiet:
+            show_comparison(runs)
+            say(f"report: {folder / 'report.html'}")
+    if errors:
+        job, error = next(iter(errors.items()))
+        raise FrclError(
+            f"{len(errors)} of {len(found)} jobs failed; the first is {job}: {error}. "
+            f"`frcl sweep --resume {folder}` tries them again"
+        )

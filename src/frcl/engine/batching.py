@@ -53,11 +53,11 @@ def stacked(optimisers: Sequence[Optimiser]) -> Optimiser:
     first = optimisers[0]
     params = with_tensors(first.tree, _one_block([one.params for one in optimisers]))
     natural = None if first.natural is None else torch.stack([one.natural for one in optimisers])  # type: ignore[misc]
-    block = Optimiser(params, first.lr, natural)
+    block = Optimiser(params, first.lr, natural, first.rule)
     block.exp_avg = _one_block([one.exp_avg for one in optimisers])
     block.exp_avg_sq = _one_block([one.exp_avg_sq for one in optimisers])
     block._count = first._count.clone()
-    block.decay = first.decay
+    block.decay, block.rise, block.stacked = first.decay, first.rise, True
     for one in optimisers:
         one._count = block._count
     for value in block.params.values():
@@ -103,7 +103,7 @@ def can_stack(programs: Sequence[Program]) -> bool:
 
 
 def _shape(program: Program) -> object:
-    lr = (program.optimiser.lr, program.optimiser.decay)
+    lr = (program.optimiser.lr, program.optimiser.decay, program.optimiser.rise, program.optimiser.rule)
     trees = shapes((program.optimiser.tree, program.constants, program.carry))
     return program.signature, trees, tuple(program.x.shape[1:]), tuple(program.y.shape[1:]), lr
 

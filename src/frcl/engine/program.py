@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from frcl.engine.natural import RATE, natural_step
+from frcl.engine.rules import THETA, Rule
 from frcl.errors import NumericalError
 from frcl.graphs import in_place
 from frcl.seeding import fork
 from frcl.trees import Params, Tree, named_tensors, stack, with_tensors
 
-BETAS = (0.9, 0.999)
-EPS = 1e-8
+ADAM = Rule()
 
 
 class AdamState(NamedTuple):
@@ -37,23 +37,22 @@ NATURAL = ("posterior/mean", "posterior/factor")
 
 
 class Optimiser:
-    """Moves the leaf tensors of a tree down a gradient, by Adam. `steps` is the one count of steps taken.
+    """Moves the leaf tensors of a tree down a gradient, by a rule. `steps` is the one count of steps taken.
 
     Where `natural` is given, the number of examples N, the posterior takes natural-gradient steps instead.
     """
 
-    def __init__(self, params: Tree, lr: float, natural: Tensor | None = None) -> None:
+    def __init__(self, params: Tree, lr: float, natural: Tensor | None = None, rule: Rule = ADAM) -> None:
         self.tree = params
         self.params: Params = dict(named_tensors(params))
-        self.lr, self.natural = lr, natural
+        self.lr, self.natural, self.rule = lr, natural, rule
+        self.stacked = False  # whether all parameters have a leading axis, one entry for each program
+        self.rise = 0.0  # over this many steps, the first ones, lr rises to its value
         self.decay: tuple[float, float] | None = None  # the last step, over how many steps before it lr falls to zero
-        kinds: dict[Any, list[str]] = {}  # names by type
-        for name, p in self.params.items():
+        for p in self.params.values():
             p.data = p.data.contiguous()
-            if natural is None or name not in NATURAL:
-                kinds.setdefault(p.dtype, []).append(name)
-        self._kinds = list(kinds.values())
-        by_adam = {name: self.params[name] for names in self._kinds for name in names}
+        by_adam = {name: p for name, p in self.params.items() if natural is None or name not in NATURAL}
+        self._groups = rule.groups(by_adam)
         self.exp_avg = {name: torch.zeros_like(p, requires_grad=False) for name, p in by_adam.items()}
         self.exp_avg_sq = {name: torch.zeros_like(p, requires_grad=False) for name, p in by_adam.items()}
         self.steps = 0
@@ -68,20 +67,22 @@ class Optimiser:
             if self.decay is not None:  # a tensor, so that a step can be recorded
                 last, over = self.decay
                 share = ((last + 1 - self._count) / over).clamp(0.0, 1.0)
+            if self.rise:
+                share = share * (self._count / self.rise).clamp_max(1.0)
             if self.natural is not None:
                 mean, factor = NATURAL
                 natural_step(
                     self.params[mean], self.params[factor], gradients[mean], gradients[factor], self.natural,
                     RATE * share,
                 )  # fmt: skip
-            for names in self._kinds:
-                # the fused kernel of torch.optim.Adam(fused=True); torch.optim itself takes a second to import.
-                # It ignores strides: everything must be contiguous.
-                torch._fused_adam_(
-                    [self.params[n] for n in names], [gradients[n].contiguous() for n in names],
-                    [self.exp_avg[n] for n in names], [self.exp_avg_sq[n] for n in names], [],
-                    [self._count] * len(names), lr=self.lr * share, beta1=BETAS[0], beta2=BETAS[1],
-                    weight_decay=0.0, eps=EPS, amsgrad=False, maximize=False,
+            gradients = self.rule.clipped(gradients, list(self.exp_avg), int(self.stacked))
+            for names in self._groups:
+                backbone = names[0].startswith(THETA)
+                lr = self.rule.backbone_lr if backbone and self.rule.backbone_lr is not None else self.lr
+                moments = [self.exp_avg[n] for n in names], [self.exp_avg_sq[n] for n in names]
+                self.rule.move(
+                    [self.params[n] for n in names], [gradients[n] for n in names], moments, self._count, lr * share,
+                    backbone=backbone,
                 )  # fmt: skip
 
     def changes(self) -> list[Tensor]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 from frcl.budget import parsed_bytes
+from frcl.engine.rules import Method, Rule
 from frcl.errors import OptionError
 from frcl.exact.fixed import FeatureKind
 from frcl.inference import FromSummaries, TaskInference, task_inference
@@ -66,7 +67,15 @@ class FRCLOptions(MethodOptions):
 
     steps: int = option(1000, "gradient steps of fit() per task")
     batch_size: int = option(128, "minibatch size of fit()")
-    lr: float = option(1e-3, "Adam's learning rate", POSITIVE)
+    lr: float = option(1e-3, "learning rate", POSITIVE)
+    backbone_lr: float | None = option(None, "learning rate of the network's weights; None: lr", POSITIVE)
+    optimiser: Method = option("adam", "Adam, AdamW, or stochastic gradient descent with momentum")
+    momentum: float = option(0.9, "of 'sgd'", SHARE)
+    weight_decay: float = option(
+        0.0, "of the network's weights: added to their gradient times them; 'adamw': apart from it", NOT_NEGATIVE
+    )
+    clip_norm: float | None = option(None, "largest norm of a gradient, which is scaled down to it", POSITIVE)
+    warm_up: float = option(0.0, "fit(): over this share of the steps, the first ones, lr rises from zero", SHARE)
     lr_decay: float = option(0.0, "fit(): over this share of the steps, the last ones, lr falls to zero", SHARE)
     past_tasks_per_step: int | None = option(None, "at most this many past tasks are regularised per step; None: all")
 
@@ -138,6 +147,11 @@ class FRCLOptions(MethodOptions):
         return Prior(1.0 if self.inference == "function" and self.prior_std == "learned" else self.prior_std)
 
     @property
+    def rule(self) -> Rule:
+        """How parameters are moved."""
+        return Rule(self.optimiser, self.momentum, self.weight_decay, self.backbone_lr, self.clip_norm)
+
+    @property
     def recipe(self) -> Recipe:
         """How inducing points are chosen."""
         return Recipe(self.selection, self.search, self.search_steps, self.search_examples)
@@ -193,6 +207,12 @@ class FRCLKeywords(TypedDict, total=False):
     steps: int
     batch_size: int
     lr: float
+    backbone_lr: float | None
+    optimiser: Method
+    momentum: float
+    weight_decay: float
+    clip_norm: float | None
+    warm_up: float
     lr_decay: float
     past_tasks_per_step: int | None
     functional: float

@@ -244,7 +244,8 @@ def open_task(
     N, task = float(size), replace(model.task(state, likelihood, float(size)), examples=examples)
     for regulariser in state.regularisers:
         regulariser.begin(task)
-    optimiser = Optimiser(params, options.lr, exact_number(N, model.dtype, model.device) if model.is_natural else None)
+    natural = exact_number(N, model.dtype, model.device) if model.is_natural else None
+    optimiser = Optimiser(params, options.lr, natural, options.rule)
     current = CurrentTask(likelihood, N, params, optimiser, Z=Z)
     state.current, state.declared = current, None
     state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
@@ -287,6 +288,8 @@ def program_of(
     regularisers, tasks = state.regularisers, len(state.past)
     if options.lr_decay and not stream:
         current.optimiser.decay = float(stop), options.lr_decay * stop
+    if not stream:
+        current.optimiser.rise = options.warm_up * stop
     program: Program
 
     def draw(steps: int) -> Drawn:

@@ -25,13 +25,7 @@ class CifarNet(nn.Module):
     """
 
     def __init__(
-        self,
-        size: int = 32,
-        *,
-        channels: int = 3,
-        filters: Sequence[int] = (32, 64),
-        width: int = 512,
-        seed: int = 0,
+        self, size: int = 32, *, channels: int = 3, filters: Sequence[int] = (32, 64), width: int = 512, seed: int = 0
     ) -> None:
         super().__init__()
         _check_sizes("CifarNet", size=size, channels=channels, width=width, filters=min(filters, default=0))

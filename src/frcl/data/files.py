@@ -112,12 +112,7 @@ class DataFile:
         return None
 
     def download(
-        self,
-        folder: Path,
-        *,
-        on_progress: Progress | None = None,
-        timeout: float = TIMEOUT,
-        deadline: float = DEADLINE,
+        self, folder: Path, *, on_progress: Progress | None = None, timeout: float = TIMEOUT, deadline: float = DEADLINE
     ) -> FileStatus:
         """Put the file into `folder`, from the first of the mirrors, or of FRCL_MIRRORS, with the right content.
 

@@ -225,7 +225,7 @@ def test_a_run_that_was_changed_by_hand_is_refused_in_words(tmp_path):
     file = tmp_path / "run" / "config.toml"
     whole = file.read_text()
     file.write_text(whole.replace("seeds = [0, 1, 2]", "seeds = [0, 1]"))
-    with pytest.raises(CheckpointError, match=r"other options than the run began with: seeds"):
+    with pytest.raises(CheckpointError, match=r"other options than the run: seeds"):
         runner.resume(tmp_path / "run", Observer())
     file.write_text(whole)
     (tmp_path / "run" / "log.csv").unlink()

@@ -195,9 +195,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise BusyError(
-                f"another process is at work in {folder}; wait until it has ended, or choose another folder"
-            ) from error
+            raise BusyError(f"another process is at work in {folder}; wait for it, or choose another folder") from error
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise

@@ -89,9 +89,7 @@ class ResNet18(nn.Module):
             after = width * 2**stage
             blocks += [_Residual(before, after, 1 if stage == 0 else 2), _Residual(after, after, 1)]
             before = after
-        self.layers = nn.Sequential(
-            stem, _norm(width), nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten()
-        )  # fmt: skip
+        self.layers = nn.Sequential(stem, _norm(width), nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
         initialise(self, seed)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -56,9 +56,7 @@ class PooledFeatures(nn.Module):
             [] if isinstance(trained, bool) else [one for one in trained if not any(n.startswith(one) for n in names)]
         )
         if unused:
-            raise NetworkError(
-                f"no weight of the model has a name that begins with {unused[0]!r}, as {names[0]!r} does"
-            )
+            raise NetworkError(f"no weight of the model has a name beginning with {unused[0]!r}, as {names[0]!r} does")
         for name, parameter in self.model.named_parameters():
             chosen = trained if isinstance(trained, bool) else any(name.startswith(one) for one in trained)
             parameter.requires_grad_(bool(chosen) and parameter.requires_grad)
@@ -79,9 +77,7 @@ def _pooled(out: object) -> Tensor:
         out = getattr(out, "last_hidden_state", None) if pooled is None else pooled
     if not isinstance(out, Tensor) or not 2 <= out.ndim <= 4:
         given = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise NetworkError(
-            f"the model gives {given}; expected [B, K], [B, T, K] or [B, K, H, W]. Wrap it in a network."
-        )
+        raise NetworkError(f"the model gives {given}; expected [B, K], [B, T, K] or [B, K, H, W]. Wrap it.")
     if out.ndim == 4:
         return out.mean((2, 3))
     return out if out.ndim == 2 else out.mean(1)

@@ -150,7 +150,5 @@ def _source(request: Request) -> Source:
 
 BENCHMARKS.add(
     "omniglot",
-    BenchmarkSpec(
-        "50 tasks, one for each alphabet, with 14 to 55 characters", _source, OMNIGLOT_OPTIONS, ("omniglot",)
-    ),
+    BenchmarkSpec("50 tasks, one per alphabet, with 14 to 55 characters", _source, OMNIGLOT_OPTIONS, ("omniglot",)),
 )

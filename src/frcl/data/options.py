@@ -32,9 +32,7 @@ class BenchmarkOptions(Options):
     first_identity: bool = option(False, "permuted-*: do not permute the pixels of the first task")
 
     augment: int = option(20, "omniglot: versions of each training image, itself included; 1: no augmentation")
-    rotation: float = option(
-        15.0, "omniglot: a version is rotated by up to this many degrees either way", NOT_NEGATIVE, 180
-    )
+    rotation: float = option(15.0, "omniglot: a version is rotated by at most this many degrees", NOT_NEGATIVE, 180)
     shift: float = option(2.0, "omniglot: and moved by at most this many pixels along each axis", NOT_NEGATIVE, 28)
     omniglot_split: OmniglotSplit = option("stratified", "12/4/4 images of each character by the seed, or by drawer")
     alphabet_order: Literal["seed", "alphabetical"] = option("seed", "omniglot: the order of the alphabets")

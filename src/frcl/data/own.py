@@ -159,13 +159,11 @@ def _split(
     return Split(inputs, torch.from_numpy(np.ascontiguousarray(labels.astype(dtype))))
 
 
-def _task(
-    name: str, parts: dict[str, Split], config: dict[str, Any], train_on: TrainOn, stream: str, seed: int
-) -> Task:
+def _task(name: str, parts: dict[str, Split], config: dict[str, Any], train_on: TrainOn, key: str, seed: int) -> Task:
     """One task; the test and validation parts that are not given are held out of the training part."""
     train, test, validation = parts[""], parts.get("_test"), parts.get("_validation")
     if test is None:
-        train, test = _hold_out(train, config["test_share"], fork(seed, f"{stream}/test"))
+        train, test = _hold_out(train, config["test_share"], fork(seed, f"{key}/test"))
         if len(test) == 0:
             raise DataError(
                 f"{name} has no test part, and test_share={config['test_share']:g} of its {len(train)} examples "
@@ -173,7 +171,7 @@ def _task(
             )
     both = train
     if validation is None:
-        train, validation = _hold_out(train, config["validation_share"], fork(seed, f"{stream}/validation"))
+        train, validation = _hold_out(train, config["validation_share"], fork(seed, f"{key}/validation"))
     elif train.x.shape[1:] != validation.x.shape[1:]:
         shapes = [list(part.x.shape[1:]) for part in (train, validation)]
         raise DataError(f"{name}: inputs have shape {shapes[0]}, but {shapes[1]} for validation")
@@ -276,9 +274,7 @@ def _read_npz(path: Path, label: str | None) -> dict[str, Array]:
             arrays = read_arrays(file, LARGEST)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise DataError(
-            f"cannot read {path} as an .npz file: {reason}; write it with numpy.savez(path, x=x, y=y)"
-        ) from error
+        raise DataError(f"cannot read {path} as an .npz file: {reason}; use numpy.savez(path, x=x, y=y)") from error
     for name in arrays:
         if name not in ARRAYS:
             raise DataError(f"{path}: unknown array {name!r}{suggestion(name, ARRAYS)}")

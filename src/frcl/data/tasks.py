@@ -109,17 +109,13 @@ class Seen(Benchmark):
 
 def validation_only(inner: Benchmark) -> Benchmark:
     """The benchmark with its validation data where test data is asked for."""
-    return Seen(
-        inner, lambda _, task: replace(task, test=task.validation), lambda number: inner.task(number).validation
-    )
+    return Seen(inner, lambda _, task: replace(task, test=task.validation), lambda i: inner.task(i).validation)
 
 
 def checked_number(benchmark: Benchmark, number: int) -> int:
     """`number`, if the benchmark has such a task."""
     if not 0 <= number < len(benchmark):
-        raise TaskError(
-            f"{benchmark.name} has no task {number}: its {len(benchmark)} tasks are numbered 0 to {len(benchmark) - 1}"
-        )
+        raise TaskError(f"{benchmark.name} has no task {number}; its tasks are 0 to {len(benchmark) - 1}")
     return number
 
 

@@ -99,9 +99,7 @@ class Progress:
             if now[name] != then:
                 part = then if isinstance(then, dict) else {}
                 names = [f"{name}.{key}" for key, value in part.items() if now[name].get(key) != value] or [name]
-                raise CheckpointError(
-                    f"config.toml has other options than the run began with: {', '.join(names)}; put them back"
-                )
+                raise CheckpointError(f"config.toml has other options than the run: {', '.join(names)}; put them back")
         self.options = now
 
     def spent(self, part: Part, seconds: float) -> None:

@@ -75,9 +75,7 @@ def run(
 
 def check_free(folder: Path, *, overwrite: bool) -> None:
     if (folder / "config.toml").exists() and not overwrite:
-        raise OptionError(
-            f"{folder} already holds a run; go on with `frcl resume {folder}`, choose another --out, or say --overwrite"
-        )
+        raise OptionError(f"{folder} already holds a run: use `frcl resume {folder}`, another --out, or --overwrite")
 
 
 def resume(folder: Path, observer: Observer, *, stop: Stop = lambda: False, after: After = lambda _: None) -> Result:
@@ -137,14 +135,10 @@ def build_network(options: NetworkOptions, input_shape: tuple[int, ...], seed: i
     if options.kind == "mlp":
         return MLP(math.prod(input_shape), options.widths, last=options.last, seed=seed)
     if len(input_shape) not in (2, 3) or input_shape[-1] != input_shape[-2]:
-        raise OptionError(
-            f'network kind "{options.kind}" needs square images; the inputs have shape {list(input_shape)}'
-        )
+        raise OptionError(f'network kind "{options.kind}" needs square images; inputs have shape {list(input_shape)}')
     channels = input_shape[0] if len(input_shape) == 3 else 1
     if options.kind != "conv" and len(input_shape) == 2:
-        raise OptionError(
-            f'network kind "{options.kind}" needs inputs [channels, height, width]; got {list(input_shape)}'
-        )
+        raise OptionError(f'network kind "{options.kind}" takes [channels, height, width]; got {list(input_shape)}')
     if options.kind == "cifar":
         *filters, width = options.widths
         return CifarNet(input_shape[-1], channels=channels, filters=filters, width=width, seed=seed)

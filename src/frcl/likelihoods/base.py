@@ -220,9 +220,7 @@ class ClassLikelihood(Likelihood):
         values, known = as_values(y), np.array(self.labels)
         if isinstance(values, Tensor):
             if values.is_floating_point():
-                raise LabelError(
-                    f"targets are {values.dtype} but this task has labels {_show(self.labels)}; pass integers"
-                )
+                raise LabelError(f"{values.dtype} targets; this task has labels {_show(self.labels)}; pass integers")
             values = values.cpu().numpy()
         if values.ndim != 1:
             raise LabelError(f"labels must be one per example, [N]; got shape {tuple(values.shape)}")

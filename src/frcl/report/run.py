@@ -140,9 +140,8 @@ def comparison_rows(runs: Sequence[Run]) -> Comparison:
     rows = []
     for run, label in labelled:
         result, metrics = run.result, {key: BY_KEY[key].of(run.result) for key in COMPARED}
-        rows.append(
-            ComparisonRow(label, result.benchmark, result.method, len(result.seeds), metrics, run.memory, run.seconds)
-        )
+        place = (label, result.benchmark, result.method, len(result.seeds))
+        rows.append(ComparisonRow(*place, metrics, run.memory, run.seconds))
     pairs = (_pair(*first, *second) for first, second in combinations(labelled, 2))
     return Comparison(tuple(rows), tuple(pair for pair in pairs if pair is not None))
 

@@ -17,6 +17,8 @@ from torch import Tensor
 from frcl.errors import OptionError
 from frcl.exact.fixed import FeatureKind, RandomFeatures, whole_features
 from frcl.exact.model import Believed, ExactModel, Tasks, added
+from frcl.exact.sums import Sums
+from frcl.likelihoods import Likelihood
 
 FromSummaries = Literal["summaries", "exact", "both"]  # for learners that keep points of past tasks
 FromHeads = Literal["heads", "exact"]  # for the others
@@ -85,12 +87,16 @@ class Exact:
         self._model = ExactModel(features)
         self.sums: Exact | None = self
 
-    def ended(self, kept: Tasks, x: Tensor, classes: Tensor, C: int) -> Tasks:
-        """What is kept after one more task, with classes [N] of its examples."""
-        new = self._model.of(x, F.one_hot(classes, C))
+    def ended(self, kept: Tasks, x: Tensor, y: Tensor, likelihood: Likelihood) -> Tasks:
+        """What is kept after one more task, with encoded targets y [N, ...] of its examples."""
+        return added(kept, len(kept.blocks), self.of(x, y, likelihood), own_gram=False)
+
+    def of(self, x: Tensor, y: Tensor, likelihood: Likelihood) -> Sums:
+        """The sums of the examples of a task; numeric targets are one class."""
+        classes = y if likelihood.classes is not None else torch.zeros(len(y), dtype=torch.int64, device=y.device)
+        new = self._model.of(x, F.one_hot(classes, len(likelihood.classes or (None,))))
         seen = new.squares > 0  # a class without examples is no column
-        new = new._replace(cross=new.cross[:, seen], squares=new.squares[seen])
-        return added(kept, len(kept.blocks), new, own_gram=False)
+        return new._replace(cross=new.cross[:, seen], squares=new.squares[seen])
 
     def infer(self, kept: Tasks, asked: Asked) -> Inferred:
         self._model.tasks = kept

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -25,8 +26,8 @@ class Predictor:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._state: LearnerState | None = None  # the state that the cached heads belong to
-        self._heads: dict[int, tuple[int, Head]] = {}  # by task: the version of θ it was made for, the head
+        # by state and task: the version of θ that a head was made for, and the head
+        self._heads: WeakKeyDictionary[LearnerState, dict[int, tuple[int, Head]]] = WeakKeyDictionary()
 
     def predict(self, state: LearnerState, numbers: Sequence[int], x: Tensor) -> tuple[list[Prediction], Asked]:
         """Mean, variance and the distribution of targets in each of these tasks, on features computed once.
@@ -128,15 +129,13 @@ class Predictor:
 
     def _head(self, state: LearnerState, number: int) -> Head:
         """The head of a past task, made again when θ has moved since."""
-        version = self._version(state)
-        if state is not self._state:
-            self._state, self._heads = state, {}
-        cached = self._heads.get(number)
+        version, heads = self._version(state), self._heads.setdefault(state, {})
+        cached = heads.get(number)
         if cached is None or cached[0] != version:
             summary = state.summaries()[number]
             Phi_z = self._model.features(summary.Z)
             cached = (version, self._centred(make_head(Phi_z, summary.belief), Phi_z, summary))
-            self._heads[number] = cached
+            heads[number] = cached
         return cached[1]
 
     def _centred(self, head: Head, Phi_z: Tensor, summary: Summary) -> Head:

@@ -214,10 +214,10 @@ class SequentialLearner(ABC, Generic[O, S]):
             novelty = None if found.novelty is None else found.novelty.to(probs)
             return replace(each[0], task_probs=probs, novelty=novelty) if finished == 1 else mixed(each, probs, novelty)
 
-    def _ended(self, kept: Tasks, likelihood: Likelihood, x: Tensor, y: Tensor) -> Tasks:
-        """What the inference of the task keeps after one more task with these examples, where it keeps sums."""
+    def _ended(self, kept: Tasks, likelihood: Likelihood, x: Tensor, y: Tensor, number: int | None = None) -> Tasks:
+        """What the inference keeps after one more task with these examples, or more of task `number`, in sums."""
         assert self._inference.sums is not None
-        return self._inference.sums.ended(kept, x, y, likelihood)
+        return self._inference.sums.ended(kept, x, y, likelihood, number)
 
     # -- keeping -------------------------------------------------------------------------------------------------
 

@@ -61,12 +61,14 @@ View = Callable[[Table, Path, bool], Iterator[str]]  # the table, the folder of 
 TEN, FIVE, THREE, ONE = tuple(range(10)), tuple(range(5)), tuple(range(3)), (0,)
 MNIST, OMNIGLOT = ("permuted-mnist", "split-mnist"), "omniglot"
 
+RECENTRED: Layer = {"functional": 0.0, "recentred": 1.0, "prediction": "corrected"}
 ROWS: dict[str, tuple[str, Layer]] = {
     "frcl-trace": ("FRCL (trace)", {"method": "frcl", "learner": {"selection": "trace"}}),
     "frcl-random": ("FRCL (random)", {"method": "frcl", "learner": {"selection": "random"}}),
     "frcl-elbo": ("FRCL (elbo)", {"method": "frcl", "learner": {"selection": "elbo"}}),
     "frcl-error": ("FRCL (error)", {"method": "frcl", "learner": {"selection": "error"}}),
     "frcl-predictive": ("FRCL (predictive)", {"method": "frcl", "learner": {"selection": "predictive"}}),
+    "frcl-recentred": ("FRCL, recentred", {"method": "frcl", "learner": RECENTRED}),
     "baseline": ("BASELINE", {"method": "replay"}),
     "dlp": ("DLP", {"method": "dlp"}),
     "ewc": ("EWC", {"method": "ewc"}),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paper.cells import Cell, Paper
+from paper.cells import Cell
 from paper.library import over_seeds
 
 NUMBER = re.compile(r"\d+(?:\.(\d+))?")
@@ -83,28 +83,19 @@ def paired(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> Pa
 
 def agreement(cell: Cell, found: Ours | None) -> str:
     """ "yes", or the difference in percentage points; empty if one of the two is missing."""
-    if cell.paper is None or found is None:
-        return ""
-    return reaches(found, cell.paper) if cell.method == "frcl" else is_near(found, cell.paper)
-
-
-def reaches(found: Ours, paper: Paper) -> str:
-    """Our mean is at least the paper's mean minus its standard deviation."""
-    wanted = printed(paper.value)
-    short = wanted.mean - (wanted.std or 0.0) - found.mean
-    return "yes" if short <= 1e-9 else f"no: {wanted.mean - found.mean:.2f} below"
+    return "" if cell.paper is None or found is None else is_near(found, printed(cell.paper.value))
 
 
 def attains(found: Ours, goal: float) -> str:
     """Our mean, rounded to the two digits shown, is at least the goal."""
-    return _at_least(goal, round(found.mean, 2))
+    short = goal - round(found.mean, 2)
+    return "yes" if short <= 1e-9 else f"no: {short:.2f} below"
 
 
-def is_near(found: Ours, paper: Paper) -> str:
+def is_near(found: Ours, wanted: Printed) -> str:
     """Our mean is within two standard deviations: the paper's, else ours; without either, within rounding."""
-    wanted = printed(paper.value)
     std = found.std if wanted.std is None else wanted.std
-    room = wanted.half if std is None else 2 * std
+    room = wanted.half if std is None else max(2 * std, wanted.half)
     gap = found.mean - wanted.mean
     return "yes" if abs(gap) <= room + 1e-9 else f"differs: {gap:+.2f}"
 
@@ -118,10 +109,8 @@ def boundary_scores(seeds: Sequence[dict[str, Any]], threshold: float) -> dict[s
     return {name: value for name, value in found.items() if value is not None}
 
 
-def reaches_f1(found: dict[str, Ours], text: str) -> str:
-    """Our F1, rounded like the paper's, is at least the paper's."""
-    return _at_least(float(text.split("/")[2]), round(found["f1"].mean, 2))
-
-
-def _at_least(goal: float, value: float) -> str:
-    return "yes" if goal - value <= 1e-9 else f"no: {goal - value:.2f} below"
+def agrees_f1(found: dict[str, Ours], text: str, seeds: int) -> str:
+    """Whether our F1 is within two standard errors of its mean of the paper's, which has no standard deviation."""
+    f1 = found["f1"]
+    mean = Ours(f1.mean, None if f1.std is None else f1.std / math.sqrt(seeds))
+    return is_near(mean, printed(text.split("/")[2]))

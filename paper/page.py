@@ -28,7 +28,7 @@ from paper.markdown import (
     where_measured,
 )
 from paper.measure import COMMAND
-from paper.numbers import agreement, boundary_scores, paired, percent, reaches_f1
+from paper.numbers import agreement, agrees_f1, boundary_scores, paired, percent, printed
 from paper.store import Document, differences
 
 NOT_MADE, NOT_KNOWN = "not made yet", "not known"
@@ -44,13 +44,14 @@ published numbers, and its [ablation](#ablation-what-each-regulariser-does).
 Networks, learning rates, batch sizes and steps are those of the paper's Appendices F and G. Regularisation strengths of
 the methods other than FRCL were chosen on validation data by `frcl tune`; they are in
 `src/frcl/experiment/defaults.toml`. All methods have one head per task and are given the task. Details that the paper
-does not specify are [listed at the end](#where-the-paper-is-silent), with our choices.
+does not specify are [listed at the end](#where-the-paper-is-silent), with our choices, and so are the points where it
+is [explicit and we differ](#where-we-differ-from-the-paper).
 
-"Ours" is the mean over seeds ± the standard deviation. A row of FRCL agrees if our mean is at least the paper's mean
-minus its standard deviation; any other row if it is within two standard deviations of the paper's mean: the paper's
-standard deviation if it has one, else ours. "Quoted" marks values that the paper took from other papers, with other
-code and other settings. "n/a" marks a number that does not exist for a method. Seconds were measured on machines that
-may have had other work at the time."""
+"Ours" is the mean over seeds ± the standard deviation. A row agrees if our mean is within two standard deviations of
+the paper's, above or below: the paper's standard deviation if it has one, else ours; an F1 of Table 3 if it is within
+two standard errors of our mean. A row that does not agree has a reason below its table, whether it is worse or better.
+"Quoted" marks values that the paper took from other papers, with other code and other settings. "n/a" marks a number
+that does not exist for a method. Seconds were measured on machines that may have had other work at the time."""
 QUICK = f"""\
 **QUICK: made by `{COMMAND} --quick`. Two tasks, a dozen steps, small networks: a check that everything runs. The
 numbers mean nothing.**"""
@@ -79,7 +80,8 @@ def page(
     if figures:
         parts += [f"## Figures{' (QUICK)' * quick}", FIGURES_NOTE]
         parts += [part for figure in figures for part in _figure(figure, results, folder or results.parent, quick)]
-    text = "\n\n".join([*parts, "## Where the paper is silent", *_silent()]) + "\n"
+    parts += ["## Where we differ from the paper", *_choices(explicit=True)]
+    text = "\n\n".join([*parts, "## Where the paper is silent", *_choices(explicit=False)]) + "\n"
     return text.replace(INTRODUCTION, f"{INTRODUCTION}\n\n{EARLIER_NOTE}") if EARLIER in text else text
 
 
@@ -120,7 +122,7 @@ def _verdicts(cell: Cell, measured: Found) -> list[str]:
     if not cell.thresholds:
         return list(filter(None, [agreement(cell, percent(seeds))]))
     scores = [(text, boundary_scores(seeds, threshold)) for threshold, text in cell.thresholds.items()]
-    return [reaches_f1(found, text) for text, found in scores if found is not None]
+    return [agrees_f1(found, text, len(seeds)) for text, found in scores if found is not None]
 
 
 # -- a table ------------------------------------------------------------------------------------------------------
@@ -140,6 +142,8 @@ def _sections(table: Table, found: Found, heading: str) -> Iterator[str]:
         yield _boundary_table(cells, found) if hidden else _accuracy_table(cells, found)
         if pairs := _pairs(cells, found):
             yield pairs
+        if ranks := _ranks(cells, found):
+            yield ranks
         if reasons := list(_reasons(table.name, cells, found)):
             yield "\n".join(reasons)
         yield from ways_of(cells, found)
@@ -159,6 +163,24 @@ def _pairs(cells: Sequence[Cell], found: Found) -> str:
     if not parts:
         return ""
     return f"FRCL (trace) minus FRCL (random), mean over the common seeds ± its standard error: {'; '.join(parts)}."
+
+
+def _ranks(cells: Sequence[Cell], found: Found) -> str:
+    """Where the paper has FRCL (trace) above another row and we have it below, in words; empty if nowhere."""
+    wrong, above = [], []
+    for cell in (one for one in cells if OPTIMISED in one.name and one.name in found and one.paper):
+        own, points = percent(found[cell.name]["seeds"]), cell.row.partition(", ")[2]
+        for other in (one for one in cells if one.name in found and "frcl" not in one.name):
+            theirs, same = percent(found[other.name]["seeds"]), other.row.partition(", ")[2] in ("", points)
+            if own is None or theirs is None or not same or theirs.mean <= own.mean:
+                continue
+            pair = f"{other.row} ({theirs.mean:.1f}) above {cell.row} ({own.mean:.1f})"
+            if other.paper is None:
+                above.append(pair)
+            elif cell.paper and printed(other.paper.value).mean < printed(cell.paper.value).mean:
+                wrong.append(pair)
+    text = f"The paper's own ranking does not hold here: {'; '.join(wrong)}." if wrong else ""
+    return " ".join(filter(None, (text, f"Not in the paper: {'; '.join(above)}." if above else "")))
 
 
 def _reasons(table: str, cells: Sequence[Cell], found: Found) -> Iterator[str]:
@@ -210,7 +232,7 @@ def _boundary_table(cells: Sequence[Cell], found: Found) -> str:
             scores = None if one is None else boundary_scores(one["seeds"], threshold)
             row.append(NOT if scores is None else "/".join(value.show().split(" ")[0] for value in scores.values()))
             if cell.thresholds:
-                row.append("" if scores is None else reaches_f1(scores, text))
+                row.append("" if one is None or scores is None else agrees_f1(scores, text, len(one["seeds"])))
         rows.append(row)
     return grid(headings, rows)
 
@@ -251,7 +273,10 @@ HERE = Path(__file__).parent
 
 
 def read_choices() -> list[dict[str, str]]:
-    """Details that the paper does not specify: its text, our choice, the reason, and the command for another choice."""
+    """Details in which we chose: the paper's text, our choice, the reason, and the command for another choice.
+
+    Those with `explicit` are specified by the paper, in another way.
+    """
     found: list[dict[str, str]] = tomllib.loads((HERE / "choices.toml").read_text(encoding="utf-8"))["choice"]
     return found
 
@@ -261,8 +286,8 @@ def read_reasons() -> dict[str, dict[str, str]]:
     return tomllib.loads((HERE / "reasons.toml").read_text(encoding="utf-8"))
 
 
-def _silent() -> Iterator[str]:
-    for one in read_choices():
+def _choices(*, explicit: bool) -> Iterator[str]:
+    for one in (one for one in read_choices() if ("explicit" in one) == explicit):
         yield f"### {one['about']}"
         parts = (("The paper", "paper"), ("Here", "here"), ("Why", "why"))
         lines = [f"- {heading}: {one[name]}" for heading, name in parts]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paper.cells import FIVE, OMNIGLOT, TEN, Cell, Table, per_character
-from paper.frontier import METHOD, OWN, budget_options
+from paper.frontier import METHOD, budget_options
 from paper.markdown import (
     NOT,
     TITLES,
@@ -53,9 +53,7 @@ class Row:
     def layers(self) -> tuple[dict[str, Any], ...]:
         if self.method != METHOD:
             return {"method": self.method, "scenario": "class"}, {"learner": {"features": self.size}}
-        own = OWN.get((self.benchmark, self.size), {})
-        options = {**budget_options(self.benchmark, self.size), **own}
-        return {"method": METHOD, "scenario": "class"}, {"learner": options}
+        return {"method": METHOD, "scenario": "class"}, {"learner": budget_options(self.benchmark, self.size)}
 
 
 SMALL, MIDDLE, LARGE = "≤ 0.63 MB", "≤ 3.2 MB", "≤ 40 MB"

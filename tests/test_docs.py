@@ -384,7 +384,7 @@ def test_calls_are_shown_as_they_are():
         assert shown(name, call) in text
     for kind in (frcl.FunctionalKL, frcl.CurrentInputs, frcl.MemoryTargets, frcl.Curvature, frcl.EWC):
         assert shown(kind.__name__, kind) in text
-    for kind in (frcl.PathIntegral, frcl.Replay):
+    for kind in (frcl.PathIntegral, frcl.Replay, frcl.KroneckerCurvature):
         assert shown(kind.__name__, kind) in text
     for kind, title in ((frcl.FRCL, "The learner"), (frcl.Ensemble, "Ensemble")):
         told = section("reference.md", title)

@@ -94,7 +94,7 @@ def test_the_fisher_information_of_a_network_that_cannot_be_batched_is_taken_one
     kept = []
     for looks in (True, False):
         torch.manual_seed(1)
-        learner = FRCLPlus(Branching(looks=looks), points=4, steps=3)
+        learner = FRCLPlus(Branching(looks=looks), points=4, steps=3, curvature_structure="diagonal")
         learner.fit(X, Y)
         (curvature,) = [one for one in learner.regularisers if isinstance(one, frcl.Curvature)]
         kept.append(dict(frcl.trees.named_tensors(curvature.state())))

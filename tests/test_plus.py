@@ -626,7 +626,7 @@ def test_a_state_of_other_regularisers_is_refused():
 def test_regularisers_given_by_hand_are_those_of_the_options(tmp_path):
     """The same learner by weights and by a list; the list is saved with it."""
     by_weights = small_learner(steps=20, current_inputs=0.3, curvature=2.0, train_heads=False, fisher_examples=20)
-    chosen = [frcl.FunctionalKL(), frcl.CurrentInputs(0.3), frcl.Curvature(2.0, examples=20)]
+    chosen = [frcl.FunctionalKL(), frcl.CurrentInputs(0.3, trust=True), frcl.Curvature(2.0, examples=20)]
     by_list = small_learner(steps=20, regularisers=chosen)
     for learner in (by_weights, by_list):
         for number in range(3):

@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -57,7 +58,7 @@ def current_inputs(
         features=lambda theta, x: Phi_old, theta={}, head=heads, heads=heads, x=Phi, y=Phi, Phi=Phi, Phi_z=None,
         tasks=index, past_tasks=len(block.heads), N=torch.tensor(1.0),
     )  # fmt: skip
-    return CurrentInputs(1.0).penalty(step, ({}, block), ())
+    return CurrentInputs(1.0).penalty(step, ({}, block, None), ())
 
 
 def apart(kind: str, old: Tensor, new: Tensor, variance: Tensor) -> Tensor:
@@ -186,6 +187,35 @@ def test_far_apart_functions_stay_finite():
     value = current_inputs(torch.ones(4, 2), torch.ones(4, 2), block, heads)
     assert value.isfinite()
     assert torch.autograd.grad(value, heads)[0].isfinite().all()
+
+
+def test_old_functions_are_kept_where_inputs_look_like_those_of_their_task(generator):
+    """Each divergence is weighted by the correlation of the input with the mean input of the task, by numpy."""
+    net = MLP(20, (4, 3), seed=1).double()
+    data = [randn(9, 20, seed=i) + 2 * randn(20, seed=10 + i) for i in range(2)]
+    past = [kept("softmax", randn(3, 4, seed=20)), kept("softmax", randn(2, 4, seed=21))]
+    task = Task(FeatureMap(net), dict(net.named_parameters()), {}, past, past[0].likelihood, 50.0)
+    regulariser = CurrentInputs(0.7, trust=True)
+    for x in data:
+        regulariser.end(task, x, torch.zeros(len(x)), generator)
+    regulariser.begin(task)
+    x = torch.cat([data[0][:3], -data[1][:2], randn(3, 20, seed=30)])
+    theta = {name: value.detach() + 0.1 for name, value in task.theta.items()}
+    now, then = task.features(theta, x), task.features(task.theta, x).detach()
+    step = Step(task.features, theta, past[0].head, None, x, x, now, None, None, 2, torch.tensor(50.0, dtype=D))
+    expected = 0.0
+    for one, mine in zip(past, data, strict=True):
+        for b in range(len(x)):
+            trust = max(0.0, float(np.corrcoef(x[b].numpy(), mine.mean(0).numpy())[0, 1]))
+            old, new = (Categorical(logits=Phi[b] @ one.head.mT) for Phi in (then, now))
+            expected = expected + 0.7 * trust * kl_divergence(old, new) / len(x)
+    torch.testing.assert_close(regulariser.penalty(step, regulariser.constants(task), ()), expected)
+    chosen = step._replace(tasks=torch.tensor([1]))
+    part = regulariser.penalty(chosen, regulariser.constants(task), ())
+    assert 0 < float(part) < 2 * float(expected)
+    few = CurrentInputs(0.7, trust=True)
+    few.end(task, data[0][:, :5], torch.zeros(9), generator)
+    assert not few.means, "five numbers say nothing of how alike two inputs are"
 
 
 # -- curvature --------------------------------------------------------------------------------------------------

@@ -252,11 +252,6 @@ def _check_summary(what: str, summary: Summary, dtype: torch.dtype, K: int) -> N
             check_like(part, shape, dtype, f"{name} of {what}")
             expect(bool((part > 0).all()), f"{name} of {what} is not positive")
     expect(belief.scale is None or len(factor) == 1, f"{what}: scales of covariances that are not shared")
-    if (one := summary.profile) is not None:
-        R = len(one.mean) if one.mean.ndim else 0
-        check_like(one.mean, (R,), torch.float32, f"profile of {what}")
-        check_like(one.root, (R, R), torch.float32, f"profile of {what}")
-        expect(one.rows >= 1 and one.spread > 0, f"profile of {what}")
     if summary.head is not None:
         check_like(summary.head, (C, K), dtype, f"the head of {what}")
 
@@ -284,9 +279,6 @@ def _check_current(
     expect(len(task.recent) <= most, f"{len(task.recent)} recent minibatches")
     for x in task.recent:
         check_inputs(x, saved, dtype, "a recent minibatch")
-    known = range(len(saved.past))  # type: ignore[attr-defined]
-    expect(task.returned is None or task.returned in known, f"task {task.returned} was opened again, of {len(known)}")
-    expect(task.before >= 0, f"the open task had {task.before} examples")
     classes = len(task.likelihood.classes or ()) or C
     expect(all(0 <= one < classes for one in task.shown), f"classes {task.shown} were shown, of {classes}")
 
@@ -324,9 +316,11 @@ def check_regulariser(
             if isinstance(value, dict) or ("/" in path and item.name != "x"):
                 expect(name in weights or name == "rest", f"{what} names a weight {name!r} that does not exist")
             if name in weights:
-                check_like(tensor, tuple(weights[name].shape), weights[name].dtype, f"{name!r} in {what}")
+                check_like(tensor, one.shape_of(item.name, name, weights), weights[name].dtype, f"{name!r} in {what}")
             if "precision" in f"{item.name}/{path}" or item.name in ("importance", "heads"):
                 expect(bool((tensor >= 0).all()), f"{what} is negative")
+        for mean in value if item.name == "means" else ():
+            check_like(mean, (math.prod(saved.input_shape or ()),), next(iter(weights.values())).dtype, what)
         for head, task in zip(value, past, strict=False) if item.name == "heads" else ():
             expect(isinstance(head, Tensor) and head.ndim == 2 and len(head) == task.likelihood.functions, what)
             expect(task.head is None or (task.head.shape, task.head.dtype) == (head.shape, head.dtype), what)

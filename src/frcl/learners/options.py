@@ -13,11 +13,20 @@ from frcl.inference import FromSummaries, TaskInference, task_inference
 from frcl.likelihoods import check_name
 from frcl.options import NOT_NEGATIVE, POSITIVE, SHARE, MethodOptions, option
 from frcl.posterior import Covariance, Prior
-from frcl.regularisers import CurrentInputs, Curvature, FunctionalKL, MemoryTargets, RecentredKL, Regulariser
+from frcl.regularisers import (
+    CurrentInputs,
+    Curvature,
+    FunctionalKL,
+    KroneckerCurvature,
+    MemoryTargets,
+    RecentredKL,
+    Regulariser,
+)
 from frcl.selection import Recipe, Search, Start
 
 Inference = Literal["weight", "function"]
 Predicted = Literal["summary", "head", "corrected"]
+Structure = Literal["diagonal", "kronecker"]
 Dropped = Literal["trace", "random"]
 
 
@@ -85,13 +94,18 @@ class FRCLOptions(MethodOptions):
         NOT_NEGATIVE,
     )  # fmt: skip
     current_inputs: float = option(
-        0.0, "weight of old functions, as they were when the task began, at the current inputs", NOT_NEGATIVE
+        0.0,
+        "weight of old functions, as they were when the task began, at current inputs that look like old ones",
+        NOT_NEGATIVE,
     )
     memory_targets: float = option(
         0.0, "weight of the predictive distributions stored at the points, which stand for N/M examples each",
         NOT_NEGATIVE,
     )  # fmt: skip
-    curvature: float = option(0.0, "weight of a running diagonal Fisher anchor on the shared weights", NOT_NEGATIVE)
+    curvature: float = option(0.0, "weight of a running Fisher anchor on the shared weights", NOT_NEGATIVE)
+    curvature_structure: Structure = option(
+        "diagonal", "of the Fisher information: 'diagonal', or 'kronecker' factors for linear layers (K-FAC)"
+    )
     curvature_decay: float = option(
         1.0, "γ: what remains of the old Fisher information when a task is added", NOT_NEGATIVE
     )
@@ -120,9 +134,7 @@ class FRCLOptions(MethodOptions):
     search_examples: int = option(10_000, "a supervised criterion looks at no more than this many examples")
     start: Start = option("uniform", "where a search starts, and what 'random' keeps; or 'balanced' over classes")
 
-    task_size: int | None = option(
-        None, "N of a task learned by observe() when start_task() did not say; None: estimated while the stream runs"
-    )
+    task_size: int = option(10_000, "N of a task learned by observe() when start_task() did not say")
     window: int = option(2_000, "examples of the current task that observe() keeps to choose points from")
 
     seed: int = option(0, "root of every random stream of the learner", NOT_NEGATIVE)
@@ -164,21 +176,21 @@ class FRCLOptions(MethodOptions):
 
     def regularisers(self) -> list[Regulariser]:
         """The regularisers that the weights ask for, fresh."""
-        heads = self.train_heads
+        heads, anchor = self.train_heads, KroneckerCurvature if self.curvature_structure == "kronecker" else Curvature
         every: list[Regulariser] = [
             FunctionalKL(self.functional),
             RecentredKL(self.recentred),
-            CurrentInputs(self.current_inputs, train_heads=heads),
+            CurrentInputs(self.current_inputs, train_heads=heads, trust=True),
             MemoryTargets(self.memory_targets, train_heads=heads),
-            Curvature(self.curvature, self.curvature_decay, self.fisher_examples),
+            anchor(self.curvature, self.curvature_decay, self.fisher_examples),
         ]
         weights = (self.functional, self.recentred, self.current_inputs, self.memory_targets, self.curvature)
         return [one for one, weight in zip(every, weights, strict=True) if weight > 0]
 
 
 PLUS = FRCLOptions(
-    lr_decay=0.5, current_inputs=0.1, memory_targets=1.0, curvature=10.0, train_heads=False, prediction="head",
-    head_variance=0.1,
+    lr_decay=0.5, current_inputs=0.3, memory_targets=1.0, curvature=1.0, curvature_structure="kronecker",
+    train_heads=False, prediction="head", head_variance=0.1,
 )  # fmt: skip
 """FRCL+: every regulariser on; old tasks are predicted by their heads, which stay as they were; lr decays.
 
@@ -222,6 +234,7 @@ class FRCLKeywords(TypedDict, total=False):
     current_inputs: float
     memory_targets: float
     curvature: float
+    curvature_structure: Structure
     curvature_decay: float
     fisher_examples: int
     train_heads: bool
@@ -236,6 +249,6 @@ class FRCLKeywords(TypedDict, total=False):
     search_steps: int
     search_examples: int
     start: Start
-    task_size: int | None
+    task_size: int
     window: int
     seed: int

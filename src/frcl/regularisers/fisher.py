@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -12,7 +12,7 @@ from torch.func import grad, jacrev, vmap
 
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.protocol import Task
-from frcl.trees import Params, stack
+from frcl.trees import Params, detached, stack
 
 FisherMode = Literal["exact", "sampled", "empirical"]
 HEAD = "head/"  # the name of a head among the weights; no weight of a network can have it
@@ -72,19 +72,30 @@ def _per_example(function: Callable[..., Params], fixed: Params, *rows: Tensor) 
         return stack([function(fixed, *one) for one in zip(*rows, strict=True)])
 
 
+def some_rows(count: int, examples: int, generator: torch.Generator, device: torch.device) -> Tensor:
+    """At most `examples` of `count` rows, drawn without replacement."""
+    return torch.randperm(count, generator=generator, device=generator.device)[:examples].to(device)
+
+
 def task_information(
-    task: Task, x: Tensor, y: Tensor, generator: torch.Generator, mode: FisherMode = "exact", examples: int = 2000
-) -> tuple[Params, Tensor]:
-    """N × the mean Fisher information of the shared weights and of the head of a finished task, over some examples."""
-    rows = torch.randperm(len(x), generator=generator, device=generator.device)[:examples].to(x.device)
+    task: Task, x: Tensor, y: Tensor, generator: torch.Generator, mode: FisherMode = "exact", examples: int = 2000,
+    only: Sequence[str] | None = None,
+) -> tuple[Params, Tensor]:  # fmt: skip
+    """N × the mean Fisher information of the shared weights and of the head of a finished task, over some examples.
+
+    `only` names the shared weights to consider; None: all that are trained.
+    """
+    rows = some_rows(len(x), examples, generator, x.device)
     assert task.head is not None
+    wanted = {name: value for name, value in task.theta.items() if only is None or name in only}
+    fixed = {**task.fixed, **detached(task.theta)}
 
     def outputs(params: Params, inputs: Tensor) -> Tensor:
         theta = {name: value for name, value in params.items() if name != HEAD}
-        return task.features({**task.fixed, **theta}, inputs) @ params[HEAD].mT
+        return task.features({**fixed, **theta}, inputs) @ params[HEAD].mT
 
     fisher = diagonal_fisher(
-        outputs, {**task.theta, HEAD: task.head}, x[rows], y[rows], task.likelihood, mode,
+        outputs, {**wanted, HEAD: task.head}, x[rows], y[rows], task.likelihood, mode,
         learned=task.likelihood_params, generator=generator,
     )  # fmt: skip
     head = task.N * fisher.pop(HEAD)

@@ -1,0 +1,162 @@
+"""A running quadratic anchor on θ whose curvature is a Kronecker product for each linear layer (K-FAC Laplace).
+
+    penalty = weight/N · ½ Σ_l ⟨ΔW_l, G_l ΔW_l A_l⟩ + the diagonal anchor of all other weights        nats per example
+
+ΔW_l = W_l − W*_l has the bias of the layer as its last column. For a layer s = W a the Fisher information of an example
+is a aᵀ ⊗ E_y[g gᵀ], g = ∂ log p(y | x)/∂s; over the N_i examples of a task it is approximated by A_i ⊗ G_i with
+A_i = N_i E[a aᵀ] and G_i = E[g gᵀ] (Martens and Grosse, 2015; Ritter et al., 2018). Unlike a diagonal it knows which
+*directions* of the inputs of a layer a task uses: tasks whose inputs span other directions do not hinder each other.
+
+The sum over tasks is kept as one product. With τ_i = tr A_i · tr G_i,
+
+    A = Σ_i A_i tr G_i,    G = Σ_i τ_i G_i / tr G_i / Σ_i τ_i,
+
+which has the trace of Σ_i A_i ⊗ G_i, and equals it where all G_i are proportional.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from frcl.regularisers.fisher import some_rows, task_information
+from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, number, register, remembered
+from frcl.regularisers.quadratic import quadratic, running_sum
+from frcl.trees import Params, Tree, copied
+
+
+class Factors(NamedTuple):
+    """A [in, in] and G [out, out] by the name of a weight; A has one more row where the layer has a bias."""
+
+    inputs: Params
+    outputs: Params
+
+
+class _Layers(TorchFunctionMode):
+    """Notes inputs and outputs of the linear layers whose weights are in `theta`, while a network computes."""
+
+    def __init__(self, theta: Params) -> None:
+        super().__init__()
+        self.names = {id(value): name for name, value in theta.items()}
+        self.calls: dict[str, list[tuple[Tensor, Tensor]]] = {}
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.nn.functional.linear and id(args[1]) in self.names:
+            self.calls.setdefault(self.names[id(args[1])], []).append((args[0].detach(), out))
+        return out
+
+
+def bias_of(weight: str, theta: Mapping[str, Tensor]) -> str | None:
+    """The name of the bias that belongs to a weight, if it is in `theta`."""
+    name = weight.removesuffix("weight") + "bias"
+    return name if weight.endswith("weight") and name in theta else None
+
+
+def kronecker_factors(task: Task, x: Tensor) -> Factors:
+    """A_i = N E[a aᵀ] and G_i = E[g gᵀ] of every linear layer, over the examples x; exact over y."""
+    theta = {name: value.detach().requires_grad_() for name, value in task.theta.items()}
+    whole = {name: value for name, value in theta.items() if not bias_of(name, task.fixed)}  # no bias is frozen
+    assert task.head is not None
+    with torch.enable_grad():
+        with _Layers(whole) as layers:
+            f = task.features({**task.fixed, **theta}, x) @ task.head.detach().mT
+        values, weights = task.likelihood.fisher_terms(f, task.likelihood_params)
+        outs = [out for calls in layers.calls.values() for _, out in calls]
+        by_value = [
+            torch.autograd.grad(value.sum(), outs, retain_graph=True, allow_unused=True, materialize_grads=True)
+            for value in (values.unbind(1) if outs else ())
+        ]
+    found = Factors({}, {})
+    at = 0
+    for name, calls in layers.calls.items():
+        rows = torch.cat([a.flatten(0, -2) for a, _ in calls])  # positions of a sequence count as examples
+        if bias_of(name, task.theta):
+            rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
+        found.inputs[name] = rows.mT @ rows * (task.N / len(x))
+        G = torch.zeros((), device=x.device)
+        for r, gradients in enumerate(by_value):
+            for g in gradients[at : at + len(calls)]:
+                weighted = g * weights[:, r].reshape(-1, *[1] * (g.ndim - 1))
+                G = G + weighted.flatten(0, -2).mT @ g.flatten(0, -2) / len(rows)
+        found.outputs[name] = G
+        at += len(calls)
+    return found
+
+
+def merged(old: Factors, new: Factors, decay: float) -> Factors:
+    """The factors of the sum of both: A has the scale, G has trace one."""
+    inputs, outputs = dict(old.inputs), dict(old.outputs)
+    for name, A in new.inputs.items():
+        size = new.outputs[name].trace()
+        A, G = A * size, new.outputs[name] / torch.where(size > 0, size, 1.0)
+        if name in inputs:
+            before, share = decay * inputs[name], A.trace()
+            whole = before.trace() + share
+            share = torch.where(whole > 0, share / whole, 1.0)
+            A, G = before + A, torch.lerp(outputs[name], G, share)
+        inputs[name], outputs[name] = A, G
+    return Factors(inputs, outputs)
+
+
+@register
+@dataclass
+class KroneckerCurvature(Regulariser):
+    """One running anchor with Kronecker-factored curvature for linear layers, diagonal for all other weights."""
+
+    weight: float = number(1.0)
+    decay: float = number(1.0)
+    examples: int = 2000
+    anchor: Params = remembered()
+    inputs: Params = remembered()  # A
+    outputs: Params = remembered()  # G, of trace one
+    precision: Params = remembered()  # Ω of the other weights
+    name: ClassVar[str] = "kronecker-curvature"
+
+    def constants(self, task: Task) -> Tree:
+        return (self.anchor, self.inputs, self.outputs, self.precision) if self.anchor else ()
+
+    def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
+        if not constants:
+            return None
+        anchor, inputs, outputs, precision = constants
+        total = step.Phi.new_zeros(())
+        for name, A in inputs.items():
+            bias = bias_of(name, anchor)
+            parts = [step.theta[name] - anchor[name]]
+            moved = torch.cat(parts if bias is None else [*parts, (step.theta[bias] - anchor[bias])[:, None]], 1)
+            with torch.no_grad():
+                gradient = outputs[name] @ moved @ A
+            total = total + (gradient * (moved - 0.5 * moved.detach())).sum()
+        if precision:
+            total = total + quadratic(step.theta, {name: anchor[name] for name in precision}, precision)
+        return self.weight * total / step.N
+
+    def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
+        if not task.theta:
+            return
+        rows = some_rows(len(x), self.examples, generator, x.device)
+        new = kronecker_factors(task, x[rows])
+        self.inputs, self.outputs = merged(Factors(self.inputs, self.outputs), new, self.decay)
+        covered = {*new.inputs, *(bias_of(name, task.theta) for name in new.inputs)}
+        other = [name for name in task.theta if name not in covered]
+        if other:
+            information, _ = task_information(task, x[rows], y[rows], generator, examples=len(rows), only=other)
+            self.precision = running_sum(self.precision, information, self.decay)
+        self.anchor = self.anchor | copied(task.theta)
+
+    def shape_of(self, part: str, weight: str, weights: Mapping[str, Tensor]) -> tuple[int, ...]:
+        shape = tuple(weights[weight].shape)
+        if part not in ("inputs", "outputs"):
+            return shape
+        size = shape[0] if part == "outputs" else shape[-1] + (bias_of(weight, self.anchor) is not None)
+        return size, size
+
+    def kept(self, theta: Params) -> Kept:
+        fisher = [*self.inputs.values(), *self.outputs.values(), *self.precision.values()]
+        return {"anchor": list(self.anchor.values()), "fisher": fisher}

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 
 from frcl import FRCL, MLP
+from frcl.selection import Selected, plan_by_inputs, run_searches
+from frcl.selection.trace import trace_search
 
 
 def blobs(labels: tuple, n: int, seed: int, dim: int = 4) -> tuple[Tensor, Tensor]:
@@ -26,3 +28,14 @@ def accuracy(learner: FRCL, x: Tensor, y: Tensor, task: int | None = None) -> fl
 
 def same_tensors(a: dict, b: dict) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def trace_swaps(Phi, start, noise, steps, generator) -> Selected:
+    """The paper's search, planned and run."""
+    return run_searches([trace_search(Phi, start, noise, steps, generator)])[0]
+
+
+def select_by_inputs(*given) -> Selected:
+    """`plan_by_inputs`, and the search if there is one."""
+    plan = plan_by_inputs(*given)
+    return plan if isinstance(plan, Selected) else run_searches([plan])[0]

@@ -5,8 +5,8 @@ import torch
 
 import frcl
 from frcl import FRCL, MLP, BoundaryDetector, NumericalError
-from frcl.selection import Recipe, select_by_inputs
-from streams import accuracy, blobs, same_tensors, small_learner
+from frcl.selection import Recipe
+from streams import accuracy, blobs, same_tensors, select_by_inputs, small_learner
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 

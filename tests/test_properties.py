@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from frcl import FRCL, MLP
 from frcl.likelihoods import RobustMax, Softmax
 from frcl.posterior import kl_weight, triangular, weight_moments
-from frcl.selection.trace import random_start, trace_greedy, trace_swaps
+from frcl.selection.trace import random_start, trace_greedy
 from frcl.summary import belief_from_weights, head_moments, make_head, prior_kl, prior_kl_terms
 from oracles import direct_prediction, direct_prior_kl, direct_trace, rand_posterior
+from streams import trace_swaps
 
 D = torch.float64
 settings.register_profile("frcl", deadline=None, max_examples=40, derandomize=True)

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from frcl.errors import DataError
 from frcl.likelihoods import Bernoulli, Gaussian, Softmax
 from frcl.posterior import Posterior
-from frcl.selection import Recipe, TaskData, plan_by_inputs, random_start, select_by_inputs, select_by_targets
+from frcl.selection import Recipe, TaskData, plan_by_inputs, random_start, select_by_targets
 from frcl.selection.supervised import classification_error, negative_elbo, negative_log_predictive, swap_search
 from frcl.selection.trace import (
     REFRESH,
@@ -21,10 +21,10 @@ from frcl.selection.trace import (
     trace_at,
     trace_greedy,
     trace_search,
-    trace_swaps,
     trace_term,
 )
 from oracles import direct_prediction, direct_prior_kl, direct_trace, rand_posterior
+from streams import select_by_inputs, trace_swaps
 
 D = torch.float64
 

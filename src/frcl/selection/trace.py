@@ -198,11 +198,6 @@ class Swaps:
         torch.where(changed.mT, pair[:, 1:], self.Phi_z, out=self.Phi_z)
 
 
-def trace_swaps(Phi: Tensor, start: Tensor, noise: float, steps: int, generator: torch.Generator) -> Selected:
-    """The paper's search, planned and run: `steps` times a random point of Z may be exchanged for a random one of X."""
-    return run_searches([trace_search(Phi, start, noise, steps, generator)])[0]
-
-
 def trace_greedy(Phi: Tensor, M: int, noise: float) -> Selected:
     """Add M points one at a time, each the one that lowers the trace term most.
 
@@ -274,11 +269,3 @@ def plan_by_inputs(
     if recipe.search == "greedy":
         return trace_greedy(Phi, M, u_noise)
     return trace_search(Phi, start, u_noise, recipe.steps, generator)
-
-
-def select_by_inputs(
-    Phi: Tensor, M: int, recipe: Recipe, u_noise: float, generator: torch.Generator, classes: Tensor | None = None
-) -> Selected:
-    """`plan_by_inputs`, and the search if there is one."""
-    plan = plan_by_inputs(Phi, M, recipe, u_noise, generator, classes)
-    return plan if isinstance(plan, Selected) else run_searches([plan])[0]

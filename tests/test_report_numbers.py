@@ -11,7 +11,7 @@ from frcl.experiment.metrics import Interval, average_so_far, forgetting_by_task
 from frcl.report import comparison_rows, read_run
 from frcl.report.drawing import DARK, HEAT_LEVELS, LIGHT, SERIES, heat
 from frcl.report.figures import thin_by_peaks
-from frcl.report.numbers import BY_KEY, duration, interval, mean_and_std, number, percent, plural, size
+from frcl.report.numbers import duration, interval, mean_and_std, number, percent, plural, size
 from frcl.report.run import differing_options, flat, run_labels
 from report_samples import bare_run, result, rich_run, write_run
 
@@ -121,7 +121,7 @@ def test_the_interval_of_an_accuracy_stays_between_0_and_100_percent(tmp_path):
     assert near_one.high > 1
     assert near_zero.low < 0
     for key in ("average_accuracy", "accuracy_after_learning", "ece"):
-        high, low = (BY_KEY[key].of(changed(run, **{key: metric}).result) for metric in (near_one, near_zero))
+        high, low = (changed(run, **{key: metric}).result.metric(key) for metric in (near_one, near_zero))
         assert interval(high, "percent").endswith(" to 100.00")
         assert interval(low, "percent").startswith("0.00 to ")
         assert (high.mean, high.std, high.low) == (near_one.mean, near_one.std, near_one.low)
@@ -129,7 +129,7 @@ def test_the_interval_of_an_accuracy_stays_between_0_and_100_percent(tmp_path):
     assert written["average_accuracy"]["high"] == 1.0
     negative = over_seeds([-0.5, -0.1, 0.9])
     explained = changed(run, score="r2", average_accuracy=negative).result
-    assert BY_KEY["average_accuracy"].of(explained) == replace(negative, high=1.0)  # R² has no lower bound
+    assert explained.average_accuracy == replace(negative, high=1.0)  # R² has no lower bound
 
 
 def test_options_are_flattened_by_dotted_name():

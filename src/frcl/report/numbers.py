@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from frcl.experiment.metrics import Interval
-from frcl.experiment.results import MetricName, Result, Score
+from frcl.experiment.results import MetricName, Score
 
 Unit = Literal["percent", "points", "plain"]
 SYMBOLS: dict[Unit, str] = {"percent": "%", "points": "pp", "plain": ""}
@@ -30,10 +30,6 @@ class Meaning:
     @property
     def title_with_unit(self) -> str:
         return f"{self.title} {SYMBOLS[self.unit]}".strip()
-
-    def of(self, result: Result) -> Interval | None:
-        """The metric of a run."""
-        return result.metric(self.key)
 
 
 MEANINGS = tuple(Meaning(**{"key": key, **texts}) for key, texts in TEXTS["metrics"].items())

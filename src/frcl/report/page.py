@@ -86,7 +86,9 @@ def _group(place: int, name: str, labelled: Labelled, comparison: Comparison) ->
 
 
 def _detail(place: int, run: Run, label: str) -> dict[str, Any]:
-    rows = [(meaning.title_with_unit, mean_and_std(meaning.of(run.result), meaning.unit)) for meaning in MEANINGS]
+    rows = [
+        (meaning.title_with_unit, mean_and_std(run.result.metric(meaning.key), meaning.unit)) for meaning in MEANINGS
+    ]
     return {
         "label": f"{label} on {run.result.benchmark}",
         "run": run,

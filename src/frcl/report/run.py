@@ -18,7 +18,6 @@ from frcl.errors import DataError
 from frcl.experiment.metrics import Interval, average_accuracy, over_seeds
 from frcl.experiment.results import RESULT, MetricName, Result, read_result
 from frcl.files import open_regular, read_arrays
-from frcl.report.numbers import BY_KEY
 
 COMPARED: tuple[MetricName, ...] = ("average_accuracy", "agnostic_accuracy", "forgetting", "nll", "ece")
 MOST_OPTIONS = 2  # in a label
@@ -139,7 +138,7 @@ def comparison_rows(runs: Sequence[Run]) -> Comparison:
     labelled = list(zip(runs, run_labels(runs), strict=True))
     rows = []
     for run, label in labelled:
-        result, metrics = run.result, {key: BY_KEY[key].of(run.result) for key in COMPARED}
+        result, metrics = run.result, {key: run.result.metric(key) for key in COMPARED}
         place = (label, result.benchmark, result.method, len(result.seeds))
         rows.append(ComparisonRow(*place, metrics, run.memory, run.seconds))
     pairs = (_pair(*first, *second) for first, second in combinations(labelled, 2))

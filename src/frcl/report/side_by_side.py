@@ -30,7 +30,7 @@ def metric_figure(runs: Labelled, key: MetricName) -> Drawing | None:
     """One metric of each run: mean as a mark, its 95 % interval as a line, every seed as a dot."""
     meaning = BY_KEY[key]
     unit, title, scale = meaning.unit, meaning.title, 1.0 if meaning.unit == "plain" else 100.0
-    known = [(place, label, m) for place, (run, label) in enumerate(runs) if (m := meaning.of(run.result))]
+    known = [(place, label, m) for place, (run, label) in enumerate(runs) if (m := run.result.metric(key))]
     if not known:
         return None
     figure, axes = _run_rows([label for _, label, _ in known])

@@ -81,7 +81,7 @@ def metrics_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
     rows, data = [], []
     for run, label in zip(runs, labels, strict=True):
         for meaning in MEANINGS:
-            metric, names = meaning.of(run.result), (label, run.result.benchmark)
+            metric, names = run.result.metric(meaning.key), (label, run.result.benchmark)
             shown = (mean_and_std(metric, meaning.unit), interval(metric, meaning.unit), meaning.better)
             rows.append((*names, meaning.title_with_unit, *shown))
             data.append((*names, run.result.method, meaning.key, *_parts(metric)))

@@ -14,6 +14,7 @@ from frcl.exact.fixed import whole_features
 from frcl.exact.model import ExactModel, Tasks, added, all_sums
 from frcl.inference import Asked, Exact, InputFeatures, Points, Summaries, task_inference
 from frcl.learners.mixture import mixed, mixture_moments, over_labels, summed
+from frcl.likelihoods import Softmax
 from frcl.methods import METHODS, make_learner
 from streams import same_tensors
 
@@ -136,7 +137,7 @@ def test_exact_inference_is_the_exact_model_with_a_column_for_every_class_of_eve
     features, kept = InputFeatures(40, "auto", 0), Tasks()
     way, model, whole = Exact(features), ExactModel(features), Tasks()
     for number, (x, y) in enumerate(TASKS):
-        kept = way.ended(kept, x, y - 2 * number, 2)
+        kept = way.ended(kept, x, y - 2 * number, Softmax((0, 1)))
         whole = added(whole, number, model.of(x, torch.nn.functional.one_hot(y - 2 * number, 2)), own_gram=False)
     model.tasks = whole
     probs = model.believe(X).log_probs.exp()
@@ -147,7 +148,7 @@ def test_exact_inference_is_the_exact_model_with_a_column_for_every_class_of_eve
 
 def test_a_class_without_examples_is_no_column():
     way = Exact(InputFeatures(20, "auto", 0))
-    kept = way.ended(Tasks(), *TASKS[0], 5)
+    kept = way.ended(Tasks(), *TASKS[0], Softmax(tuple(range(5))))
     assert kept.blocks[0].squares.tolist() == TASKS[0][1].bincount().double().tolist()
 
 
@@ -183,7 +184,7 @@ def test_both_is_the_geometric_mean():
     ways = {name: task_inference(name, 40, "auto", 0) for name in ("summaries", "exact", "both")}
     kept = Tasks()
     for number, (x, y) in enumerate(TASKS):
-        kept = ways["exact"].ended(kept, x, y - 2 * number, 2)
+        kept = ways["exact"].ended(kept, x, y - 2 * number, Softmax((0, 1)))
     logs = {name: way.infer(kept, asked(points_of())).log_probs for name, way in ways.items()}
     close(logs["both"], (0.5 * (logs["exact"] + logs["summaries"])).log_softmax(1), rtol=1e-9, atol=1e-9)
 

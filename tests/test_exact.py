@@ -285,12 +285,10 @@ def test_a_forgotten_task_leaves_no_trace(per_task):
     rest = taught([TASKS[0], TASKS[2]])
     same(learner, rest)
     p = learner.predict(X)
-    assert p.task_probs.shape == (len(X), 3)
-    assert float(p.task_probs[:, 1].abs().max()) == 0
-    with pytest.raises(TaskError, match="forgotten"):
+    assert p.task_probs.shape == (len(X), 2)
+    with pytest.raises(TaskError, match="labels"):
         learner.forget(1, *TASKS[1])
-    with pytest.raises(TaskError, match="forgotten"):
-        learner.predict(X, task=1)
+    close(learner.predict(X, task=1).probs, rest.predict(X, task=1).probs)
 
 
 def test_only_the_data_of_a_task_can_be_forgotten():

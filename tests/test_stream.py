@@ -257,7 +257,7 @@ def test_orders_that_make_no_sense():
     with pytest.raises(TaskError, match="still open"):
         learner.fit(x, y)
     with pytest.raises(LabelError, match="label 7 was never seen in this task"):
-        learner.observe(x, y + 7)
+        learner._state.current.likelihood.encode(y + 7, learner.device, learner.dtype)
     with pytest.raises(OptionError, match="cannot be chosen from a window of 3"):
         small_learner(window=3).observe(x, y)
     few = small_learner(points=50)

@@ -17,6 +17,8 @@ from torch import Tensor
 from frcl.errors import OptionError
 from frcl.exact.fixed import FeatureKind, RandomFeatures, whole_features
 from frcl.exact.model import Believed, ExactModel, Tasks, added
+from frcl.exact.sums import Sums
+from frcl.likelihoods import Likelihood
 
 FromSummaries = Literal["summaries", "exact", "both"]  # for learners that keep points of past tasks
 FromHeads = Literal["heads", "exact"]  # for the others
@@ -66,9 +68,14 @@ class InputFeatures:
         self._made: RandomFeatures | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
+        return whole_features(self.raw(x))
+
+    def raw(self, x: Tensor) -> Tensor:
+        """The features as they are, [n, count] float64."""
         if self._made is None or self._made.shape != tuple(x.shape[1:]):
             self._made = RandomFeatures(tuple(x.shape[1:]), self.count, self.kind, self.seed).to(x.device)
-        return whole_features(self._made(x))
+        found: Tensor = self._made(x)
+        return found
 
 
 def by_task(found: Believed, kept: Tasks) -> Inferred:
@@ -85,12 +92,27 @@ class Exact:
         self._model = ExactModel(features)
         self.sums: Exact | None = self
 
-    def ended(self, kept: Tasks, x: Tensor, classes: Tensor, C: int) -> Tasks:
-        """What is kept after one more task, with classes [N] of its examples."""
-        new = self._model.of(x, F.one_hot(classes, C))
+    def ended(self, kept: Tasks, x: Tensor, y: Tensor, likelihood: Likelihood, number: int | None = None) -> Tasks:
+        """What is kept after one more task, with encoded targets y [N, ...] of its examples; or more of task `number`.
+
+        Its classes then are columns of their own, unless they are as many as before.
+        """
+        new = self.of(x, y, likelihood)
+        if number is None:
+            return added(kept, len(kept.blocks), new, own_gram=False)
+        old = kept.blocks[number]
+        if old.squares.shape != new.squares.shape:  # `added` pads the columns before by zeros
+            none = new.squares.new_zeros(len(old.squares))
+            cross = torch.cat([new.cross.new_zeros(old.cross.shape), new.cross], 1)
+            new = new._replace(cross=cross, squares=torch.cat([none, new.squares]))
+        return added(kept, number, new, own_gram=False)
+
+    def of(self, x: Tensor, y: Tensor, likelihood: Likelihood) -> Sums:
+        """The sums of the examples of a task; numeric targets are one class."""
+        classes = y if likelihood.classes is not None else torch.zeros(len(y), dtype=torch.int64, device=y.device)
+        new = self._model.of(x, F.one_hot(classes, len(likelihood.classes or (None,))))
         seen = new.squares > 0  # a class without examples is no column
-        new = new._replace(cross=new.cross[:, seen], squares=new.squares[seen])
-        return added(kept, len(kept.blocks), new, own_gram=False)
+        return new._replace(cross=new.cross[:, seen], squares=new.squares[seen])
 
     def infer(self, kept: Tasks, asked: Asked) -> Inferred:
         self._model.tasks = kept

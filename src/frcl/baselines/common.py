@@ -9,7 +9,7 @@ import copy
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, make_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
@@ -25,7 +25,7 @@ from frcl.learners.loaded import SavedLearner, check_like, expect, restored_part
 from frcl.learners.lockstep import Work
 from frcl.learners.types import OnStep, Prediction
 from frcl.likelihoods import Likelihood, Softmax, as_values
-from frcl.regularisers.protocol import Kept, Regulariser, Task
+from frcl.regularisers.protocol import Kept, Regulariser, Task, drop_task
 from frcl.seeding import fork
 from frcl.trees import Params, Tree, detached, named_tensors
 
@@ -251,6 +251,10 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
     def _point(self, task: int, x: Tensor, functions: Callable[[Tensor], Tensor], chunk: int = CHUNK) -> Prediction:
         """A prediction from the functions [n, C] of one network, without uncertainty: their variance is zero."""
         return sampled_prediction(in_chunks(functions, x, chunk)[None], self._likelihood(task))
+
+    def _drop(self, number: int) -> None:
+        super()._drop(number)
+        drop_task(self._own, fields(self._own), number, last=not self._state.past)  # type: ignore[arg-type]
 
     def kept_inputs(self) -> list[Tensor]:
         """Stored inputs of each past task, where the method stores some."""

@@ -17,6 +17,7 @@ from frcl.baselines.common import CHUNK, Baseline, Saved, plain_terms
 from frcl.baselines.options import ProgressiveOptions
 from frcl.engine.program import CHUNK as STEPS
 from frcl.engine.program import Drawn, Program, Terms
+from frcl.errors import TaskError
 from frcl.learners.loaded import check_like
 from frcl.learners.types import Prediction
 from frcl.likelihoods import Likelihood
@@ -86,6 +87,11 @@ class Progressive(Baseline[ProgressiveOptions, Grown]):
         *earlier, own = self._own.columns[: task + 1]
         chunk = max(1, CHUNK // (task + 1))
         return self._point(task, x, lambda rows: self._model.logits_after(earlier, own, rows), chunk)
+
+    def _drop(self, number: int) -> None:
+        if number < len(self._state.past):
+            raise TaskError("later columns read the column of this task; only the latest task can be forgotten")
+        super()._drop(number)
 
     def _kept(self) -> Kept:
         return {"network": [value for column in self._own.columns for value in column.values()]}

@@ -228,6 +228,10 @@ class VCL(Baseline[VCLOptions, Posterior]):
         beliefs = [*shared.values(), *own.log_std.values(), *(part for head in own.heads for part in head)]
         return {"posterior": beliefs, "points": [part for x, y in own.coresets for part in (*x.kept, y)]}
 
+    def _drop(self, number: int) -> None:
+        super()._drop(number)
+        self._adapted, self._adapted_at = {}, None
+
     def kept_inputs(self) -> list[Tensor]:
         """The coreset of each task."""
         return [coreset.x.inputs for coreset in self._own.coresets]

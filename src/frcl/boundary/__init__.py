@@ -1,7 +1,8 @@
 """Noticing by itself that the data changed (Section 3, Appendix E). Usable on any stream of scores."""
 
 from frcl.boundary.detector import BoundaryDetector, Decision
+from frcl.boundary.profile import Profile
 from frcl.boundary.score import WelchTest, symmetrised_kl, welch
 from frcl.boundary.sequential import Change
 
-__all__ = ["BoundaryDetector", "Change", "Decision", "WelchTest", "symmetrised_kl", "welch"]
+__all__ = ["BoundaryDetector", "Change", "Decision", "Profile", "WelchTest", "symmetrised_kl", "welch"]

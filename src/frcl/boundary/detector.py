@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from frcl.boundary.profile import InputTest, Profile
 from frcl.boundary.score import welch
 from frcl.boundary.sequential import Change, SequentialTest, log_run_length
 from frcl.errors import CheckpointError, DataError, OptionError
@@ -44,12 +45,14 @@ class BoundaryDetector:
     Parameters
     ----------
     threshold : float, optional
-        Make Welch's test, and declare a switch when its statistic exceeds the threshold (the paper: 5). `expected_run`
-        and `labels` are not used then; `window`, `rescore`, `beside` and `aggregate` are used then only.
+        Make Welch's test, and declare a switch when its statistic exceeds the threshold (the paper: 5). `expected_run`,
+        `labels` and `inputs` are not used then; `window`, `rescore`, `beside` and `aggregate` are used then only.
     expected_run : float
         Minibatches between two false alarms, on average.
     labels : bool
         Also test the predictive density of the labels, where it is given: labels may change while inputs do not.
+    inputs : bool
+        Also test the inputs themselves, where fixed features of them are given: their distance to those before.
     window : int
         How many of the last minibatches make the reference (the paper: 1; it suggests 10).
     rescore : bool
@@ -64,12 +67,12 @@ class BoundaryDetector:
         Test log-scores, which the paper found more robust.
     aggregate : {"max", "median", "mean"}
         Of the statistics of the functions.
-    warm_up : int
-        Minibatches before the first test of all (starting_time in Algorithm 1).
-    minimum_time : int
-        Minibatches that a task lasts before a switch can be declared.
-    pause : int
-        Minibatches without a test after a switch.
+    warm_up : int, optional
+        Minibatches before the first test of all (starting_time in Algorithm 1); by default 10 with a threshold, else 5.
+    minimum_time : int, optional
+        Minibatches that a task lasts before a switch can be declared; by default as `warm_up`.
+    pause : int, optional
+        Minibatches without a test after a switch; by default as `warm_up`.
     """
 
     def __init__(
@@ -78,16 +81,19 @@ class BoundaryDetector:
         *,
         expected_run: float = 10_000,
         labels: bool = True,
+        inputs: bool = True,
         window: int = 1,
         rescore: bool = False,
         beside: int = 0,
         all_functions: bool = False,
         log_space: bool = True,
         aggregate: Literal["max", "median", "mean"] = "max",
-        warm_up: int = 10,
-        minimum_time: int = 10,
-        pause: int = 10,
+        warm_up: int | None = None,
+        minimum_time: int | None = None,
+        pause: int | None = None,
     ) -> None:
+        usual = 5 if threshold is None else 10
+        warm_up, minimum_time, pause = (usual if one is None else one for one in (warm_up, minimum_time, pause))
         if aggregate not in ("max", "median", "mean"):
             raise OptionError(f'aggregate is "max", "median" or "mean", not {aggregate!r}')
         if window < 1:
@@ -107,6 +113,7 @@ class BoundaryDetector:
         self.threshold = threshold
         self.expected_run = expected_run
         self.labels = labels
+        self.inputs = inputs
         self.window = window
         self.rescore = rescore
         self.beside = beside
@@ -118,6 +125,8 @@ class BoundaryDetector:
         self.pause = pause
         self._reference: deque[Tensor] = deque(maxlen=0 if rescore else max(beside, window))
         self._tests: dict[str, SequentialTest] = {}  # of the scores, and of the labels' density
+        self._inputs: InputTest | None = None
+        self.ended: Profile | None = None  # what was known of the inputs at the last boundary
         self._in_task = 0
         self._wait = warm_up + minimum_time
 
@@ -133,8 +142,8 @@ class BoundaryDetector:
 
     @property
     def tests_labels(self) -> bool:
-        """Whether update() has a use for the labels' density."""
-        return self.labels and self.threshold is None
+        """Whether update() has a use for the labels' density: to test it, or to know the task again."""
+        return self.labels and not self.rescore
 
     def update(
         self,
@@ -144,44 +153,60 @@ class BoundaryDetector:
         reference: Tensor | None = None,
         functions: Sequence[int] | None = None,
         log_density: Tensor | None = None,
+        features: Tensor | None = None,
     ) -> Decision:
         """Look at the scores of the next minibatch, [B] or [B, C]; with allow=False learn from it only.
 
         With `rescore` the reference is what the caller gives: scores of the last minibatches, [n, C], by the same model
         as `scores`; without any no test is made. `functions` are those that are tested, all for None: scores of a class
         that the task has not shown yet only tell how far its function is on the way back to the prior. `log_density`
-        are log-densities of the labels, [n], of the examples whose labels are to be tested.
+        are log-densities of the labels, [n], of the examples whose labels are to be tested. `features` [B, R] are fixed
+        features of the inputs.
         """
         values = self._prepare(scores)
         allow = allow and self.due and len(values) > 1
+        dense = None if log_density is None else self._finite(log_density)
+        tested: dict[str, float] = {}
+        if features is not None:
+            if self._inputs is None or self._inputs.sum.shape != features.shape[1:]:
+                self._inputs = InputTest(features.shape[1])
+            tested["inputs"] = self._inputs.test(self._finite(features).numpy())
         if self.threshold is not None:
-            return self._decided(self._welch(values, allow, reference, functions), values)
-        dense = None if log_density is None or not self.tests_labels else self._finite(log_density)
-        return self._decided(self._calibrated(values, dense, allow, functions), values)
+            found = self._welch(values, allow, reference, functions)
+        else:
+            tested = tested if self.inputs else {}
+            found = self._calibrated(values, dense if self.labels else None, allow, functions, tested)
+        if found.boundary:
+            self.ended = self.profile()
+            self.reset()
+            return found
+        self._in_task += 1
+        if self.threshold is not None:
+            self._reference.append(values)
+        if features is not None and self._inputs is not None:
+            known = None if dense is None or not len(dense) else float(dense.mean())
+            self._inputs.learn(self._finite(features).numpy(), known)
+        return found
+
+    def profile(self) -> Profile | None:
+        """What is known of the inputs of the task; None where no features were given, or too few."""
+        return None if self._inputs is None else self._inputs.profile()
 
     def reset(self) -> None:
         """Begin a new task: forget the reference and wait again before testing."""
         self._reference.clear()
         self._tests.clear()
+        self._inputs = None
         self._in_task = 0
         self._wait = max(self.pause, self.minimum_time)
-
-    def _decided(self, found: Decision, values: Tensor) -> Decision:
-        if found.boundary:
-            self.reset()
-        else:
-            self._in_task += 1
-            if self.threshold is not None:
-                self._reference.append(values)
-        return found
 
     # -- the calibrated test ----------------------------------------------------------------------------------
 
     def _calibrated(
-        self, values: Tensor, dense: Tensor | None, allow: bool, functions: Sequence[int] | None
-    ) -> Decision:
-        """The largest statistic of the tests, each for its part of the false alarms."""
-        found: dict[str, float] = {}
+        self, values: Tensor, dense: Tensor | None, allow: bool, functions: Sequence[int] | None,
+        found: dict[str, float],
+    ) -> Decision:  # fmt: skip
+        """The largest statistic of the tests, each for its part of the false alarms; some are `found` already."""
         columns = list(range(values.shape[1])) if functions is None else sorted(functions)
         given = {"scores": (values, columns), "labels": (dense[:, None] if dense is not None else values[:0], [0])}
         for name, (sample, own) in given.items():
@@ -195,10 +220,11 @@ class BoundaryDetector:
         name = max(found, key=lambda one: found[one], default="")
         if not allow or not name or not math.isfinite(found[name]):
             return Decision(False, math.nan)
-        statistic = float(log_run_length(found[name])) - math.log10(len(self._tests))
+        statistic = float(log_run_length(found[name])) - math.log10(len(found))
         if statistic <= self.level:
             return Decision(False, statistic)
-        point = self._tests[name].change_point()
+        assert self._inputs is not None or name != "inputs"
+        point = (self._inputs if name == "inputs" else self._tests[name]).change_point()  # type: ignore[union-attr]
         return Decision(True, statistic, change=point.change, age=point.age)
 
     def _floor(self, name: str) -> float:
@@ -260,11 +286,19 @@ class BoundaryDetector:
             raise DataError("scores must be finite")
         return values
 
+    def grow(self, functions: int, places: Sequence[int] | None) -> None:
+        """The task has more functions now: those before have these places; None: none of them continues."""
+        test = self._tests.get("scores")
+        if test is not None and places is None:
+            del self._tests["scores"]
+        elif test is not None and places is not None:
+            test.grow(functions, places)
+
     def options(self) -> dict[str, Any]:
         """What the constructor was given, to make the same detector again."""
         names = (
-            "threshold", "expected_run", "labels", "window", "rescore", "beside", "all_functions", "log_space",
-            "aggregate", "warm_up", "minimum_time", "pause",
+            "threshold", "expected_run", "labels", "inputs", "window", "rescore", "beside", "all_functions",
+            "log_space", "aggregate", "warm_up", "minimum_time", "pause",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
@@ -275,6 +309,7 @@ class BoundaryDetector:
             "wait": self._wait,
             "reference": [values.clone() for values in self._reference],
             "tests": {name: test.state_dict() for name, test in self._tests.items()},
+            "inputs": None if self._inputs is None else self._inputs.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -289,9 +324,10 @@ class BoundaryDetector:
         if not isinstance(tests, Mapping) or tests.keys() - {"scores", "labels"}:
             raise CheckpointError("the detector's state has tests that it does not know")
         restored = {name: self._restored(name, own) for name, own in tests.items()}
+        inputs = None if state["inputs"] is None else InputTest.restored(state["inputs"])
         self._in_task, self._wait = counts
         self._reference = deque((values.clone() for values in reference), maxlen=self._reference.maxlen)
-        self._tests = restored
+        self._tests, self._inputs = restored, inputs
 
     def _restored(self, name: str, state: dict[str, Any]) -> SequentialTest:
         sums = state.get("sums")

@@ -16,6 +16,8 @@ Each minibatch is reduced to the mean score of each function. Four steps make it
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from copy import copy
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -88,6 +90,7 @@ class SequentialTest:
         self.seen = self.falls = self.tested = 0  # minibatches, of which falls, of which p-values
         self.weights = np.zeros(3)  # Σ w, Σ w τ, Σ w τ², with τ = 0 at the last minibatch
         self.sums = np.zeros((2, S, functions))  # Σ w m, Σ w τ m
+        self.fresh: list[int] = []  # functions of which no score was seen
         self.variance = np.zeros(S)  # of scores within a minibatch
         self.gradient_square = np.zeros(S)
         self.last = np.zeros((2, S))  # falls, the latest first
@@ -109,6 +112,9 @@ class SequentialTest:
         """
         statistic = np.full(len(mean), -np.inf)
         used = mean
+        for c in self.fresh:  # as if its score had always been this one
+            self.sums[:, :, c] = self.weights[:2, None] * mean[:, c]
+        self.fresh = []
         if self.seen >= 2:
             line = self._line()
             error = mean - line.value  # [S, C]
@@ -124,6 +130,13 @@ class SequentialTest:
             self.last = np.stack([fall, self.last[0]])
         self._follow(used, variance)
         return statistic
+
+    def grow(self, functions: int, places: Sequence[int]) -> None:
+        """There are more functions now, and those before have these places among them."""
+        sums = np.zeros((*self.sums.shape[:2], functions))
+        sums[..., list(places)] = self.sums
+        fresh = {places[c] for c in self.fresh} | set(range(functions)) - set(places)
+        self.sums, self.fresh = sums, sorted(fresh)
 
     def change_point(self, stream: int = 0) -> ChangePoint:
         """When and how the fall of a stream began: the step, or the ramp, that explains most of the last x.
@@ -186,14 +199,37 @@ class SequentialTest:
             if n >= FIRST
             else None
         )
-        self.history = np.concatenate([self.history[:, 1:], x[:, None]], 1)
-        self.falls += 1
+        self._keep(x)
         if p is None:
             return np.full_like(x, -np.inf)
         g = -torch.special.ndtri(torch.from_numpy(np.clip(p, 1e-300, 1 - 1e-12))).numpy()
+        return self._summed(g)
+
+    def _keep(self, x: Floats) -> None:
+        self.history = np.concatenate([self.history[:, 1:], x[:, None]], 1)
+        self.falls += 1
+
+    def _summed(self, g: Floats) -> Floats:
+        """The statistic after one more normal score."""
         self.scores = np.concatenate([self.scores[:, 1:], g[:, None]], 1)
         self.tested += 1
         return self._largest_sum()
+
+    def without_dependence(self, fall: float) -> tuple[float, float]:
+        """What the falls of one stream before do not predict of a fall of variance one, and its standard deviation."""
+        one, two = self._dependence()[:, 0]
+        left = 1 - two**2 if one == 0 else (1 - (one / (1 - two)) ** 2) * (1 - two**2)
+        return float(fall - (self._dependence() * self.last).sum()), float(np.sqrt(max(left, 1 - MOST_DEPENDENCE)))
+
+    def follow_dependence(self, fall: float) -> None:
+        """Take a fall of one stream into the dependence."""
+        self._limited(np.array([fall]))
+        self.last = np.stack([np.array([fall]), self.last[0]])
+
+    def add_score(self, g: float) -> float:
+        """The statistic of one stream after a normal score that was made elsewhere."""
+        self._keep(np.array([g]))
+        return float(self._summed(np.array([g]))[0])
 
     def _largest_sum(self) -> Floats:
         """max over windows; the variance of sums learns from the window before each."""
@@ -216,7 +252,7 @@ class SequentialTest:
     def state_dict(self) -> dict[str, Any]:
         """All counters and arrays, copied."""
         return {
-            name: torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
+            name: torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else copy(value)
             for name, value in vars(self).items()
             if name != "floor"
         }
@@ -233,6 +269,10 @@ class SequentialTest:
                 if not fits or not bool(value.isfinite().all()):
                     raise CheckpointError(f"{name!r} of the detector's state has another shape, or is not finite")
                 loaded[name] = value.cpu().numpy().copy()
+            elif isinstance(mine, list):
+                if not isinstance(value, list) or not set(value) <= set(range(self.functions)):
+                    raise CheckpointError(f"{name!r} of the detector's state are functions, not {value!r}")
+                loaded[name] = list(value)
             elif type(value) is not int or value < 0:
                 raise CheckpointError(f"{name!r} of the detector's state is a count, not {value!r}")
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -70,10 +70,9 @@ def added(tasks: Tasks, number: int, new: Sums, *, own_gram: bool) -> Tasks:
 
 
 def without(tasks: Tasks, number: int, old: Sums | None) -> Tasks:
-    """As if a task had never been added; `old` are its sums where its gram matrix was not kept.
-
-    The other tasks keep their numbers: an empty block stands for it.
-    """
+    """As if a task had never been added; `old` are its sums where its gram matrix was not kept."""
+    if len(tasks.blocks) == 1:
+        return Tasks()
     block = tasks.blocks[number]
     gram = block.gram if old is None else old.gram
     if gram is None or tasks.gram is None:
@@ -82,11 +81,7 @@ def without(tasks: Tasks, number: int, old: Sums | None) -> Tasks:
         )
     if old is not None and not (_same(old.cross, block.cross) and _same(old.squares, block.squares)):
         raise TaskError(f"these are not exactly the examples of task {number}; give all of its data, and no other")
-    empty = Block(block.cross[:, :0], block.squares[:0], torch.zeros_like(block.examples))
-    if block.gram is not None:
-        empty = replace(empty, gram=torch.zeros_like(gram))
-    blocks = (*tasks.blocks[:number], empty, *tasks.blocks[number + 1 :])
-    return Tasks(tasks.gram - gram, blocks)
+    return Tasks(tasks.gram - gram, (*tasks.blocks[:number], *tasks.blocks[number + 1 :]))
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
@@ -96,7 +91,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 def all_sums(tasks: Tasks, *, classes: bool) -> Sums:
     """The sums of all tasks: classes of different tasks are different columns, numbers share theirs."""
-    blocks = [block for block in tasks.blocks if block.squares.numel()]
+    blocks = tasks.blocks
     if tasks.gram is None or not blocks:
         raise TaskError("nothing has been learned yet; call fit() first")
     crosses, squares = [block.cross for block in blocks], [block.squares for block in blocks]

@@ -53,6 +53,7 @@ class DetectorOptions(Options):
     threshold: float | None = option(None, "if given, the paper's test, which declares a switch above it")
     expected_run: float = option(10_000.0, "without a threshold: minibatches between two false alarms", POSITIVE)
     labels: bool = option(True, "without a threshold: also test the predictive density of the labels")
+    inputs: bool = option(True, "without a threshold: also test the inputs themselves")
     thresholds: tuple[float, ...] = option((4.0, 5.0, 6.0, 7.0, 8.0), "these thresholds are scored too")
     window: int = option(1, "how many of the last minibatches make the reference")
     rescore: bool = option(False, "score the reference again with the current model")
@@ -62,9 +63,13 @@ class DetectorOptions(Options):
     all_functions: bool = option(False, "also test functions of classes that the task has not shown")
     log_space: bool = option(True, "test log-scores")
     aggregate: Literal["max", "median", "mean"] = option("max", "of the statistics of the functions")
-    warm_up: int = option(10, "minibatches before the first test of all", NOT_NEGATIVE)
-    minimum_time: int = option(10, "minibatches that a task lasts before a switch can be declared", NOT_NEGATIVE)
-    pause: int = option(10, "minibatches without a test after a switch", NOT_NEGATIVE)
+    warm_up: int | None = option(
+        None, "minibatches before the first test of all; None: 10 with a threshold, else 5", NOT_NEGATIVE
+    )
+    minimum_time: int | None = option(
+        None, "minibatches that a task lasts before a switch can be declared; None: as for warm_up", NOT_NEGATIVE
+    )
+    pause: int | None = option(None, "minibatches without a test after a switch; None: as for warm_up", NOT_NEGATIVE)
     tolerance: int = option(10, "a switch found at most this many minibatches late counts as found", NOT_NEGATIVE)
 
     def __post_init__(self) -> None:

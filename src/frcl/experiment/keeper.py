@@ -287,16 +287,16 @@ def _boundaries(options: DetectorOptions, records: Sequence[SeedRecord]) -> Boun
         pairs = zip(records, found, strict=True)
         return [score_boundaries(record.true, own, threshold, options.tolerance) for record, own in pairs]
 
-    level = options.detector().level
+    level, pause = options.detector().level, options.detector().pause
     acted_on = scored(level, [record.found for record in records])
     scores = []  # means over seeds; that of the delay over those that found a switch
     for threshold in options.thresholds:
-        each = scored(threshold, [declared_switches(one.statistic, threshold, options.pause) for one in records])
+        each = scored(threshold, [declared_switches(one.statistic, threshold, pause) for one in records])
         precision, recall, f1 = (sum(getattr(one, name) for one in each) / len(each) for name in RATES)
         delays = [one.delay for one in each if one.delay is not None]
         delay = sum(delays) / len(delays) if delays else None
         scores.append(BoundaryScore(threshold, precision, recall, f1, delay))
-    beside = declared_switches(first.statistic, level, options.pause)
+    beside = declared_switches(first.statistic, level, pause)
     return Boundaries(
         true=tuple(first.true),
         found=tuple(beside if options.beside else first.found),

@@ -73,8 +73,8 @@ def _refuse(options: FRCLOptions, tasks: int, least: int, advice: str) -> None:
         )
 
 
-def within_memory(model: Model, state: LearnerState, current: CurrentTask, x: Tensor) -> Summary:
-    """Let the summaries of `state`, in which the current task has just ended, give up points until they fit.
+def within_memory(model: Model, state: LearnerState, current: CurrentTask, number: int, x: Tensor) -> Summary:
+    """Let the summaries of `state`, in which task `number`, the current one, has just ended, give up points to fit.
 
     Points go in the order of `frcl.budget`, under the current θ. Returns the summary of the current task.
     """
@@ -83,7 +83,7 @@ def within_memory(model: Model, state: LearnerState, current: CurrentTask, x: Te
     kept += current.params.posterior.mean.element_size() * (options.held_out > 0)  # of a temperature to be chosen
     excess = kept - allowed(options, len(past))
     if excess <= 0:
-        return past[-1]
+        return past[number]
     advice = "The task stays open: abandon_task() drops it. Start again with more memory."
     _refuse(options, len(past), kept - sum(freed(one) for one in past), advice)
     size = [size_at(one) for one in past]
@@ -98,9 +98,9 @@ def within_memory(model: Model, state: LearnerState, current: CurrentTask, x: Te
             tasks = [Elimination(Phi, q.u_noise) for Phi, q in zip(scaled, beliefs, strict=True)]
             rows = thinned(tasks, size, excess)
         state.past = [reduced(one, own) for one, own in zip(past, rows, strict=True)]
-        last = state.past[-1]
-        if last.spread is not None and last is not past[-1]:
+        last = state.past[number]
+        if last.spread is not None and last is not past[number]:
             Phi = model.features(x[:: max(1, len(x) // SPREAD)])
             spread = spread_of(detached(current.params.posterior), Phi, model.features(last.Z), last.belief)
-            state.past[-1] = replace(last, spread=spread)
-    return state.past[-1]
+            state.past[number] = replace(last, spread=spread)
+    return state.past[number]

@@ -72,6 +72,9 @@ class SavedTask:
     window: SavedWindow | None
     recent: list[Tensor]
     shown: list[int]
+    returned: int | None
+    estimated: bool
+    before: int
 
 
 @dataclass
@@ -114,7 +117,7 @@ def _saved_task(current: CurrentTask) -> SavedTask:
         current.likelihood, current.N, params.posterior, params.likelihood, params.heads, params.Z,
         current.optimiser.state(), current.Z, current.data_mark,
         None if window is None else SavedWindow(window.seen, window.minibatches, *content),
-        list(current.recent), sorted(current.shown),
+        list(current.recent), sorted(current.shown), current.returned, current.estimated, current.before,
     )  # fmt: skip
 
 
@@ -183,7 +186,8 @@ def _current(learner: FRCL, saved: SavedTask, state: LearnerState) -> CurrentTas
         window = _window(learner.options.window, saved.window)
     return CurrentTask(
         saved.likelihood, saved.N, params, optimiser, Z=saved.Z, data_mark=saved.data_mark, window=window,
-        recent=tuple(saved.recent), shown=set(saved.shown),
+        recent=tuple(saved.recent), shown=set(saved.shown), returned=saved.returned, estimated=saved.estimated,
+        before=saved.before,
     )  # fmt: skip
 
 

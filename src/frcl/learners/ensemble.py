@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -121,10 +121,17 @@ class Ensemble:
 
     def abandon_task(self) -> None:
         """Drop the task that is open, in every member."""
+        self._all_or_none(lambda member: member.abandon_task())
+
+    def forget(self, task: int, x: Any = None, y: Any = None) -> None:
+        """Drop everything that is kept of a past task, in every member; see `FRCL.forget`."""
+        self._all_or_none(lambda member: member.forget(task, x, y))
+
+    def _all_or_none(self, action: Callable[[FRCL], None]) -> None:
         before = [member._state for member in self.members]
         try:
             for member in self.members:
-                member.abandon_task()
+                action(member)
         except BaseException:
             self._take(before)
             raise

@@ -115,13 +115,11 @@ class ExactGP:
         self._add(x, y, max(known - 1, 0) if task is None else check_task(task, known + 1, "fit()"))
 
     def forget(self, task: int, x: Any | None = None, y: Any | None = None) -> None:
-        """Subtract a task as if it had never been added; the others keep their numbers.
+        """Subtract a task as if it had never been added; later tasks move up by one.
 
         All its data must be given again, unless the option `per_task` keeps its sums.
         """
         number = check_task(task, len(self._state.labels), "fit()")
-        if not self._model.tasks.blocks[number].squares.numel():
-            raise TaskError(f"task {number} has been forgotten before")
         old = None
         if x is not None and y is not None:
             state = self._with_targets(y, number)
@@ -129,8 +127,9 @@ class ExactGP:
             if state != self._state:
                 raise TaskError(f"these are not exactly the examples of task {number}: there are other labels")
         tasks = without(self._model.tasks, number, old)
-        labels = [[] if i == number else own for i, own in enumerate(self._state.labels)]
-        self._state, self._model.tasks = replace(self._state, labels=labels), tasks
+        labels = [own for i, own in enumerate(self._state.labels) if i != number]
+        self._state = replace(self._state, labels=labels) if labels else ExactState()
+        self._model = ExactModel(self.features, not self._state.outputs, self.options.batch_size, tasks)
 
     # -- prediction -------------------------------------------------------------------------------------
 
@@ -152,8 +151,6 @@ class ExactGP:
             if len(numbers.unique()) == 1:  # one task: its own labels alone
                 keep = (of_task == numbers[0]).nonzero()[:, 0]  # type: ignore[assignment]
                 labels = list(self._state.labels[int(numbers[0])])
-                if not labels:
-                    raise TaskError(f"task {int(numbers[0])} has been forgotten")
         probs = log_probs.exp().float()
         tasks = None if numbers is not None else summed(probs, of_task, len(self._state.labels))
         spread = found.variance[:, None].expand_as(found.mean).float()

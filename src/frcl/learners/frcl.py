@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -13,14 +13,15 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from frcl.boundary import BoundaryDetector, Decision
+from frcl.boundary import BoundaryDetector, Decision, Profile
+from frcl.boundary.profile import FEATURES
 from frcl.engine.program import Streams, indivisible
 from frcl.engine.train import StreamSteps
-from frcl.errors import DataError, OptionError, TaskError
+from frcl.errors import OptionError, TaskError
 from frcl.features import network_failures, trained_parts
 from frcl.files import save_state
-from frcl.graphs import Captured, put_back
-from frcl.inference import Asked
+from frcl.graphs import put_back
+from frcl.inference import Asked, InputFeatures
 from frcl.inputs import gathered
 from frcl.learners import checkpoint
 from frcl.learners.base import SequentialLearner, checked_size, checked_steps, data_mark
@@ -29,12 +30,12 @@ from frcl.learners.lockstep import Work, finish
 from frcl.learners.objective import Objective
 from frcl.learners.options import FRCLKeywords, FRCLOptions
 from frcl.learners.predict import Predictor
-from frcl.learners.state import CurrentTask, Declared, LearnerState, Score, Window, decide, remember
+from frcl.learners.state import CurrentTask, Declared, LearnerState, Score, Window, remember
+from frcl.learners.streaming import encoded_targets, estimate_size, estimated_size, settle, watch
 from frcl.learners.task import (
     Augment,
     Examples,
     Model,
-    check_opening,
     close_task,
     open_task,
     program_of,
@@ -104,6 +105,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         self._state = LearnerState(Streams(self.options.seed, self.device), chosen)
         self._predictor = Predictor(self._model)
         self._inference = self.options.inference_of_task()
+        self._fixed_features = InputFeatures(FEATURES, "dense", self.options.seed).raw
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -111,7 +113,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
 
     def __repr__(self) -> str:
         state, names = self._state, ", ".join(one.name for one in self.regularisers)
-        learning = f", learning task {len(state.past)} (step {self.step})" if state.current is not None else ""
+        learning = f", learning task {state.number} (step {self.step})" if state.current is not None else ""
         knows = f"{len(state.past)} tasks learned{learning}, {self.memory_bytes():,} bytes kept"
         return f"FRCL({type(self.net).__name__}, points={self.options.points}, regularisers=[{names}]; {knows})"
 
@@ -201,16 +203,16 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         inputs = self._inputs(x, y)
         decision = Decision(False, float("nan"))
         with indivisible([self._lock]), self._undoing() as weights:
-            current = self._state.current
+            current, returned = self._state.current, False
             if current is None:
-                target = self._likelihood(y)
-                encoded = target.encode(y, self.device, self.dtype)
-                current = self._open_stream(target, inputs, encoded)
-            elif self.detector is None:
-                encoded = current.likelihood.encode(y, self.device, self.dtype)
-            else:
-                decision, encoded, current = self._watch(current, inputs, y)
-            window = current.open_window(len(self._state.past))
+                target = self._likelihood(y, least=1)
+                self._open_stream(target, inputs, target.encode(y, self.device, self.dtype))
+            elif self.detector is not None:
+                decision, returned = watch(self, current, inputs, y)
+            current, encoded = encoded_targets(self, inputs, y)
+            window = current.open_window(self._state.number)
+            if current.estimated:
+                estimate_size(self._state, current, window.seen + len(inputs))
             if current.step == 0:  # where the first step of a task fails the task is not opened
                 weights |= copied(trained_parts(self.net))
             if current.stream is None:  # made once per task
@@ -220,7 +222,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
             window.add(inputs, encoded, self._state.streams["window"])
             if self.detector is not None:
                 remember(self.detector, current, inputs, encoded)
-            return StepLog(len(self._state.past), current.step, *values, *astuple(decision))
+            return StepLog(self._state.number, current.step, *values, **vars(decision), returned=returned)
 
     @contextlib.contextmanager
     def _undoing(self) -> Iterator[Params]:
@@ -254,7 +256,9 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         if current is None:
             raise TaskError("no task is open; observe() opens one, and fit() ends its own")
         with self._undoing():
-            summary: Summary = finish([self._close(current, *current.open_window(len(self._state.past)).data())])[0]
+            profile = None if self.detector is None else self.detector.profile()
+            data = current.open_window(self._state.number).data()
+            summary: Summary = finish([self._close(current, *data, profile=profile)])[0]
             if self.detector is not None:
                 self.detector.reset()
             return summary
@@ -297,8 +301,12 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
 
     def likelihood(self, task: int) -> Likelihood:
         """The likelihood of a task, which knows its labels."""
-        number, past, current = self._number(task), self._state.past, self._state.current
-        return past[number].likelihood if current is None or number < len(past) else current.likelihood
+        number, state = self._number(task), self._state
+        return state.current.likelihood if state.current and state.is_open(number) else state.past[number].likelihood
+
+    @property
+    def _count(self) -> int:
+        return max(len(self._state.past), self._state.number + (self._state.current is not None))
 
     def _kept(self) -> Kept:
         return self._state.kept()
@@ -340,61 +348,46 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         objective = Objective(model.map, current.likelihood, self.options, regularisers, model.prior)
         return partial(objective.familiarity, current.params, current.Z, self._model.weights)
 
-    def _watch(self, current: CurrentTask, x: Tensor, y: Any) -> tuple[Decision, Tensor, CurrentTask]:
-        """Ask the detector about a minibatch; at a boundary end the task and open the next one with it."""
-        assert self.detector is not None
-        window = current.open_window(len(self._state.past))
-        if current.score is None:
-            current.score = Captured(self._score(current))
-        allow = len(window) >= self._model.points(current.likelihood)
-        encoded: Tensor | None = None
-        with contextlib.suppress(DataError):  # labels that are not of this task may be of the next one
-            encoded = current.likelihood.encode(y, self.device, self.dtype)
-        draws = self._model.predictive_draws(current.likelihood)
-        decision = decide(self.detector, current, current.score, x, encoded, draws, allow=allow)
-        target = self._likelihood(y) if decision.boundary else current.likelihood
-        if decision.boundary or encoded is None:
-            encoded = target.encode(y, self.device, self.dtype)
-        if decision.boundary:
-            check_opening(self._model, target, x, self.options.window)
-            points = self._model.points(current.likelihood)
-            finish([self._close(current, *window.data_without(decision.age, points))])
-            current = self._open_stream(target, x, encoded)
-        return decision, encoded, current
-
     # -- beginning and end of a task ----------------------------------------------------------------------
 
-    def _likelihood(self, y: Any, name: str | None = None) -> Likelihood:
+    def _likelihood(
+        self, y: Any, name: str | None = None, *, labels: Sequence[Label] | None = None, least: int = 2
+    ) -> Likelihood:
         """The likelihood of a new task, from its targets and what was declared."""
         declared, options = self._state.declared or Declared(), self.options
-        labels = self.labels if declared.labels is None else declared.labels
+        labels = labels or declared.labels or self.labels
         settings = {name: getattr(options, name) for name in ("samples", "predict_samples", "target_noise")}
-        return likelihood_for(y, name or declared.likelihood or options.likelihood, labels, settings)
+        return likelihood_for(y, name or declared.likelihood or options.likelihood, labels, settings, least)
 
-    def _open_stream(self, likelihood: Likelihood, x: Tensor, y: Tensor) -> CurrentTask:
-        size = checked_size((self._state.declared or Declared()).size, self.options.task_size)
+    def _open_stream(self, likelihood: Likelihood, x: Tensor, y: Tensor) -> None:
+        size = (self._state.declared or Declared()).size or self.options.task_size
         with self._changing() as state:
-            current = open_task(self._model, likelihood, size, state, x, y, self.options.window)
+            guess = estimated_size([one.size for one in state.past], len(x))
+            current = open_task(self._model, likelihood, size or int(guess), state, x, y, self.options.window)
             if self.options.memory is not None:
                 check_memory(self._model, state, current, x)
-            current.window = Window(self.options.window)
-        return current
+            current.window, current.estimated = Window(self.options.window), size is None
 
-    def _close(self, current: CurrentTask, x: Tensor, y: Tensor, held: Examples | None = None) -> Work[Summary]:
+    def _close(
+        self, current: CurrentTask, x: Tensor, y: Tensor, held: Examples | None = None, profile: Profile | None = None
+    ) -> Work[Summary]:
         """Turn the current task into its summary; its points are chosen from x and y, its temperature on `held`.
 
         All of it or nothing: where something fails or is interrupted the task stays open.
         """
         with self._lock:
             after = self._state.branch()
+            number = after.number
             summary = yield from close_task(self._model, current, after, x, y)
+            after.past[-1] = summary = replace(summary, profile=profile)
             if self._inference.sums is not None:
-                after.task_sums = self._ended(after.task_sums, summary.likelihood, x, y)
+                after.task_sums = self._ended(after.task_sums, summary.likelihood, x, y, current.returned)
+            if current.returned is not None:
+                settle(after, number)
             if self.options.memory is not None:
-                summary = within_memory(self._model, after, current, x)
+                summary = within_memory(self._model, after, current, number, x)
             if held is not None:
-                temperature = self._predictor.temperature(after, len(after.past) - 1, *held)
-                summary = replace(summary, temperature=temperature)
-                after.past[-1] = summary
+                temperature = self._predictor.temperature(after, number, *held)
+                after.past[number] = summary = replace(summary, temperature=temperature)
             self._state = after
         return summary

@@ -252,6 +252,11 @@ def _check_summary(what: str, summary: Summary, dtype: torch.dtype, K: int) -> N
             check_like(part, shape, dtype, f"{name} of {what}")
             expect(bool((part > 0).all()), f"{name} of {what} is not positive")
     expect(belief.scale is None or len(factor) == 1, f"{what}: scales of covariances that are not shared")
+    if (one := summary.profile) is not None:
+        R = len(one.mean) if one.mean.ndim else 0
+        check_like(one.mean, (R,), torch.float32, f"profile of {what}")
+        check_like(one.root, (R, R), torch.float32, f"profile of {what}")
+        expect(one.rows >= 1 and one.spread > 0, f"profile of {what}")
     if summary.head is not None:
         check_like(summary.head, (C, K), dtype, f"the head of {what}")
 
@@ -279,6 +284,9 @@ def _check_current(
     expect(len(task.recent) <= most, f"{len(task.recent)} recent minibatches")
     for x in task.recent:
         check_inputs(x, saved, dtype, "a recent minibatch")
+    known = range(len(saved.past))  # type: ignore[attr-defined]
+    expect(task.returned is None or task.returned in known, f"task {task.returned} was opened again, of {len(known)}")
+    expect(task.before >= 0, f"the open task had {task.before} examples")
     classes = len(task.likelihood.classes or ()) or C
     expect(all(0 <= one < classes for one in task.shown), f"classes {task.shown} were shown, of {classes}")
 

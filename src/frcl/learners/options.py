@@ -134,7 +134,9 @@ class FRCLOptions(MethodOptions):
     search_examples: int = option(10_000, "a supervised criterion looks at no more than this many examples")
     start: Start = option("uniform", "where a search starts, and what 'random' keeps; or 'balanced' over classes")
 
-    task_size: int = option(10_000, "N of a task learned by observe() when start_task() did not say")
+    task_size: int | None = option(
+        None, "N of a task learned by observe() when start_task() did not say; None: estimated while the stream runs"
+    )
     window: int = option(2_000, "examples of the current task that observe() keeps to choose points from")
 
     seed: int = option(0, "root of every random stream of the learner", NOT_NEGATIVE)
@@ -249,6 +251,6 @@ class FRCLKeywords(TypedDict, total=False):
     search_steps: int
     search_examples: int
     start: Start
-    task_size: int
+    task_size: int | None
     window: int
     seed: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -25,8 +26,8 @@ class Predictor:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._state: LearnerState | None = None  # the state that the cached heads belong to
-        self._heads: dict[int, tuple[int, Head]] = {}  # by task: the version of θ it was made for, the head
+        # by state and task: the version of θ that a head was made for, and the head
+        self._heads: WeakKeyDictionary[LearnerState, dict[int, tuple[int, Head]]] = WeakKeyDictionary()
 
     def predict(self, state: LearnerState, numbers: Sequence[int], x: Tensor) -> tuple[list[Prediction], Asked]:
         """Mean, variance and the distribution of targets in each of these tasks, on features computed once.
@@ -34,7 +35,7 @@ class Predictor:
         Also what the inference of the task may ask.
         """
         with torch.no_grad(), network_failures():
-            Phi = self._model.features(x) if any(number < len(state.past) for number in numbers) else None
+            Phi = self._model.features(x) if any(not state.is_open(number) for number in numbers) else None
             each = [self._predict(state, number, x, Phi) for number in numbers]
 
         def features() -> Tensor:
@@ -49,14 +50,28 @@ class Predictor:
 
     def _classes_at_points(self, summary: Summary) -> Tensor:
         """The most probable class at each inducing point, by q(u); zeros for numeric targets."""
+        if summary.likelihood.classes is not None:
+            return self.targets_at_points(summary)
+        return torch.zeros(len(summary.Z), dtype=torch.int64, device=summary.Z.device)
+
+    def targets_at_points(self, summary: Summary) -> Tensor:
+        """What q(u) says of the targets at the inducing points: classes, or numbers [M, C]."""
         likelihood, mean = summary.likelihood, summary.belief.mean.mT.to(self._model.dtype)
         draws = self._model.predictive_draws(likelihood)
-        found = likelihood.predictive(mean, torch.zeros_like(mean), draws, summary.likelihood_params).probs
-        return torch.zeros(len(mean), dtype=torch.int64, device=mean.device) if found is None else found.argmax(1)
+        found = likelihood.predictive(mean, torch.zeros_like(mean), draws, summary.likelihood_params)
+        if found.probs is not None:
+            return found.probs.argmax(1)
+        assert found.mean is not None
+        return found.mean
+
+    def weights(self, state: LearnerState, number: int) -> Tensor:
+        """The mean of w of a past task under the network as it stands, [C, K]."""
+        with torch.no_grad():
+            return self._head(state, number).weights.mT.to(self._model.dtype)
 
     def _predict(self, state: LearnerState, number: int, x: Tensor, Phi: Tensor | None) -> Prediction:
         """In one task; Phi are the features of x, for a past task."""
-        past = state.past[number] if number < len(state.past) else None
+        past = None if state.is_open(number) else state.past[number]
         if past is not None:
             likelihood, learned, temperature = past.likelihood, past.likelihood_params, past.temperature
         else:
@@ -88,7 +103,7 @@ class Predictor:
     def mean(self, state: LearnerState, number: int, x: Tensor) -> Tensor:
         """The mean of the functions alone, [n, C]: for a past task the network and one product with its head."""
         with torch.no_grad(), network_failures():
-            if number == len(state.past):
+            if state.is_open(number):
                 return torch.cat([self._moments(state, number, rows, None).mean for rows in x.split(self._model.chunk)])
             weights = self._head(state, number).weights.to(self._model.dtype)
             linear, bias = self._model.scale * weights[:-1], weights[-1]
@@ -109,7 +124,7 @@ class Predictor:
 
     def _moments(self, state: LearnerState, number: int, x: Tensor, Phi: Tensor | None) -> Moments:
         model = self._model
-        if number == len(state.past):
+        if state.is_open(number):
             current = state.current
             assert current is not None
             objective = Objective(model.map, current.likelihood, model.options, state.regularisers, model.prior)
@@ -128,15 +143,13 @@ class Predictor:
 
     def _head(self, state: LearnerState, number: int) -> Head:
         """The head of a past task, made again when θ has moved since."""
-        version = self._version(state)
-        if state is not self._state:
-            self._state, self._heads = state, {}
-        cached = self._heads.get(number)
+        version, heads = self._version(state), self._heads.setdefault(state, {})
+        cached = heads.get(number)
         if cached is None or cached[0] != version:
             summary = state.summaries()[number]
             Phi_z = self._model.features(summary.Z)
             cached = (version, self._centred(make_head(Phi_z, summary.belief), Phi_z, summary))
-            self._heads[number] = cached
+            heads[number] = cached
         return cached[1]
 
     def _centred(self, head: Head, Phi_z: Tensor, summary: Summary) -> Head:

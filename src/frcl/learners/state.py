@@ -78,6 +78,14 @@ class Window:
         rows = before.nonzero()[:, 0].to(x.device)
         return x[rows], y[rows]
 
+    def recoded(self, classes: Tensor) -> Window:
+        """A copy with other numbers for its classes."""
+        if self._x is None or self._y is None:
+            return Window(self.capacity)
+        return Window.restored(
+            self.capacity, self.seen, self.minibatches, self.data()[0], classes[self.data()[1]], self.came()
+        )
+
     @classmethod
     def restored(cls, capacity: int, seen: int, minibatches: int, x: Tensor, y: Tensor, came: Tensor) -> Window:
         """A window with the given content, `data()` and `came()` of the one that was saved."""
@@ -110,6 +118,8 @@ class CurrentTask:
     window     observe() keeps a sample of the data here; fit() has the data at hand
     recent     the last minibatches, where the detector has them scored again
     shown      with a detector: the classes that occurred so far; only they are tested
+    returned   the number of the past task that this one is, opened again; None for a new one
+    estimated  whether N is estimated while the stream runs; `before`, the N that a task had when it ended before
     """
 
     likelihood: Likelihood
@@ -121,6 +131,9 @@ class CurrentTask:
     window: Window | None = None
     recent: tuple[Tensor, ...] = ()
     shown: set[int] = field(default_factory=set)
+    returned: int | None = None
+    estimated: bool = False
+    before: int = 0
     stream: StreamSteps | None = None  # the step and the boundary score of observe(), made once per task
     score: Captured | None = None
 
@@ -147,6 +160,17 @@ class LearnerState(State):
     current: CurrentTask | None = None
     declared: Declared | None = None
 
+    @property
+    def number(self) -> int:
+        """The number of the task that is open; of the next one if none is."""
+        if self.current is None or self.current.returned is None:
+            return len(self.past)
+        return self.current.returned
+
+    def is_open(self, number: int) -> bool:
+        """Whether the task of this number is being learned."""
+        return self.current is not None and number == self.number
+
     def summaries(self) -> list[Summary]:
         """The past summaries with their heads as they are now: a task may train them along."""
         return with_trained_heads(self.past, None if self.current is None else self.current.params.heads)
@@ -154,7 +178,8 @@ class LearnerState(State):
     def kept(self) -> Kept:
         """What is kept of past tasks beside what the regularisers keep."""
         each = [summary.kept() for summary in self.past]
-        kept = {kind: [value for one in each for value in one[kind]] for kind in ("points", "posterior", "heads")}
+        kinds = ("points", "posterior", "heads", "statistics")
+        kept = {kind: [value for one in each for value in one[kind]] for kind in kinds}
         if any(one.trains_heads for one in self.regularisers):
             kept["heads"] *= 2  # a second copy while a task is learned
         return kept
@@ -176,11 +201,12 @@ def scores_of(score: Score, minibatches: Sequence[Tensor], *, at_once: bool = Fa
 
 def decide(
     detector: BoundaryDetector, current: CurrentTask, score: Score, x: Tensor, y: Tensor | None, draws: Tensor,
-    *, allow: bool,
+    features: Tensor, *, allow: bool,
 ) -> Decision:  # fmt: skip
     """What the detector says of a minibatch; where it wants the last ones scored again, they are.
 
-    `y` is None if these are not labels of the task. `draws` are those of a prediction.
+    `y` is None if these are not labels of the task. `draws` are those of a prediction, `features` those of the inputs
+    that are never trained.
     """
     functions = sorted(current.shown) if _function_per_class(current) and not detector.all_functions else None
     if not (detector.rescore and detector.due and allow and current.recent):
@@ -188,9 +214,9 @@ def decide(
         density = None
         if detector.tests_labels and y is not None:
             density = _log_density(current, Moments(*moments), y.cpu(), draws.cpu())
-        return detector.update(scores, allow=allow, functions=functions, log_density=density)
+        return detector.update(scores, allow=allow, functions=functions, log_density=density, features=features)
     both = scores_of(score, [*current.recent, x], at_once=len(current.recent) == detector.window or not x.is_cuda)[0]
-    return detector.update(both[-len(x) :], reference=both[: -len(x)], functions=functions)
+    return detector.update(both[-len(x) :], reference=both[: -len(x)], functions=functions, features=features)
 
 
 def _log_density(current: CurrentTask, moments: Moments, y: Tensor, draws: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from frcl.boundary import Change
+from frcl.boundary import Change, Profile
 from frcl.errors import TaskError
 from frcl.learners.lockstep import Work
 from frcl.likelihoods import Label, Likelihood
@@ -132,7 +132,8 @@ class StepLog:
 
     `boundary` says that this minibatch began a new task; `statistic` is NaN where the detector made no test;
     `beside` is the statistic of the detector's second test, which decides nothing. At a boundary `change` is "sharp" or
-    "gradual"; the new task is estimated to have begun `age` minibatches before this one.
+    "gradual"; the new task is estimated to have begun `age` minibatches before this one. `returned` says that the
+    task of this minibatch is one that was known before, which is learned further.
     """
 
     task: int
@@ -146,6 +147,7 @@ class StepLog:
     beside: float = float("nan")
     change: Change = ""
     age: int = 0
+    returned: bool = False
 
 
 def _shown(value: Any) -> object:
@@ -171,6 +173,7 @@ class Summary:
     spread             [C], where a head predicts: how much less uncertain the functions were when the task ended than
                        the points alone say, as a ratio of mean variances
     temperature        class probabilities are those of f divided by it, where examples were held out to find it
+    profile            what its inputs look like, where a detector watched them
     """
 
     points: StoredInputs
@@ -183,6 +186,7 @@ class Summary:
     head: Tensor | None = None
     spread: Tensor | None = None
     temperature: Tensor | None = None
+    profile: Profile | None = None
 
     @property
     def Z(self) -> Tensor:
@@ -201,7 +205,9 @@ class Summary:
         """All its tensors by kind."""
         learned = [self.belief.mean, self.belief.factor, *self.likelihood_params.values()]
         learned += [one for one in (self.belief.scale, self.spread, self.temperature) if one is not None]
-        return {"points": self.points.kept, "posterior": learned, "heads": [] if self.head is None else [self.head]}
+        heads = [] if self.head is None else [self.head]
+        statistics = [] if self.profile is None else self.profile.tensors()
+        return {"points": self.points.kept, "posterior": learned, "heads": heads, "statistics": statistics}
 
 
 class Learner(Protocol):

@@ -17,6 +17,7 @@ from frcl.likelihoods.base import (
     likelihood_from_json,
     plain_labels,
     register,
+    with_labels,
 )  # fmt: skip
 from frcl.likelihoods.bernoulli import Bernoulli
 from frcl.likelihoods.gaussian import Gaussian
@@ -29,7 +30,7 @@ from frcl.registry import import_modules
 __all__ = [
     "LIKELIHOODS", "Bernoulli", "Gaussian", "Label", "Labels", "Likelihood", "Params", "Poisson", "Predictive",
     "RobustMax", "Softmax", "as_values", "best_temperature", "check_name", "likelihood_for", "likelihood_from_json",
-    "plain_labels", "register", "tempered",
+    "plain_labels", "register", "tempered", "with_labels",
 ]  # fmt: skip
 
 

@@ -141,8 +141,8 @@ def as_values(y: Any) -> Tensor | Labels:
 # -- classes ---------------------------------------------------------------------------------------------------------
 
 
-def plain_labels(labels: Sequence[Any] | None) -> tuple[Label, ...] | None:
-    """Labels as declared by a user, as plain integers or strings."""
+def plain_labels(labels: Sequence[Any] | None, least: int = 2) -> tuple[Label, ...] | None:
+    """Labels as declared by a user, as plain integers or strings; `least` different ones or more."""
     if labels is None:
         return None
     if isinstance(labels, str | bytes) or not isinstance(labels, Iterable):
@@ -151,26 +151,36 @@ def plain_labels(labels: Sequence[Any] | None) -> tuple[Label, ...] | None:
     kinds = {str if isinstance(label, str) else int if isinstance(label, int) else type(label) for label in plain}
     if kinds not in ({int}, {str}):
         raise LabelError("labels must be all integers or all strings")
-    if len(set(plain)) < 2:
+    if len(set(plain)) < least:
         raise LabelError(f"a classification task needs at least two classes; got labels {list(plain)}")
     if any(isinstance(label, int) and abs(label) >= 2**63 for label in plain):
         raise LabelError("a label does not fit a 64-bit integer; use smaller numbers or strings")
     return tuple(label if isinstance(label, str) else int(label) for label in plain)
 
 
-def task_labels(values: Tensor | Labels, declared: Sequence[Label] | None) -> tuple[Label, ...]:
+def task_labels(values: Tensor | Labels, declared: Sequence[Label] | None, least: int = 2) -> tuple[Label, ...]:
     """The labels of a task, sorted and without repetition: those declared, or those of its targets."""
     if isinstance(values, Tensor) and values.is_floating_point():
         raise LabelError("classification needs integer or string labels; the targets are floats")
     if declared is None:
         declared = (values.unique() if isinstance(values, Tensor) else np.unique(values)).tolist()
-    labels = tuple(sorted(set(declared)))
-    if len(labels) < 2:
-        raise LabelError(
-            f"a classification task needs at least two classes; got {_show(labels)}. For a stream, declare the "
-            "labels with start_task(labels=...) or FRCL(labels=...)."
-        )
-    return labels
+        if len(declared) < least:
+            raise LabelError(
+                f"a classification task needs at least two classes; got {_show(declared)}. For a stream, declare the "
+                "labels with start_task(labels=...) or FRCL(labels=...)."
+            )
+    return tuple(sorted(set(declared)))
+
+
+def with_labels(likelihood: Likelihood, y: Any) -> tuple[Label, ...]:
+    """The labels of a task and those of y; LabelError where these are none, or of another type."""
+    known, values = likelihood.classes, as_values(y)
+    if known is None or values.ndim != 1 or (isinstance(values, Tensor) and values.is_floating_point()):
+        raise LabelError("these are not labels of a task")
+    new = task_labels(values, None, 1)
+    if isinstance(new[0], str) != isinstance(known[0], str):
+        raise LabelError(f"this task has labels {_show(known)}; got {_show(new)}")
+    return tuple(sorted({*known, *new}))
 
 
 def at_class(values: Tensor, y: Tensor) -> Tensor:
@@ -332,11 +342,13 @@ def check_name(name: str) -> None:
 
 
 def likelihood_for(
-    y: Any, name: str = "auto", labels: Sequence[Label] | None = None, settings: Mapping[str, Any] | None = None
-) -> Likelihood:
+    y: Any, name: str = "auto", labels: Sequence[Label] | None = None, settings: Mapping[str, Any] | None = None,
+    least: int = 2,
+) -> Likelihood:  # fmt: skip
     """The likelihood of a task, from its targets and what the user declared.
 
-    auto: gaussian for floats without labels, bernoulli for two labels, softmax for more.
+    auto: gaussian for floats without labels, bernoulli for two labels, softmax for more. With least = 1 a single label
+    is enough for the softmax: others may follow.
     """
     values = as_values(y)
     if name == "auto":
@@ -344,10 +356,12 @@ def likelihood_for(
             refuse_what_looks_like_labels(values)
             name = "gaussian"
         else:
-            labels = task_labels(values, labels)
+            labels = task_labels(values, labels, least)
             name = "bernoulli" if len(labels) == 2 else "softmax"
     else:
         check_name(name)
+        if name == "softmax" and labels is None:
+            labels = task_labels(values, None, least)
     kind: Any = LIKELIHOODS[name]
     own = {field.name for field in fields(kind)} - {"labels", "outputs"}  # these two come from the targets
     known = {key: value for key, value in (settings or {}).items() if key in own}
@@ -361,7 +375,7 @@ def likelihood_from_json(data: Mapping[str, Any]) -> Likelihood:
     kind = LIKELIHOODS[data["name"]]
     for name, value in fields.items():
         if name == "labels":
-            fits = value == tuple(sorted(set(plain_labels(value) or ())))
+            fits = value == tuple(sorted(set(plain_labels(value, 1) or ())))
         else:  # positive numbers of the types of their defaults
             default = getattr(kind, name)
             fits = type(value) is type(default) and (not isinstance(value, int | float) or 0 < value < 2**53)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -152,6 +152,13 @@ class Regulariser(ABC):
     def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:  # noqa: B027
         """The task has ended; x and y are its data, seen for the last time."""
 
+    def forget(self, task: int, *, last: bool) -> None:
+        """Take a past task out of the state: its entry of each list, and everything if it was the `last` one.
+
+        What is no list is a sum over all tasks, which cannot be divided.
+        """
+        drop_task(self, [one for one in fields(self) if not one.init], task, last=last)
+
     def kept(self, theta: Params) -> Kept:
         """What is kept of past tasks, by kind; θ is what a copy of the network would hold."""
         return {}
@@ -180,6 +187,17 @@ class Regulariser(ABC):
 
     def check_resumed(self, task: Task) -> None:  # noqa: B027
         """Refuse loaded state that does not belong to the task that is being learned."""
+
+
+def drop_task(kept: Any, state: Sequence[Field[Any]], task: int, *, last: bool) -> None:
+    """Replace the lists among the fields `state` of a dataclass by lists without one task; all of them by defaults
+    if it was the `last`."""
+    for one in state:
+        value = getattr(kept, one.name)
+        if last:
+            setattr(kept, one.name, one.default_factory() if callable(one.default_factory) else one.default)
+        elif isinstance(value, list) and value:
+            setattr(kept, one.name, [*value[:task], *value[task + 1 :]])
 
 
 REGULARISERS: Registry[type[Regulariser]] = Registry("regulariser")

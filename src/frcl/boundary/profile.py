@@ -1,0 +1,173 @@
+"""What the inputs of a task look like, by fixed features of them: to notice other inputs, and to know them again.
+
+A minibatch of B examples has the mean m of its features [R]. Its distance to the n examples before it, with mean μ and
+covariance Σ, is that of Hotelling's test,
+
+    l = log( (m − μ)ᵀ (Σ + ε tr(Σ)/R I)⁻¹ (m − μ) / (R (1/B + 1/n)) ),
+
+about zero on average for independent examples. What is usual is learned from the stream: its minibatches may depend on
+each other, and then distances are larger. No network has a part in it, so that learning does not move it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from frcl.boundary.sequential import ChangePoint, Floats, SequentialTest
+from frcl.errors import CheckpointError
+
+FEATURES = 64  # R
+SHRINK = 0.2  # ε
+FIRST = 4  # minibatches before there are distances, and distances before there is a test
+MEMORY = 100  # minibatches over which mean and variance of the distances are averaged
+LIMIT = 3.5  # a distance farther from the mean, in standard deviations, does not move them further
+LEAST_STD = 0.1  # of distances
+DENSITY_MEMORY = 20  # minibatches over which the labels' density is averaged
+SLACK = 1.05  # a distance from the mean counts as one smaller by this factor: their logarithms are not quite normal
+TINY = 1e-12
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What is kept of the inputs of a task: mean [R] and a root W [R, R] of (Σ + …)⁻¹ = WᵀW of the features.
+
+    `usual` and `spread` are mean and standard deviation of the distance l of its minibatches; `density` and
+    `density_spread` those of the labels' log-density in its last minibatches, None where there was none.
+    """
+
+    mean: Tensor
+    root: Tensor
+    rows: int
+    usual: float
+    spread: float
+    density: float | None = None
+    density_spread: float | None = None
+
+    def excess(self, features: Tensor) -> float:
+        """How much farther than usual a minibatch with these features [B, R] is, in standard deviations."""
+        given, mean, root = (part.detach().cpu().double().numpy() for part in (features, self.mean, self.root))
+        return (log_distance(given, mean, root, self.rows) - self.usual) / self.spread
+
+    def tensors(self) -> list[Tensor]:
+        """What takes memory."""
+        return [self.mean, self.root]
+
+
+def log_distance(features: Floats, mean: Floats, root: Floats, rows: int) -> float:
+    """l of a minibatch [B, R] to `rows` examples with this mean and root of the inverse covariance."""
+    B, R = features.shape
+    square = float(np.square(root @ (features.mean(0) - mean)).sum())
+    return math.log(max(square, TINY) / (R * (1 / B + 1 / rows)))
+
+
+def inverse_root(covariance: Floats) -> Floats:
+    """W with WᵀW = (Σ + ε tr(Σ)/R I)⁻¹."""
+    R = len(covariance)
+    whole = covariance + (SHRINK * np.trace(covariance) / R + TINY) * np.eye(R)
+    found: Floats = np.linalg.inv(np.linalg.cholesky(whole))
+    return found
+
+
+def normal_score(t: float, dof: float) -> float:
+    """The normal score of a value of Student's t (Wallace, 1959): ± (8ν + 1)/(8ν + 3) √(ν log(1 + t²/ν))."""
+    return math.copysign((8 * dof + 1) / (8 * dof + 3) * math.sqrt(dof * math.log1p(t * t / dof)), t)
+
+
+class InputTest:
+    """The distances of minibatches to those before them, tested by the same sums over windows as scores are."""
+
+    def __init__(self, features: int) -> None:
+        self.rows = self.minibatches = self.distances = 0
+        self.sum, self.products = np.zeros(features), np.zeros((features, features))
+        self.usual = self.variance = 0.0  # of the distances
+        self.density, self.density_variance, self.densities = 0.0, 0.0, 0
+        self.windows = SequentialTest()
+
+    def test(self, features: Floats) -> float:
+        """The statistic of a minibatch [B, R]; −∞ while there is too little to compare it with."""
+        if self.minibatches < FIRST:
+            return -math.inf
+        found, std = log_distance(features, *self._moments(), self.rows), max(math.sqrt(self.variance), LEAST_STD)
+        apart, statistic = (found - self.usual) / std, -math.inf
+        if self.distances >= FIRST:
+            n = min(self.distances, MEMORY)
+            alone, size = self.windows.without_dependence(apart)
+            t = alone / (SLACK * size * math.sqrt(1 + 1 / n))
+            statistic = self.windows.add_score(normal_score(t, n - 1))
+            apart = max(-LIMIT, min(apart, LIMIT))
+            self.windows.follow_dependence(apart)
+        self.distances += 1
+        self._follow(self.usual + apart * std)
+        return statistic
+
+    def learn(self, features: Floats, density: float | None = None) -> None:
+        """The minibatch belongs to the task; `density` is the mean log-density of its labels."""
+        self.minibatches += 1
+        self.rows += len(features)
+        self.sum = self.sum + features.sum(0)
+        self.products = self.products + features.T @ features
+        if density is not None:
+            self.densities += 1
+            share, apart = 1 / min(self.densities, DENSITY_MEMORY), density - self.density
+            self.density_variance = (1 - share) * (self.density_variance + share * apart**2)
+            self.density += share * apart
+
+    def _follow(self, found: float) -> None:
+        """Mean and variance of the distances, unbiased while all of them count."""
+        n, apart = min(self.distances, MEMORY), found - self.usual
+        self.usual += apart / n
+        self.variance = 0.0 if n == 1 else (n - 2) / (n - 1) * self.variance + apart**2 / n
+
+    def change_point(self) -> ChangePoint:
+        """When and how the distances rose."""
+        return self.windows.change_point()
+
+    def _moments(self) -> tuple[Floats, Floats]:
+        mean = self.sum / self.rows
+        return mean, inverse_root(self.products / self.rows - np.outer(mean, mean))
+
+    def profile(self) -> Profile | None:
+        """What is kept when the task ends; None where it was too short."""
+        if self.distances < FIRST:
+            return None
+        mean, root = (torch.from_numpy(part).float() for part in self._moments())
+        density = (self.density, math.sqrt(self.density_variance)) if self.densities else (None, None)
+        return Profile(mean, root, self.rows, self.usual, max(math.sqrt(self.variance), LEAST_STD), *density)
+
+    # -- state ----------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """All counters, sums and windows, copied."""
+        plain = {name: value for name, value in vars(self).items() if name not in ("sum", "products", "windows")}
+        arrays = {name: torch.from_numpy(getattr(self, name).copy()) for name in ("sum", "products")}
+        return plain | arrays | {"windows": self.windows.state_dict()}
+
+    @classmethod
+    def restored(cls, state: dict[str, Any]) -> InputTest:
+        """The test that gave `state`; refused if it makes no sense."""
+        sums = state.get("sum")
+        test = cls(len(sums) if isinstance(sums, Tensor) and sums.ndim == 1 else 0)
+        own = test.state_dict()
+        if state.keys() != own.keys():
+            raise CheckpointError("the state of the detector is incomplete, or not one of this detector")
+        for name, value in state.items():
+            mine = own[name]
+            if name == "windows":
+                test.windows.load_state_dict(value)
+                continue
+            if isinstance(mine, Tensor):
+                fits = isinstance(value, Tensor) and value.shape == mine.shape and value.dtype == mine.dtype
+                fits = fits and bool(value.isfinite().all())
+            else:
+                least = -math.inf if name in ("usual", "density") else 0
+                fits = type(value) is type(mine) and least <= value < math.inf
+            if not fits:
+                raise CheckpointError(f"{name!r} of the detector's state has another shape, or is not finite")
+            setattr(test, name, value.cpu().numpy().copy() if isinstance(value, Tensor) else value)
+        return test

@@ -1,0 +1,353 @@
+"""Streams without supervision: tasks that return, labels that appear, N that is not declared."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from sklearn.datasets import load_digits
+
+import frcl
+from frcl import BoundaryDetector, CheckpointError, LabelError
+from frcl.boundary.profile import InputTest, inverse_root, log_distance, normal_score
+from frcl.boundary.sequential import SequentialTest
+from frcl.learners.streaming import encoded_targets, estimated_size, reopen
+from frcl.likelihoods import Softmax
+from frcl.posterior import triangular, weight_moments
+from streams import accuracy, blobs, same_tensors, small_learner
+
+
+def batches(labels: tuple, count: int, seed: int, size: int = 32, order: int | None = None):
+    x, y = blobs(labels, count * size, seed)
+    rows = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed if order is None else order))
+    return [(x[part], y[part]) for part in rows.split(size)]
+
+
+# -- the profile of inputs -----------------------------------------------------------------------------------------
+
+
+def test_the_distance_is_hotellings_with_a_ridge():
+    rng = np.random.default_rng(0)
+    rows, new = rng.standard_normal((200, 5)) @ rng.standard_normal((5, 5)), rng.standard_normal((20, 5)) + 1
+    covariance = np.cov(rows.T, bias=True)
+    ridge = covariance + 0.2 * np.trace(covariance) / 5 * np.eye(5)
+    apart = new.mean(0) - rows.mean(0)
+    expected = math.log(apart @ np.linalg.solve(ridge, apart) / (5 * (1 / 20 + 1 / 200)))
+    assert log_distance(new, rows.mean(0), inverse_root(covariance), 200) == pytest.approx(expected)
+
+
+def test_the_normal_score_of_a_value_of_students_t():
+    for dof in (3, 8, 50):
+        for t in (-4.0, -1.0, 0.5, 3.0, 8.0):
+            expected = -scipy.stats.norm.ppf(scipy.stats.t.sf(t, dof))
+            assert normal_score(t, dof) == pytest.approx(expected, rel=0.03, abs=0.01)
+
+
+def test_usual_distances_are_their_mean_and_variance_and_the_profile_remembers(monkeypatch):
+    monkeypatch.setattr(frcl.boundary.profile, "LIMIT", math.inf)
+    rng = np.random.default_rng(1)
+    data = rng.standard_normal((30, 16, 6))
+    test, found = InputTest(6), []
+    for i, features in enumerate(data):
+        if i >= 4:
+            before = data[:i].reshape(-1, 6)
+            root = inverse_root(np.cov(before.T, bias=True))
+            found.append(log_distance(features, before.mean(0), root, len(before)))
+        test.test(features)
+        test.learn(features, float(i))
+    assert test.usual == pytest.approx(np.mean(found))
+    assert test.variance == pytest.approx(np.var(found, ddof=1))
+    profile = test.profile()
+    one = torch.tensor(rng.standard_normal((16, 6)))
+    whole = data.reshape(-1, 6)
+    l = log_distance(one.numpy(), whole.mean(0), inverse_root(np.cov(whole.T, bias=True)), len(whole))  # noqa: E741
+    assert profile.excess(one) == pytest.approx((l - np.mean(found)) / np.std(found, ddof=1), rel=1e-4)
+    density = np.mean(range(20))  # of the first twenty, then a moving average
+    for i in range(20, 30):
+        density += (i - density) / 20
+    assert profile.density == pytest.approx(density)
+    assert profile.excess(one + 1) > 4
+
+
+@pytest.mark.parametrize("kind", ["independent", "dependent"])
+def test_the_inputs_cause_no_more_false_alarms_than_promised(kind):
+    alarms, total = 0, 0
+    for seed in range(6):
+        rng, level = np.random.default_rng(seed), np.zeros(12)
+        test = InputTest(12)
+        for _ in range(400):
+            level = 0.8 * level + 0.2 * rng.standard_normal(12) if kind == "dependent" else level
+            features = np.tanh(rng.standard_normal((32, 12)) + level)
+            alarms += test.test(features) > 2.9  # log₁₀ of the run length: 2.75
+            test.learn(features)
+            total += 1
+    assert total / max(alarms, 1) > 200
+
+
+def test_falls_that_follow_each_other_are_predicted_and_what_is_left_has_its_variance():
+    rng, test, x = np.random.default_rng(2), SequentialTest(), [0.0, 0.0]
+    left = []
+    for _ in range(4000):
+        x.append(0.5 * x[-1] + 0.2 * x[-2] + rng.standard_normal())
+    x = np.array(x[500:]) / np.std(x)
+    for value in x:
+        alone, std = test.without_dependence(float(value))
+        left.append(alone / std)
+        test.falls += 1
+        test.follow_dependence(float(value))
+    assert np.std(left[1000:]) == pytest.approx(1.0, abs=0.05)
+    assert abs(np.corrcoef(left[1000:-1], left[1001:])[0, 1]) < 0.05
+
+
+# -- tasks that return ---------------------------------------------------------------------------------------------
+
+
+def digits_tasks() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    digits = load_digits()
+    x, y = torch.tensor(digits.data / 16.0).float(), torch.tensor(digits.target)
+    found = {}
+    for name, pair in zip("ABC", ((0, 1), (2, 3), (4, 5)), strict=True):
+        own = torch.isin(y, torch.tensor(pair))
+        found[name] = x[own], (y[own] == pair[1]).long()
+    return found
+
+
+def observed(learner: frcl.FRCL, order: str, length: int = 60) -> list[frcl.StepLog]:
+    tasks, generator, logs = digits_tasks(), torch.Generator().manual_seed(5), []
+    for name in order:
+        x, y = tasks[name]
+        for _ in range(length):
+            rows = torch.randint(len(x), (32,), generator=generator)
+            logs.append(learner.observe(x[rows], y[rows]))
+    return logs
+
+
+def digits_learner(**options) -> frcl.FRCL:
+    return frcl.FRCL(frcl.MLP(64, (32, 16), seed=1), 10, detector=BoundaryDetector(), lr=3e-3, **options)
+
+
+def test_tasks_that_return_are_known_again(tmp_path):
+    """A, B, A, C, B: three tasks are kept, and a stream that is saved in a returned task resumes bit for bit."""
+    learner = digits_learner()
+    logs = observed(learner, "ABACB")
+    found = {t: (log.task, log.returned) for t, log in enumerate(logs) if log.boundary}
+    assert [found[t] for t in sorted(found)] == [(1, False), (0, True), (2, False), (1, True)]
+    assert all(0 <= t - 60 * (i + 1) <= 2 for i, t in enumerate(sorted(found)))
+    assert [logs[60 * i + 59].task for i in range(5)] == [0, 1, 0, 2, 1]
+    assert len(learner.tasks) == 3
+    assert learner.tasks[0].size >= 110 * 32, "examples of both stretches"
+    tasks = digits_tasks()
+    assert all(accuracy(learner, *tasks[name], task) > 0.9 for task, name in enumerate("ABC"))
+    bytes_kept = learner.memory_bytes()
+    learner.end_task()
+    assert learner.memory_bytes() == bytes_kept, "nothing grows"
+    assert len(learner.tasks) == 3
+
+    first = digits_learner()
+    tasks, generator = digits_tasks(), torch.Generator().manual_seed(5)
+    for t in range(140):
+        x, y = tasks["ABA"[t // 60]]
+        rows = torch.randint(len(x), (32,), generator=generator)
+        log = first.observe(x[rows], y[rows])
+    assert log.task == 0
+    first.save(tmp_path / "model.frcl")
+    second = frcl.load(tmp_path / "model.frcl", first.net)
+    assert second.state_dict()["meta"] == first.state_dict()["meta"]
+    for t in range(140, 200):
+        x, y = tasks["ABAC"[t // 60]]
+        rows = torch.randint(len(x), (32,), generator=generator)
+        assert repr(second.observe(x[rows], y[rows])) == repr(logs[t])
+
+
+def test_a_head_continues_where_its_task_ended():
+    """Right after a task returned its mean is that of its summary, and its points are the first of its window."""
+    learner = digits_learner()
+    observed(learner, "AB")
+    x, _ = digits_tasks()["A"]
+    before = learner.predict(x, task=0)
+    learner.end_task()
+    with learner._changing() as state:
+        reopen(learner._model, learner._predictor, state, 0, None)
+    current = learner._state.current
+    torch.testing.assert_close(learner.predict(x, task=0).mean, learner._predictor.mean(learner._state, 0, x))
+    torch.testing.assert_close(learner.predict(x, task=0).mean, before.mean, rtol=1e-3, atol=1e-3)
+    assert torch.equal(current.window.data()[0], learner.tasks[0].Z)
+    assert (learner._count, learner._state.number) == (2, 0)
+    learner.abandon_task()
+    assert len(learner.tasks) == 2
+
+
+def test_labels_that_mean_something_else_are_another_task_although_the_inputs_are_known():
+    learner = digits_learner()
+    tasks = digits_tasks()
+    generator, logs = torch.Generator().manual_seed(5), []
+    for name in ("A", "B", "swapped"):
+        x, y = tasks["A" if name == "swapped" else name]
+        for _ in range(60):
+            rows = torch.randint(len(x), (32,), generator=generator)
+            logs.append(learner.observe(x[rows], 1 - y[rows] if name == "swapped" else y[rows]))
+    assert [(log.task, log.returned) for log in logs if log.boundary][:2] == [(1, False), (2, False)]
+
+
+@pytest.mark.parametrize("options", [
+    {"inference": "function"}, {"task_inference": "exact"}, {"current_inputs": 0.1, "curvature": 1.0},
+    {"covariance": "diagonal"},
+])  # fmt: skip
+def test_a_task_returns_with_other_options(options):
+    learner = digits_learner(**options)
+    logs = observed(learner, "ABA", 40 if "inference" not in options else 60)
+    assert len(learner.tasks) == 2
+    assert [log.returned for log in logs if log.boundary][-1:] == [True]
+    assert learner.predict(digits_tasks()["A"][0]).task_probs.shape[1] == 2
+
+
+def test_stored_examples_of_a_returned_task_replace_the_earlier_ones():
+    learner = frcl.FRCL(
+        frcl.MLP(64, (16, 8), seed=1), 10, detector=BoundaryDetector(), lr=3e-3, regularisers=[frcl.Replay(points=10)]
+    )
+    observed(learner, "ABAC", 40)
+    (replay,) = learner.regularisers
+    assert len(replay.x) == len(replay.sizes) == len(learner.tasks) == 2 + (learner._state.current.returned is not None)
+
+
+def test_a_damaged_profile_or_number_is_refused():
+    learner = digits_learner()
+    observed(learner, "ABA", 40)
+    good = learner.state_dict()
+    for change in (lambda m: m["current"].update(returned=7), lambda m: m["past"][0]["profile"].update(spread=-1.0)):
+        state = copy.deepcopy(good)
+        change(state["meta"])
+        with pytest.raises(CheckpointError):
+            learner.load_state_dict(state)
+    learner.load_state_dict(good)
+
+
+# -- labels that appear --------------------------------------------------------------------------------------------
+
+
+def test_labels_get_a_function_when_they_come():
+    """From one label to four, without a declaration; every class is learned."""
+    x, y = blobs((0, 1, 2, 3), 4000, 1)
+    learner = small_learner()
+    seen = [(0,), (0, 3), (0, 1, 3), (0, 1, 2, 3)]
+    for step in range(200):
+        own = torch.isin(y, torch.tensor(seen[min(step // 20, 3)])).nonzero()[:, 0]
+        rows = own[torch.randint(len(own), (32,), generator=torch.Generator().manual_seed(step))]
+        learner.observe(x[rows], y[rows])
+        if step in (0, 20, 40, 60):
+            assert learner.likelihood(0).classes == seen[step // 20]
+    assert learner.step == 200
+    learner.end_task()
+    assert accuracy(learner, x, y, 0) > 0.95
+
+
+@pytest.mark.parametrize("covariance", ["full", "shared", "diagonal", "lowrank"])
+def test_a_new_function_leaves_the_others_and_their_moments(covariance):
+    x, y = blobs((1, 4, 7), 96, 1)
+    learner = small_learner(covariance=covariance)
+    for _ in range(3):
+        learner.observe(x, y)
+    before = learner.predict(x, task=0)
+    old = learner._state.current
+    current, encoded = encoded_targets(learner, x, torch.where(y == 4, 3, y))
+    after = learner.predict(x, task=0)
+    assert after.classes == (1, 3, 4, 7)
+    torch.testing.assert_close(after.mean[:, [0, 2, 3]], before.mean)
+    torch.testing.assert_close(after.variance[:, [0, 2, 3]], before.variance)
+    assert encoded.unique().tolist() == [0, 1, 3]
+    for own, moments in ((current.optimiser.exp_avg, old.optimiser.exp_avg),):
+        name = "posterior/mean"
+        torch.testing.assert_close(own[name][[0, 2, 3]], moments[name])
+        assert not own[name][1].any()
+        assert all(torch.equal(own[n], moments[n]) for n in own if n.startswith("theta"))
+    assert current.optimiser.steps == 3
+    assert current.window.data()[1].unique().tolist() == [0, 2, 3]
+
+
+def test_one_function_of_two_classes_becomes_two_with_the_same_difference():
+    x, y = blobs((0, 1), 64, 1)
+    learner = small_learner()
+    for _ in range(5):
+        learner.observe(x, y)
+    before = learner.predict(x, task=0)
+    current, _ = encoded_targets(learner, x, torch.where(torch.arange(64) < 3, 2, y))
+    assert isinstance(current.likelihood, Softmax)
+    Phi = learner._model.features(x)
+    mean, variance = weight_moments(triangular(current.params.posterior), Phi)
+    torch.testing.assert_close(mean[:, 1] - mean[:, 0], before.mean[:, 0])
+    torch.testing.assert_close(variance[:, 1] + variance[:, 0], before.variance[:, 0])
+
+
+def test_a_label_of_another_type_is_refused():
+    x, y = blobs((0, 1), 32, 1)
+    learner = small_learner()
+    learner.observe(x, y)
+    state = learner.state_dict()["tensors"]
+    with pytest.raises(LabelError, match="values of type"):
+        learner.observe(x, np.array(["a", "b"] * 16))
+    assert same_tensors(state, learner.state_dict()["tensors"])
+
+
+def test_a_step_that_fails_after_a_label_appeared_leaves_no_trace(monkeypatch):
+    x, y = blobs((0, 1, 2), 60, 1)
+    learner = small_learner(detector=BoundaryDetector())
+    learner.observe(x, y)
+    before = learner.state_dict()
+    monkeypatch.setattr(frcl.learners.frcl, "StreamSteps", lambda *a: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        learner.observe(x, y + 1)
+    after = learner.state_dict()
+    assert same_tensors(before["tensors"], after["tensors"])
+    assert before["meta"] == after["meta"]
+
+
+def test_a_stream_resumes_bit_for_bit_after_labels_appeared(tmp_path):
+    data = [*batches((0, 1), 12, 5), *batches((0, 1, 2), 20, 5)]
+    whole, first = (small_learner(detector=BoundaryDetector()) for _ in range(2))
+    logs = [whole.observe(x, y) for x, y in data]
+    for x, y in data[:15]:
+        first.observe(x, y)
+    first.save(tmp_path / "model.frcl")
+    second = frcl.load(tmp_path / "model.frcl", first.net)
+    assert [repr(second.observe(x, y)) for x, y in data[15:]] == [repr(log) for log in logs[15:]]
+
+
+def test_a_function_that_appears_does_not_disturb_the_test_of_the_others():
+    """A detector that grows gives the statistic of one that had all functions from the beginning, of those shown."""
+    rng = np.random.default_rng(3)
+    whole, grown = SequentialTest(1, 3), SequentialTest(1, 2)
+    for t in range(60):
+        mean, variance = rng.standard_normal((1, 3)), np.ones(1)
+        if t == 30:
+            grown.grow(3, [0, 2])
+        shown = mean if t >= 30 else mean[:, [0, 2]]
+        expected, found = (
+            whole.update(mean, variance, 32, [0, 2]),
+            grown.update(shown, variance, 32, [0, 2] if t >= 30 else [0, 1]),
+        )
+        assert found == pytest.approx(expected)
+    assert grown.fresh == []
+
+
+# -- N -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_number_of_examples_is_estimated_and_a_declared_one_wins():
+    assert estimated_size([], 32) == 1000
+    assert estimated_size([], 3200) == 3200
+    assert estimated_size([500, 700], 32) == 600
+    assert estimated_size([500, 700], 650, before=100) == 750
+    data = batches((0, 1), 40, 1)
+    free, declared, option = small_learner(), small_learner(), small_learner(task_size=77)
+    declared.start_task(size=55)
+    for learner in (free, declared, option):
+        for x, y in data:
+            log = learner.observe(x, y)
+        if learner is free:
+            assert learner._state.current.stream.program.constants.N == 1280
+            kl = log.kl_now
+        learner.end_task()
+    assert [one.tasks[0].size for one in (free, declared, option)] == [1280, 55, 77]
+    assert kl > 0

@@ -6,7 +6,6 @@ from torch.distributions import MultivariateNormal, kl_divergence
 
 from frcl.posterior import (
     Posterior,
-    chosen_covariance,
     initial_posterior,
     kl_weight,
     learned_prior_variance,
@@ -183,5 +182,5 @@ def test_the_initial_posterior_is_the_prior_for_scale_one(structure, generator):
      (1, 2049, "diagonal"), (200, 257, "shared")],
 )  # fmt: skip
 def test_the_automatic_choice(C, K, chosen):
-    assert chosen_covariance("auto", C, K) == chosen
-    assert chosen_covariance("lowrank", C, K) == "lowrank"
+    shapes = {"full": (C, K, K), "shared": (1, K, K), "diagonal": (C, K)}
+    assert initial_posterior(C, K, 1.0, D, torch.device("meta"), "auto").factor.shape == shapes[chosen]

@@ -202,3 +202,14 @@ def test_the_lock_file_has_every_dependency_with_its_hash():
     assert all(re.fullmatch(r"[\w.-]+==\S+ --hash=sha256:[0-9a-f]{64}", line) for line in lines)
     locked = {re.split("==", line)[0].lower().replace("_", "-") for line in lines}
     assert {re.split(r"[\[<>=]", one)[0].lower().replace("_", "-") for one in wanted} - locked == {"torch"}
+
+
+@pytest.mark.parametrize("call", ["fit", "observe"])
+def test_a_call_runs_through_few_functions_in_few_files(call):
+    """`python tools/count_functions.py --names` lists them; a helper that is called once may belong to its caller."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    from count_functions import measured
+
+    functions = measured()[call]
+    assert len(functions) <= 125
+    assert len({file for file, _ in functions}) <= 15

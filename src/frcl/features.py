@@ -139,41 +139,27 @@ def check_features(net: nn.Module, x: Tensor) -> int:
             "It must map [batch, ...] to [batch, K]; integer inputs are passed as they are, so convert "
             "images to float first."
         ) from error
-    _check_output(net, first, probe)
-    if not torch.equal(first, second):
-        raise NetworkError(
-            "the network gives different features for the same inputs: something in it is random. "
-            "Call net.eval() before handing it over, or remove the random layer."
-        )
-    size = first.abs().max()
-    if not torch.allclose(first[:1], alone, rtol=0.0, atol=ROUNDING * float(size)):
-        raise NetworkError(
-            "the network's features for one input depend on the rest of the batch. "
-            "Use a normalisation that works on one input at a time."
-        )
-    return int(first.shape[1])
-
-
-def _check_output(net: nn.Module, first: object, probe: Tensor) -> None:
-    """Refuse an output that is not a finite matrix [B, K] of the type of the weights."""
-    if not isinstance(first, Tensor) or first.ndim != 2 or first.shape[0] != len(probe) or not first.shape[1]:
+    n, weights = len(probe), next((p.dtype for p in net.parameters() if p.is_floating_point()), None)
+    problem = ""
+    if not isinstance(first, Tensor) or first.ndim != 2 or len(first) != n or not first.shape[1]:
         given = tuple(first.shape) if isinstance(first, Tensor) else type(first).__name__
-        raise NetworkError(
-            f"the network gave {given} for {len(probe)} inputs; expected a tensor [{len(probe)}, K]. "
-            "Flatten its output and leave out the classification layer."
-        )
-    if not first.is_floating_point():
-        raise NetworkError(f"the network gives features of type {first.dtype}; expected floating point")
-    expected = next((p.dtype for p in net.parameters() if p.is_floating_point()), first.dtype)
-    if first.dtype != expected:
-        raise NetworkError(
-            f"the network's weights are {expected}, its features {first.dtype}; cast its output to {expected}"
-        )
-    if not first.isfinite().all():
-        raise NetworkError(
-            "the network gives NaN or infinite features. Scale the inputs (for images, to [0, 1]) "
-            "and check its weights."
-        )
+        problem = f" gave {given} for {n} inputs; expected a tensor [{n}, K]. Flatten its output and leave out the "
+        problem += "classification layer."
+    elif not first.is_floating_point():
+        problem = f" gives features of type {first.dtype}; expected floating point"
+    elif first.dtype != (weights or first.dtype):
+        problem = f"'s weights are {weights}, its features {first.dtype}; cast its output to {weights}"
+    elif not first.isfinite().all():
+        problem = " gives NaN or infinite features. Scale the inputs (for images, to [0, 1]) and check its weights."
+    elif not torch.equal(first, second):
+        problem = " gives different features for the same inputs: something in it is random. Call net.eval() before "
+        problem += "handing it over, or remove the random layer."
+    elif not torch.allclose(first[:1], alone, rtol=0.0, atol=ROUNDING * float(first.abs().max())):
+        problem = "'s features for one input depend on the rest of the batch. Use a normalisation that works on one "
+        problem += "input at a time."
+    if problem:
+        raise NetworkError(f"the network{problem}")
+    return int(first.shape[1])
 
 
 def initialise(net: nn.Module, seed: int) -> None:

@@ -59,29 +59,25 @@ class Posterior(NamedTuple):
         return self.factor.ndim == 3
 
 
-FULL = 4_000_000  # numbers of full factors, C K², up to which they are the automatic choice
-
-
-def chosen_covariance(wanted: Covariance | Literal["auto"], C: int, K: int) -> Covariance:
-    """ "auto" as a structure: full up to C K² = 4·10⁶; beyond that shared where that is cheap, K ≤ 2 C; else diagonal.
-
-    A product with a mean or a diagonal costs B K C, and one with a shared factor B K².
-    """
-    if wanted != "auto":
-        return wanted
-    return "full" if C * K * K <= FULL else "shared" if K <= 2 * C else "diagonal"
+FULL = 4_000_000  # numbers of full factors, C n², up to which they are the automatic choice
 
 
 def initial_posterior(
-    C: int, n: int, scale: float, dtype: torch.dtype, device: torch.device, covariance: Covariance = "full",
-    *, rank: int = 0, generator: torch.Generator | None = None, random_mean: bool = False,
+    C: int, n: int, scale: float, dtype: torch.dtype, device: torch.device,
+    covariance: Covariance | Literal["auto"] = "full", *, rank: int = 0, random_mean: bool = False,
+    generator: torch.Generator | None = None,
 ) -> Posterior:  # fmt: skip
     """Σ = scale² · I for each of the C functions (Algorithm 1 has scale = 1), and μ = 0.
+
+    An "auto" covariance is full up to C n² = 4·10⁶; beyond that shared where that is cheap, n ≤ 2 C; else diagonal. A
+    product with a mean or a diagonal costs B n C, and one with a shared factor B n².
 
     With `random_mean` μ is drawn from N(0, scale² I), zero for the bias: Algorithm 1 starts "around zero", and with a
     mean of exactly zero the features get a gradient through the variance alone at first. With a rank V is drawn too,
     ‖V_c‖² a hundredth of ‖d_c‖² on average: at V = 0 it has no gradient.
     """
+    if covariance == "auto":
+        covariance = "full" if C * n * n <= FULL else "shared" if n <= 2 * C else "diagonal"
     mean, low_rank = torch.zeros(C, n, dtype=dtype, device=device), None
     if covariance in ("diagonal", "lowrank"):
         factor = torch.full_like(mean, scale)

@@ -184,7 +184,7 @@ def prior_kl_terms(beliefs: Sequence[FunctionBelief], *, with_mean: bool = True)
     numbers = [[len(one.mean), one.u_noise, one.posterior_noise, one.prior_std] for one in beliefs]
     C, u_noise, posterior_noise, prior_std = F[0].new_tensor(numbers).unbind(1)
     whole = padded(F), mask, C, u_noise, posterior_noise, prior_std, torch.stack(constant)
-    return PriorKL(*whole, smallest=min(one.M for one in beliefs))
+    return PriorKL(*whole, smallest=min(len(part) for part in F))
 
 
 def _kl_parts(belief: FunctionBelief, mean: Tensor) -> tuple[Tensor, Tensor]:

@@ -148,7 +148,7 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
     def learn(self, x: Any, y: Any, *, size: int | None = None) -> Work[None]:
         """The work of fit(), which several learners may do together."""
         inputs = self._inputs(x, y)
-        N = float(checked_size(size, len(inputs)))
+        N = float(len(inputs) if size is None else checked_size(size))
         targets = self._open(inputs, y, N) if self._state.current is None else self._continued(inputs, y)
         yield from self._programs(inputs, targets)
         self._close(inputs, targets)

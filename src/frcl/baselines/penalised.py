@@ -20,7 +20,7 @@ from frcl.learners.loaded import check_like, expect
 from frcl.learners.types import Prediction
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.heads import trained_heads, with_trained_heads
-from frcl.regularisers.protocol import PenaltyDraws, Step, draw_penalties, hooks, penalties
+from frcl.regularisers.protocol import PenaltyDraws, Step, draw_penalties, hooks
 from frcl.trees import Params, Tree
 
 
@@ -70,7 +70,8 @@ class Penalised(Baseline[TrainingOptions, Heads]):
             Phi = features(theta, x)
             nll = F.cross_entropy(Phi @ head.mT, y)
             step = Step(features, theta, head, params.heads, x, y, Phi, None, draws.tasks, tasks, constants.N)
-            parts = penalties(regularisers, step, constants.regularisers, draws.own)
+            each = zip(regularisers, constants.regularisers, draws.own, strict=True)
+            parts = [penalty for one, *own in each if (penalty := one.penalty(step, *own)) is not None]
             return plain_terms(nll, sum(parts[1:], parts[0]) if parts else None)
 
         def draw(steps: int, rows: Tensor) -> Drawn:

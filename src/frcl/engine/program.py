@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import signal
 import threading
@@ -202,20 +201,13 @@ class Streams(dict[str, torch.Generator]):
         """Remember the state: what is drawn from here on is for steps not yet taken. First go back to the last hold."""
         if self.held is not None:
             self.restore(self.held)
-        self.held = self.state()
+        self.held = {name: generator.get_state() for name, generator in self.items()}
 
     def state(self) -> dict[str, Tensor]:
         """The state that belongs to the last step taken."""
         if self.held is not None:
             return {name: value.clone() for name, value in self.held.items()}
         return {name: generator.get_state() for name, generator in self.items()}
-
-    def copy(self) -> Streams:
-        """Streams that go on from the state that is saved, and leave these where they are."""
-        twin = copy.deepcopy(self)
-        if twin.held is not None:
-            twin.restore(twin.held)
-        return twin
 
     def restore(self, state: dict[str, Tensor]) -> None:
         for name, generator in self.items():

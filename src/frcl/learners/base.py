@@ -55,8 +55,10 @@ class State:
 
     def branch(self) -> Self:
         """A copy with streams of its own, to be changed and then taken over as a whole."""
-        regularisers = [copy.copy(one) for one in self.regularisers]
-        return replace(self, streams=self.streams.copy(), regularisers=regularisers, past=list(self.past))
+        streams, regularisers = copy.deepcopy(self.streams), [copy.copy(one) for one in self.regularisers]
+        if streams.held is not None:  # what was drawn ahead has not been used
+            streams.restore(streams.held)
+        return replace(self, streams=streams, regularisers=regularisers, past=list(self.past))
 
 
 O = TypeVar("O", bound=MethodOptions)  # noqa: E741
@@ -355,10 +357,8 @@ def checked_steps(
     return math.ceil(epochs * examples / options.batch_size) if epochs is not None else steps or options.steps
 
 
-def checked_size(given: int | None, otherwise: int) -> int:
-    """N as given, or what it is otherwise."""
-    if given is None:
-        return otherwise
+def checked_size(given: int) -> int:
+    """N as given by a user."""
     if not isinstance(given, int | np.integer) or isinstance(given, bool) or given < 1:
         raise OptionError(f"size is the number of examples of the task, a whole number of at least 1; got {given!r}")
     return int(given)

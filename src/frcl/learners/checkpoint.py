@@ -147,7 +147,7 @@ def restored(learner: FRCL, saved: Saved) -> LearnerState:
         declared = saved.declared
         plain_labels(declared.labels)
         check_name(declared.likelihood or "auto")
-        checked_size(declared.size, 1)
+        checked_size(1 if declared.size is None else declared.size)
     state = LearnerState(
         **restored_parts(learner, saved, len(saved.past)), past=saved.past, declared=saved.declared
     )  # fmt: skip

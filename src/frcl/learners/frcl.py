@@ -164,7 +164,8 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
             declared = self._state.declared or Declared()
             target = self._likelihood(y, likelihood)
             encoded = target.encode(y, self.device, self.dtype)
-            N = checked_size(declared.size if size is None else size, len(inputs))
+            own_size = declared.size if size is None else checked_size(size)
+            N = len(inputs) if own_size is None else own_size
             learned, held = split(self._model, target, len(self._state.past), inputs, encoded)
             with self._changing() as state:
                 current = open_task(self._model, target, N, state, *learned, len(learned[0]))
@@ -191,9 +192,8 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
             raise TaskError(f"task {len(self._state.past)} is still open; call end_task() first")
         if likelihood is not None:
             check_name(likelihood)
-        if size is not None:
-            checked_size(size, size)
-        self._state.declared = Declared(plain_labels(labels), likelihood, size)
+        N = None if size is None else checked_size(size)
+        self._state.declared = Declared(plain_labels(labels), likelihood, N)
 
     def observe(self, x: Any, y: Any) -> StepLog:
         """Learn from one minibatch of a stream (Algorithm 1): test for a boundary, then one gradient step.

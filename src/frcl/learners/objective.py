@@ -23,7 +23,7 @@ from frcl.learners.options import FRCLOptions
 from frcl.likelihoods import Likelihood
 from frcl.posterior import Moments, Posterior, Prior, function_moments, triangular, weight_space
 from frcl.regularisers import Regulariser
-from frcl.regularisers.protocol import Step, of_tasks, penalties
+from frcl.regularisers.protocol import Step, of_tasks
 from frcl.trees import Params, Tree
 
 
@@ -95,12 +95,13 @@ class Objective:
             return log_p.mean(), kl_now
 
         def held() -> list[Tensor]:
-            own = _aliases(theta) if x.is_cuda else theta
+            shared = _aliases(theta) if x.is_cuda else theta
             step = Step(
-                self.features, own, params.posterior.mean, params.heads, x, y, Phi_x, Phi_z, draws.tasks,
+                self.features, shared, params.posterior.mean, params.heads, x, y, Phi_x, Phi_z, draws.tasks,
                 constants.past_tasks, constants.N,
             )  # fmt: skip
-            return penalties(self.regularisers, step, constants.regularisers, draws.regularisers)
+            each = zip(self.regularisers, constants.regularisers, draws.regularisers, strict=True)
+            return [penalty for one, *own in each if (penalty := one.penalty(step, *own)) is not None]
 
         (log_likelihood, kl_now), parts = both(fit, held, x.device) if x.is_cuda else (fit(), held())
         now = self.options.prior_weight * (kl_now / constants.N)

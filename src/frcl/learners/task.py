@@ -35,7 +35,6 @@ from frcl.likelihoods import Likelihood
 from frcl.posterior import (
     Posterior,
     Prior,
-    chosen_covariance,
     initial_posterior,
     kernel_features,
     triangular,
@@ -62,7 +61,7 @@ from frcl.summary import (
     make_head,
     stored_inputs,
 )
-from frcl.trees import Params, detached, leaf, named_tensors, tree_map
+from frcl.trees import Params, detached, leaf, tree_map
 
 CHUNK = 16384  # inputs that pass through the network at once outside of training
 CHUNK_OF_MAPS = 4096  # the same for a convolutional network on the CPU, whose maps are large
@@ -105,7 +104,7 @@ class Model:
     def start_of_q(self, C: int, n: int, generator: torch.Generator) -> Posterior:
         """q as a task begins: C functions of n weights, or of n points in function space."""
         options, weights = self.options, self.options.inference == "weight"
-        covariance = chosen_covariance(options.covariance, C, n) if weights else "full"
+        covariance = options.covariance if weights else "full"
         std = 1.0 if self.is_natural else options.initial_std
         spread = std / (SIZE * math.sqrt(n) if weights else 1.0)
         return initial_posterior(
@@ -344,7 +343,7 @@ def close_task(model: Model, current: CurrentTask, state: LearnerState, x: Tenso
 def _summarise(model: Model, current: CurrentTask, x: Tensor, y: Tensor, generator: torch.Generator) -> Work[Summary]:
     """What is kept of a task; in weight space its points are chosen among x. Nothing of x but Z is kept."""
     options, params, likelihood = model.options, detached(current.params), current.likelihood
-    refuse_non_finite("parameter", dict(named_tensors(params)))
+    refuse_non_finite("parameter", current.optimiser.params)
     q = params.posterior
     before: float | None = None
     after: float | None = None

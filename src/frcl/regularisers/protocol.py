@@ -223,14 +223,6 @@ def from_json(data: Mapping[str, Any]) -> Regulariser:
         raise OptionError(f"regulariser {name!r}: {error}") from error
 
 
-def penalties(
-    regularisers: Sequence[Regulariser], step: Step, constants: Sequence[Tree], draws: Sequence[Tree]
-) -> list[Tensor]:
-    """The penalties that there are, in order."""
-    found = [one.penalty(step, *own) for one, *own in zip(regularisers, constants, draws, strict=True)]
-    return [value for value in found if value is not None]
-
-
 class PenaltyDraws(NamedTuple):
     """The randomness of penalties: past tasks in use [steps, k] (None: all), and what each regulariser drew."""
 

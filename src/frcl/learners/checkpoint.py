@@ -179,7 +179,7 @@ def _current(learner: FRCL, saved: SavedTask, state: LearnerState) -> CurrentTas
     )  # fmt: skip
     model = learner._model
     natural = exact_number(saved.N, model.dtype, model.device) if model.is_natural else None
-    optimiser = Optimiser(params, model.options.lr, natural, model.options.rule)
+    optimiser = Optimiser(params, model.options.lr, natural, model.rule)
     optimiser.restore(saved.adam)
     window = None
     if saved.window is not None:

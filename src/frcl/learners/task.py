@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from frcl.engine.program import CHUNK as STEPS
 from frcl.engine.program import Drawn, Optimiser, Program, StepLock, exact_number, refuse_non_finite
+from frcl.engine.rules import Rule
 from frcl.errors import DataError, OptionError
 from frcl.features import (
     FEATURE_SCALE,
@@ -120,6 +121,10 @@ class Model:
     @cached_property
     def recipe(self) -> Recipe:
         return self.options.recipe
+
+    @cached_property
+    def rule(self) -> Rule:
+        return self.options.rule
 
     @cached_property
     def stackable(self) -> bool:
@@ -244,7 +249,7 @@ def open_task(
     for regulariser in state.regularisers:
         regulariser.begin(task)
     natural = exact_number(N, model.dtype, model.device) if model.is_natural else None
-    optimiser = Optimiser(params, options.lr, natural, options.rule)
+    optimiser = Optimiser(params, options.lr, natural, model.rule)
     current = CurrentTask(likelihood, N, params, optimiser, Z=Z)
     state.current, state.declared = current, None
     state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()

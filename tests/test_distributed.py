@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import parallel_worker
+from frcl import OptionError
 from frcl.distributed import Processes, data_parallel, from_first, is_follower, on_its_own, processes
 from frcl.experiment.results import read_result
 from frcl.files import load_state
@@ -197,6 +198,53 @@ def test_a_run_is_stopped_written_once_and_resumed_with_another_number_of_proces
     check_equal(two, one)
     assert {path.name for path in two.iterdir()} == {path.name for path in one.iterdir()}
     assert read_result(two / "result.json").environment["processes"] == "3"
+
+
+@pytest.mark.slow
+def test_several_methods_by_torchrun_print_once(tmp_path):
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}", "-m", "frcl"]
+    options = [
+        "run",
+        "split-digits",
+        "--method",
+        "frcl,finetune",
+        "--tasks",
+        "2",
+        "--points",
+        "5",
+        "--seeds",
+        "1",
+        "--steps",
+        "8",
+    ]
+    found = subprocess.run(
+        [sys.executable, *launch, *options, "--out", tmp_path / "two"],
+        env=environment(),
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count("frcl − finetune") == 1
+    assert found.stderr.count("method finetune has no option points: skipped") == 1
+    alone = subprocess.run(
+        [sys.executable, "-m", "frcl", *options, "--quiet", "--out", tmp_path / "one"],
+        env=environment(),
+        text=True,
+        check=False,
+    )
+    assert alone.returncode == 0
+    for name in ("frcl", "finetune"):
+        check_equal(tmp_path / "two" / name, tmp_path / "one" / name)
+
+
+def test_other_commands_refuse_torchrun(monkeypatch, tmp_path):
+    from frcl.cli.sweep import engine_of
+
+    for name, value in environment(0).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(OptionError, match="torchrun is for frcl run"):
+        engine_of("none", 1, 1.0, 0.0)
 
 
 @pytest.mark.slow

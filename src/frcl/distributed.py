@@ -147,7 +147,9 @@ def data_parallel() -> Iterator[Processes]:
     if made:
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        with _collective():
+            dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+            dist.all_reduce(torch.zeros(1))  # no process goes on, and perhaps ends, before all are connected
     several = dist.is_initialized() and dist.get_world_size() > 1
     found = Processes(dist.get_rank(), dist.get_world_size()) if several else Processes(0, 1)
     before = _CURRENT.set(found if several else None)

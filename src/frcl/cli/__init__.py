@@ -85,25 +85,31 @@ def run(
     Without arguments it learns split-digits, which comes with scikit-learn, in a minute or so. With several methods, as
     in --method frcl,ewc, it learns with one after another and compares them.
     """
-    configs = flags.configs(benchmark, method)
-    folders = [
-        _run_folder(config) if flags.out is None else flags.out / (config.method if len(configs) > 1 else "")
-        for config in configs
-    ]
-    if flags.dry_run:
-        for config, folder in zip(configs, folders, strict=True):
+    with data_parallel() as group:
+        configs = flags.configs(benchmark, method)
+        folders = [
+            _run_folder(config) if flags.out is None else flags.out / (config.method if len(configs) > 1 else "")
+            for config in configs
+        ]
+        pairs = list(zip(configs, folders, strict=True))
+        for config, folder in pairs if flags.dry_run and group.is_first else ():
             typer.echo(to_toml(config), nl=False)
             runner.check_free(folder, overwrite=overwrite)
             runner.check(config)
-        return
-    found = [
-        _learn(
-            partial(runner.run, config, folder, overwrite=overwrite), folder, tensorboard, flags.quiet, flags.as_json
-        )
-        for config, folder in zip(configs, folders, strict=True)
-    ]
-    if len(found) > 1 and not (flags.quiet or flags.as_json):
-        show_comparison([Run.of(folder, result) for folder, result in zip(folders, found, strict=True)])
+        if flags.dry_run:
+            return
+        found = [
+            _learn(
+                partial(runner.run, config, folder, overwrite=overwrite),
+                folder,
+                tensorboard,
+                flags.quiet,
+                flags.as_json,
+            )
+            for config, folder in pairs
+        ]
+        if len(found) > 1 and group.is_first and not (flags.quiet or flags.as_json):
+            show_comparison([Run.of(folder, result) for folder, result in zip(folders, found, strict=True)])
 
 
 @app.command()

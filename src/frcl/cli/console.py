@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from frcl.distributed import is_follower
 from frcl.experiment.display import accuracy_table, in_words
 from frcl.experiment.results import Result
 
@@ -27,7 +28,8 @@ def say(text: str) -> None:
 
 def note(text: str) -> None:
     """Print a remark beside the results."""
-    err.print(safe(f"note: {text}"), highlight=False, markup=False, soft_wrap=True)
+    if not is_follower():
+        err.print(safe(f"note: {text}"), highlight=False, markup=False, soft_wrap=True)
 
 
 def safe(text: object) -> str:

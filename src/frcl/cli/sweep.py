@@ -14,7 +14,8 @@ from typer import Option
 from frcl.cli.compare import show_comparison
 from frcl.cli.console import bar, note, say
 from frcl.cli.options import Benchmark, Flags, MethodNames, completed, free_folder, shares_flags
-from frcl.errors import FrclError
+from frcl.distributed import is_launched
+from frcl.errors import FrclError, OptionError
 from frcl.experiment.display import in_words
 from frcl.experiment.keeper import Interrupted
 from frcl.experiment.results import Result
@@ -42,6 +43,8 @@ Resume = Annotated[Path | None, Option(help=RESUME)]
 
 def engine_of(address: str, jobs: int, cpus: float, gpus: float) -> Engine:
     """Where jobs are carried out."""
+    if is_launched():
+        raise OptionError("torchrun is for frcl run and frcl resume; start this command by itself")
     if address == "none":
         return in_turn if jobs == 1 else in_processes(jobs)
     from frcl.adapters.ray import on_ray

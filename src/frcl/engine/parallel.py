@@ -20,6 +20,7 @@ from torch import Tensor
 from frcl.distributed import Processes
 from frcl.engine.program import Drawn, Program, Terms, Unit
 from frcl.errors import DataError, TaskError
+from frcl.features import network_failures
 from frcl.trees import Params, Tree, named_tensors, shapes, tree_map
 
 ROWS = 1000  # of the data, which are compared between processes
@@ -74,7 +75,8 @@ def joint(pairs: Sequence[tuple[Unit, Drawn]], group: Processes) -> list[tuple[T
     """What each unit computes from its draws, added over all processes; where one of them fails, all do."""
     failure: Exception | None = None
     try:
-        computed = [unit.computed(drawn) for unit, drawn in pairs]
+        with network_failures():
+            computed = [unit.computed(drawn) for unit, drawn in pairs]
         parts = [[*terms, *found.values()] for terms, found in computed]
     except Exception as error:
         failure = error

@@ -3,8 +3,6 @@
 Features Φ in this file are kernel features, σ_w φ(x), as in `selection/trace.py`.
 """
 
-from __future__ import annotations
-
 import heapq
 import re
 from collections.abc import Callable, Sequence

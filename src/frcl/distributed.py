@@ -3,8 +3,6 @@
 Every process holds the same learner and the same data. `frcl.engine` splits the minibatches between them.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Data as users have it: anything like an array, several tensors per example, data sets, loaders and iterables."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ A new method is an entry here, and where it is a list of regularisers an options
 packages add theirs by the entry point group `frcl.methods`, each a `Method`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module

@@ -1,7 +1,5 @@
 """One root seed, named random streams forked from it; nothing here touches the global state."""
 
-from __future__ import annotations
-
 import hashlib
 
 import torch

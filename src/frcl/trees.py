@@ -3,8 +3,6 @@
 A leaf that is not a tensor (None, a number, a likelihood) is carried along as it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 

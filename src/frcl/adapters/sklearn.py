@@ -4,8 +4,6 @@ The network is built from the width of the data, inputs are standardised by the 
 task: the task of an input is inferred. Calculations are in float64, so that a prediction does not depend on the batch.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Mapping, Sequence

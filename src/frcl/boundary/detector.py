@@ -1,7 +1,5 @@
 """The detector: a test of each minibatch, waiting times, and a state that can be saved."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence

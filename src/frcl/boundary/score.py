@@ -1,7 +1,5 @@
 """The boundary score of an input, and Welch's test of two samples of scores (Section 3, Appendix E)."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -13,8 +13,6 @@ Each minibatch is reduced to the mean score of each function. Four steps make it
 `log_run_length` turns the statistic into log₁₀ of the mean number of minibatches until a stationary stream exceeds it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from copy import copy

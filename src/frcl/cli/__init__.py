@@ -1,7 +1,5 @@
 """The command line: frcl run | resume | report | compare | tune | sweep | list | data | bench | check."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

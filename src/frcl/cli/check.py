@@ -1,7 +1,5 @@
 """`frcl check`: whether a checkpoint or the files of a run are whole."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path

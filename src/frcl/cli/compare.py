@@ -1,7 +1,5 @@
 """`frcl compare`: finished runs side by side, in tables that fit a terminal."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict

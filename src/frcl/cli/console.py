@@ -1,7 +1,5 @@
 """Output of the command line: one console for results, one for errors and progress."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """`frcl sweep`: several methods and options, on this machine or on a Ray cluster; results in one folder."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """`frcl tune`: chooses options on validation data; saves every trial, and goes on after a kill."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import reduce

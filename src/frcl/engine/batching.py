@@ -1,7 +1,5 @@
 """Several programs stacked along a leading axis, and whether that can be done."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 

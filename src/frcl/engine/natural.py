@@ -11,8 +11,6 @@ a positive diagonal for any E. ρ is at most `rate`, and no larger than makes ρ
 changes no variance by more than about half, at the beginning, where q is far off, as well as with noisy minibatches.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 RATE = 0.1

@@ -8,8 +8,6 @@ r, r + R, … of the joint minibatch, B_r of them, and with ℓ_r the loss of th
 so that the sum of the gradients of (B_r/B) ℓ_r is the gradient of one process with all rows, up to rounding.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace

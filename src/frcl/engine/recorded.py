@@ -1,7 +1,5 @@
 """Steps as one CUDA graph: recorded once, replayed for a chunk of steps."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The training loop: programs in lockstep, or one minibatch of a stream at a time; eager, or recorded on CUDA."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Generator, Sequence

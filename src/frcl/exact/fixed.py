@@ -4,8 +4,6 @@ They are rounded to whole numbers, so that sums of their products are exact: fre
 away again.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """A linear model on fixed features, learned by adding up sums task by task and solved when it is asked."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -5,8 +5,6 @@ whole number, exact in float64 up to 2⁵³. So the order of examples does not m
 for each number keep all of it.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -3,8 +3,6 @@
 A job is one run: all seeds of one configuration. An engine carries out jobs, each in the folder of its name.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

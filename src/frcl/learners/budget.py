@@ -1,7 +1,5 @@
 """Holding what is kept of all tasks within the option `memory`: older summaries give up points."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

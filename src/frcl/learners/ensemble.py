@@ -1,7 +1,5 @@
 """Several members of FRCL as one learner, trained as one program, their predictions averaged; and frcl.load."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path

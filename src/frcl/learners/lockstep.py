@@ -1,7 +1,5 @@
 """Learning a task as work that several learners may do together: training steps and searches, one after another."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar

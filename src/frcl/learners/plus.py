@@ -1,7 +1,5 @@
 """FRCL+ from Python."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Unpack
 

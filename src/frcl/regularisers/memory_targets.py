@@ -7,8 +7,6 @@ N_i examples, hence the weight: if Z were a random sample of the task, the sum w
 without bias. Right after a task learned in weight space μ_u = Φ_Z w_i, and the task adds nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple

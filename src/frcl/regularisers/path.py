@@ -5,8 +5,6 @@
 g is the gradient of the likelihood term alone, D the whole displacement over the task; nats per example.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

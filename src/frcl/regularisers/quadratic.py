@@ -7,8 +7,6 @@ that N_i F_i is the curvature of its log-likelihood: a Laplace approximation of 
 Penalty and gradient are zero when a task begins.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple

@@ -8,8 +8,6 @@ zero, and drift of the features costs. The weight of a task is s_i = N_i/M_i, as
 stand for N_i examples. Or s_i = 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple

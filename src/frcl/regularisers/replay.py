@@ -5,8 +5,6 @@
 An unbiased estimate of the loss on all data of past tasks; all heads are trained along.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 

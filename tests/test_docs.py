@@ -20,6 +20,7 @@ import frcl
 from frcl import cli
 from frcl.data import BENCHMARKS
 from frcl.data.options import BenchmarkOptions
+from frcl.data.registry import is_own
 from frcl.experiment.keeper import COLUMNS
 from frcl.learners import checkpoint
 from frcl.likelihoods import LIKELIHOODS
@@ -151,7 +152,7 @@ class Executor:
                 params = command.make_context(name, list(rest)).params
                 known = [None, *BENCHMARKS]
                 given = params.get("benchmark")
-                assert given in known or given.endswith(".toml"), f"there is no benchmark {given}"
+                assert given in known or is_own(given), f"there is no benchmark {given}"
             if not runs:
                 arguments = [*arguments, "--dry-run" if name == "run" else "--help"]
                 arguments = ["cpu" if word == "cuda" else word for word in arguments]  # checked, and not here

@@ -1,4 +1,4 @@
-"""Your own tasks: arrays, a folder of .npz and .csv files, or a .toml file that describes such a folder."""
+"""Your own tasks: arrays, a folder of .npz and .csv files or of images, or a .toml file that describes it."""
 
 import csv
 import io
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from frcl.data.images import has_images, read_images
 from frcl.data.options import BenchmarkOptions, TrainOn
 from frcl.data.tasks import Device, Split, Task, TaskList, first_tasks
 from frcl.errors import DataError, OptionError
@@ -30,6 +31,7 @@ DEFAULTS: dict[str, Any] = {
     "validation_share": 0.1,  # held out of the rest for validation where a task has no validation part
     "label": None,  # the column of a .csv file with the labels; None: "label", otherwise the last one
     "shape": None,  # each input is reshaped to this, [28, 28] for instance
+    "size": None,  # images are resized to this height and width
 }
 KEYS = ("name", "folder", "files", *DEFAULTS)
 SUFFIXES = ("", "_test", "_validation")
@@ -48,7 +50,7 @@ def own_tasks(
     """A benchmark from your data.
 
         tasks = own_tasks([(x_0, y_0), (x_1, y_1)])       # arrays; or (x, y, x_test, y_test)
-        tasks = own_tasks("folder")                       # one .npz or .csv file per task
+        tasks = own_tasks("folder")                       # one .npz or .csv file per task, or TASK/CLASS/*.png
         tasks = own_tasks("data.toml")                    # the same, described
 
     x is [N, ...] numbers (bytes are taken as pixels and divided by 255), y is [N] labels, whole numbers or names,
@@ -58,7 +60,7 @@ def own_tasks(
     options = options or BenchmarkOptions()
     if isinstance(source, str | Path):
         config = read_config(Path(source))
-        raw = [(file.stem, read_parts(file, config["label"])) for file in config["files"]]
+        raw = [_from_file(file, config) for file in config["files"]]
     else:
         config = DEFAULTS | {"name": "own tasks"}
         raw = [_from_arrays(f"task {number}", given) for number, given in enumerate(source)]
@@ -85,6 +87,12 @@ def own_tasks(
                     f"have {wanted}; all tasks need the same"
                 )
     return TaskList(config["name"], tuple(tasks), names)
+
+
+def _from_file(path: Path, config: dict[str, Any]) -> tuple[str, Parts]:
+    if path.is_dir():
+        return path.name, _in_pairs(path, read_images(path, config["size"]))
+    return path.stem, _in_pairs(path, READERS[path.suffix.lower()](path, config["label"]))
 
 
 def _from_arrays(name: str, given: Arrays) -> tuple[str, Parts]:
@@ -209,9 +217,11 @@ def read_config(path: Path) -> dict[str, Any]:
             raise OptionError(f"{path}: unknown key {key!r}{suggestion(key, KEYS)}")
         if key in ("name", "folder", "label") and not isinstance(value, str):
             raise OptionError(f"{path}: {key} must be a string, not {value!r}")
-    shape = table.get("shape", [1])
-    if not (isinstance(shape, list) and shape and all(type(side) is int and side > 0 for side in shape)):
-        raise OptionError(f"{path}: shape must be a list of whole numbers of at least 1, not {shape!r}")
+    for key, sides in (("shape", table.get("shape", [1])), ("size", table.get("size", [1, 1]))):
+        if not (isinstance(sides, list) and sides and all(type(side) is int and side > 0 for side in sides)):
+            raise OptionError(f"{path}: {key} must be a list of whole numbers of at least 1, not {sides!r}")
+    if len(table.get("size", [1, 1])) != 2:
+        raise OptionError(f"{path}: size is the height and the width of images, not {table['size']!r}")
     folder, names = path.parent / table.get("folder", ""), table.get("files")
     if names is None and "folder" not in table:
         raise OptionError(f"{path} must say where the tasks are: folder = ... or files = [...]")
@@ -220,6 +230,8 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise OptionError(f"{path}: files must be a list of file names, not {names!r}")
     for name in names:
+        if (folder / name).is_dir():
+            continue
         if Path(name).suffix.lower() not in READERS:
             raise DataError(f"{path}: {name!r} is neither an .npz nor a .csv file")
         if not (folder / name).is_file():
@@ -228,12 +240,16 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """The .npz and .csv files of a folder by name; digits are compared as numbers, so 2 comes before 10."""
+    """The .npz and .csv files and folders of images by name; digits are compared as numbers, so 2 comes before 10."""
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}; expected one with an .npz or .csv file for each task")
-    found = [path for path in folder.iterdir() if path.suffix.lower() in READERS and path.name[0] != "."]
+    inside = [path for path in folder.iterdir() if path.name[0] != "."]
+    found = [p for p in inside if (has_images(p) if p.is_dir() else p.suffix.lower() in READERS)]
     if not found:
-        raise DataError(f"the folder {folder} has no .npz or .csv file; put one there for each task")
+        raise DataError(
+            f"the folder {folder} has no .npz or .csv file; put one there for each task, or a folder with images, "
+            "TASK/CLASS/*.png"
+        )
 
     def key(path: Path) -> tuple[list[tuple[str, int]], str]:
         parts = re.split(r"(\d+)", path.name)
@@ -242,9 +258,8 @@ def _files_in(folder: Path) -> list[Path]:
     return sorted(found, key=key)
 
 
-def read_parts(path: Path, label: str | None) -> Parts:
-    """The arrays of one file, in pairs."""
-    arrays = READERS[path.suffix.lower()](path, label)
+def _in_pairs(path: Path, arrays: dict[str, Array]) -> Parts:
+    """The arrays of one file or folder, in pairs."""
     for name in arrays:
         other = ("y" if name[0] == "x" else "x") + name[1:]
         if other not in arrays:

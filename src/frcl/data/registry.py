@@ -44,22 +44,27 @@ BENCHMARKS: Registry[BenchmarkSpec] = Registry("benchmark")
 
 
 def known_name(name: str) -> str:
-    """The name of a benchmark, or the absolute path of a .toml file; an unknown name is refused."""
-    if name.lower().endswith(".toml"):
+    """The name of a benchmark, or the absolute path of a .toml file or a folder; an unknown name is refused."""
+    if is_own(name):
         return str(Path(name).resolve())
     if name not in BENCHMARKS:
         raise OptionError(
             f"there is no benchmark {name!r}{suggestion(name, BENCHMARKS)} "
-            "(or give the path of a .toml file that describes your own data)"
+            "(or give the path of a folder of your own data, or of a .toml file that describes it)"
         )
     return name
+
+
+def is_own(name: str) -> bool:
+    """Whether this is the path of your own data: a .toml file, or a folder that is not called like a benchmark."""
+    return name.lower().endswith(".toml") or (name not in BENCHMARKS and Path(name).is_dir())
 
 
 def open_benchmark(
     name: str, options: BenchmarkOptions | None = None, *, seed: int, data: Path | str | None = None,
     device: Device = "cpu", on_progress: Progress | None = None,
 ) -> Benchmark:  # fmt: skip
-    """The benchmark of that name, or your own data if `name` is the path of a .toml file; tensors on `device`.
+    """The benchmark of that name, or your own data if `name` is a path (see `own_tasks`); tensors on `device`.
 
     Files are looked for in `data`, FRCL_DATA and the user's cache folder, and downloaded if they are missing.
     """
@@ -76,7 +81,7 @@ def benchmark_source(
     if folder is not None and not folder.is_dir():
         raise DataError(f"the data folder {folder} does not exist; create it, or leave it out to use the usual places")
     source: Source = lambda seed: own_tasks(name, options=options, seed=seed, device=device)  # noqa: E731
-    if name.lower().endswith(".toml"):
+    if is_own(name):
         options.check_for("your own data", ())
     else:
         spec = BENCHMARKS[known_name(name)]

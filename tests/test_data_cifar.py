@@ -6,7 +6,6 @@ import io
 import os
 import tarfile
 import zlib
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ import torch
 from data_helpers import NOWHERE, mirror
 from frcl import DataError, OptionError
 from frcl.data import BENCHMARKS, BenchmarkOptions, open_benchmark
-from frcl.data.cifar import ImageTasks, cifar10_tasks, cifar100_tasks, read_cifar, split_cifar_tasks
+from frcl.data.cifar import cifar10_tasks, cifar100_tasks, image_tasks, read_cifar, split_cifar_tasks
 from frcl.data.cifar_files import Images, Parts, from_bytes, read_archive, read_compact, to_bytes, unpack
 from frcl.data.files import CIFAR10, CIFAR100, DataFile, DataSet, fetch
 
@@ -212,7 +211,8 @@ def test_split_cifar_is_cifar10_and_then_five_tasks_with_labels_of_their_own():
 
 @pytest.mark.parametrize("train_on", ["train", "train+validation"])
 def test_a_tenth_is_for_validation_and_pixels_are_in_the_unit_interval(train_on):
-    stream = ImageTasks("split-cifar", tuple(split_cifar_tasks(TEN, HUNDRED)), BenchmarkOptions(train_on=train_on), 3)
+    given = "split-cifar", split_cifar_tasks(TEN, HUNDRED), BenchmarkOptions(train_on=train_on)
+    stream = image_tasks(*given, 3)
     task = stream.task(0)
     assert len(task.validation) == 5
     assert len(task.train) == task.size == (45 if train_on == "train" else 50)
@@ -220,7 +220,7 @@ def test_a_tenth_is_for_validation_and_pixels_are_in_the_unit_interval(train_on)
     x = torch.from_numpy(TEN.test.pixels).permute(0, 3, 1, 2).float() / 255
     assert torch.equal(stream.test_split(0).x, x)
     assert torch.equal(task.test.x, x)
-    again, other = stream.task(0), replace(stream, seed=4).task(0)
+    again, other = stream.task(0), image_tasks(*given, 4).task(0)
     assert torch.equal(again.validation.x, task.validation.x)
     assert not torch.equal(other.validation.x, task.validation.x)
 

@@ -12,17 +12,21 @@ import torch
 from scipy import ndimage
 
 from data_helpers import small_drawings
-from frcl.data.omniglot import Alphabets, draw_moves, move_images, omniglot_tasks, parts_of
+from frcl.data.omniglot import Alphabet, chosen_alphabets, draw_moves, move_images, omniglot_tasks, parts_of
 from frcl.data.options import BenchmarkOptions
-from frcl.data.tasks import Split, Task
+from frcl.data.tasks import Benchmark, Split, Task
 from frcl.errors import OptionError, TaskError
 
 DRAWINGS = small_drawings(3, 5, 2, 4)
 PLAIN = BenchmarkOptions(augment=1, train_on="train")
 
 
-def opened(options: BenchmarkOptions = PLAIN, seed: int = 0) -> Alphabets:
+def opened(options: BenchmarkOptions = PLAIN, seed: int = 0) -> Benchmark:
     return omniglot_tasks(DRAWINGS, options, seed)
+
+
+def alphabets(options: BenchmarkOptions = PLAIN, seed: int = 0) -> list[Alphabet]:
+    return chosen_alphabets(DRAWINGS, options, seed)
 
 
 def rows(part: Split) -> Counter[bytes]:
@@ -67,14 +71,14 @@ def test_labels_belong_to_their_images() -> None:
 
 
 def test_by_drawer_everyone_gives_the_same_drawers() -> None:
-    for alphabet in opened().alphabets:
+    for alphabet in alphabets():
         parts = parts_of(alphabet, "drawer", seed=0)
         drawers = [set(alphabet.drawers[parts == part].tolist()) for part in range(3)]
         assert drawers == [set(range(1, 13)), set(range(13, 17)), set(range(17, 21))]
 
 
 def test_the_stratified_split_is_uniform_and_differs_between_characters() -> None:
-    alphabet = opened(replace(PLAIN, alphabet_order="alphabetical")).alphabets[1]
+    alphabet = alphabets(replace(PLAIN, alphabet_order="alphabetical"))[1]
     draws = torch.stack([parts_of(alphabet, "stratified", seed).view(5, 20) for seed in range(300)])
     tested = (draws == 2).double().mean(dim=0)
     # each drawing is tested with probability 1/5; 5 standard deviations of a share over 300 draws
@@ -92,17 +96,15 @@ def test_the_seed_decides_everything() -> None:
     for number in range(4):
         one = first.task(number)
         assert rows(one.test) != rows(by_name[one.name].test)
-    orders = {tuple(alphabet.name for alphabet in opened(PLAIN, seed).alphabets) for seed in range(30)}
+    orders = {tuple(alphabet.name for alphabet in alphabets(PLAIN, seed)) for seed in range(30)}
     assert len(orders) > 10
     assert {tuple(sorted(order)) for order in orders} == {("A", "B", "C", "D")}
-    fixed = {
-        tuple(a.name for a in opened(replace(PLAIN, alphabet_order="alphabetical"), s).alphabets) for s in range(5)
-    }
+    fixed = {tuple(a.name for a in alphabets(replace(PLAIN, alphabet_order="alphabetical"), s)) for s in range(5)}
     assert fixed == {("A", "B", "C", "D")}
 
 
 def test_fewer_tasks_are_the_first_ones() -> None:
-    assert [a.name for a in opened(replace(PLAIN, tasks=2)).alphabets] == [a.name for a in opened().alphabets][:2]
+    assert [a.name for a in alphabets(replace(PLAIN, tasks=2))] == [a.name for a in alphabets()][:2]
     with pytest.raises(OptionError, match="tasks=5 is too many: omniglot has 4"):
         opened(replace(PLAIN, tasks=5))
     with pytest.raises(TaskError, match="omniglot has no task 4"):

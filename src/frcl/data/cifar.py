@@ -11,7 +11,7 @@ from frcl.data.files import CIFAR10, CIFAR100, DataSet
 from frcl.data.options import BenchmarkOptions
 from frcl.data.registry import BENCHMARKS, BenchmarkSpec, Request, Source
 from frcl.data.streams import PAIRS, task_with_validation
-from frcl.data.tasks import Benchmark, Device, Progress, Split, Task, checked_number, first_tasks
+from frcl.data.tasks import BuiltTasks, Device, Progress, Split, Task, first_tasks
 from frcl.seeding import fork
 
 VALIDATION_SHARE = 0.1
@@ -28,29 +28,18 @@ class ImageTask:
     test: Split
 
 
-@dataclass(frozen=True)
-class ImageTasks(Benchmark):
+def image_tasks(name: str, tasks: Sequence[ImageTask], options: BenchmarkOptions, seed: int) -> BuiltTasks:
     """Tasks whose images are kept as bytes, and converted to floats in [0, 1] on demand."""
 
-    name: str
-    tasks: tuple[ImageTask, ...]
-    options: BenchmarkOptions
-    seed: int
-
-    @property
-    def task_names(self) -> tuple[str, ...]:
-        return tuple(task.name for task in self.tasks)
-
-    def task(self, number: int) -> Task:
-        own = self.tasks[checked_number(self, number)]
-        held, generator = round(VALIDATION_SHARE * len(own.learning)), fork(self.seed, f"cifar/validation/{own.name}")
+    def build(number: int) -> Task:
+        own = tasks[number]
+        held, generator = round(VALIDATION_SHARE * len(own.learning)), fork(seed, f"cifar/validation/{own.name}")
         task = task_with_validation(
-            own.name, own.learning, own.test, held=held, train_on=self.options.train_on, generator=generator
+            own.name, own.learning, own.test, held=held, train_on=options.train_on, generator=generator
         )
         return task.changed(_as_floats, own.name)
 
-    def test_split(self, number: int) -> Split:
-        return _as_floats(self.tasks[checked_number(self, number)].test)
+    return BuiltTasks(name, tuple(task.name for task in tasks), build, lambda number: _as_floats(tasks[number].test))
 
 
 def _as_floats(part: Split) -> Split:
@@ -113,7 +102,7 @@ def _add(name: str, text: str, tasks_of: Callable[..., list[ImageTask]], *datase
         tasks = tasks_of(*every, request.device)
         advice = "; ten tasks need the official archive" if whole and len(tasks) == 5 else ""
         chosen = first_tasks(name, tasks, request.options.tasks, advice)
-        return lambda seed: ImageTasks(name, chosen, request.options, seed)
+        return lambda seed: image_tasks(name, chosen, request.options, seed)
 
     BENCHMARKS.add(name, BenchmarkSpec(text, build, datasets=tuple(one.name for one in datasets)))
 

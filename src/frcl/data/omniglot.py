@@ -14,7 +14,7 @@ from frcl.data.files import OMNIGLOT, DataSet
 from frcl.data.options import OMNIGLOT as OMNIGLOT_OPTIONS
 from frcl.data.options import BenchmarkOptions, OmniglotSplit
 from frcl.data.registry import BENCHMARKS, BenchmarkSpec, Request, Source
-from frcl.data.tasks import Benchmark, Device, Progress, Split, Task, checked_number, first_tasks
+from frcl.data.tasks import BuiltTasks, Device, Progress, Split, Task, first_tasks
 from frcl.seeding import fork
 
 SHARES = (12, 4, 4)  # of the 20 drawings of a character: train, validation, test
@@ -53,37 +53,9 @@ class Alphabet:
         return Split(x.flatten(0, 1), self.characters[used].repeat_interleave(options.augment))
 
 
-@dataclass(frozen=True)
-class Alphabets(Benchmark):
-    """A benchmark with one alphabet per task. Tasks are built, and their images augmented, on demand."""
-
-    name: str
-    alphabets: tuple[Alphabet, ...]
-    options: BenchmarkOptions
-    seed: int
-
-    @property
-    def task_names(self) -> tuple[str, ...]:
-        return tuple(alphabet.name.replace("_", " ") for alphabet in self.alphabets)
-
-    def task(self, number: int) -> Task:
-        alphabet, parts = self._parts(number)
-        used = parts != TEST if self.options.train_on == "train+validation" else parts == TRAIN
-        train = alphabet.augmented(used, self.options, self.seed)
-        size = len(train) if self.options.size == "augmented" else int(used.sum())
-        validation, test = (alphabet.plain(parts == part) for part in (VALIDATION, TEST))
-        return Task(self.task_names[number], train, validation, test, size)
-
-    def test_split(self, number: int) -> Split:
-        alphabet, parts = self._parts(number)
-        return alphabet.plain(parts == TEST)
-
-    def _parts(self, number: int) -> tuple[Alphabet, Tensor]:
-        alphabet = self.alphabets[checked_number(self, number)]
-        return alphabet, parts_of(alphabet, self.options.omniglot_split, self.seed)
-
-
-def omniglot_tasks(drawings: Drawings, options: BenchmarkOptions, seed: int, device: Device = "cpu") -> Alphabets:
+def chosen_alphabets(
+    drawings: Drawings, options: BenchmarkOptions, seed: int, device: Device = "cpu"
+) -> list[Alphabet]:
     """The alphabets in the order that the seed gives, or in alphabetical order."""
 
     def alphabet(which: int) -> Alphabet:
@@ -95,8 +67,26 @@ def omniglot_tasks(drawings: Drawings, options: BenchmarkOptions, seed: int, dev
     order = torch.arange(len(drawings.alphabets))
     if options.alphabet_order == "seed":
         order = torch.randperm(len(order), generator=fork(seed, "omniglot/order"))
-    chosen = first_tasks("omniglot", order.tolist(), options.tasks)
-    return Alphabets("omniglot", tuple(alphabet(which) for which in chosen), options, seed)
+    return [alphabet(which) for which in first_tasks("omniglot", order.tolist(), options.tasks)]
+
+
+def omniglot_tasks(drawings: Drawings, options: BenchmarkOptions, seed: int, device: Device = "cpu") -> BuiltTasks:
+    """One alphabet per task. Tasks are built, and their images augmented, on demand."""
+    alphabets = chosen_alphabets(drawings, options, seed, device)
+    names = tuple(alphabet.name.replace("_", " ") for alphabet in alphabets)
+
+    def build(number: int) -> Task:
+        alphabet = alphabets[number]
+        parts = parts_of(alphabet, options.omniglot_split, seed)
+        used = parts != TEST if options.train_on == "train+validation" else parts == TRAIN
+        train = alphabet.augmented(used, options, seed)
+        size = len(train) if options.size == "augmented" else int(used.sum())
+        return Task(names[number], train, alphabet.plain(parts == VALIDATION), alphabet.plain(parts == TEST), size)
+
+    def test_of(number: int) -> Split:
+        return alphabets[number].plain(parts_of(alphabets[number], options.omniglot_split, seed) == TEST)
+
+    return BuiltTasks("omniglot", names, build, test_of)
 
 
 def parts_of(alphabet: Alphabet, how: OmniglotSplit, seed: int) -> Tensor:

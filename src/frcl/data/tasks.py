@@ -90,26 +90,34 @@ class TaskList(Benchmark):
         return self.tasks[checked_number(self, number)]
 
 
-class Seen(Benchmark):
-    """A benchmark whose tasks are transformed by `changed`; `test_data` gives the test data without building them."""
+@dataclass(frozen=True)
+class BuiltTasks(Benchmark):
+    """A benchmark whose tasks are built on demand; `test_of` gives the test data of a task without building it."""
 
-    def __init__(self, inner: Benchmark, changed: Callable[[int, Task], Task], test_data: Callable[[int], Split]):
-        self.name, self.inner, self.changed, self.test_data = inner.name, inner, changed, test_data
+    name: str
+    names: tuple[str, ...]
+    build: Callable[[int], Task]
+    test_of: Callable[[int], Split]
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        return self.inner.task_names
+        return self.names
 
     def task(self, number: int) -> Task:
-        return self.changed(number, self.inner.task(number))
+        return self.build(checked_number(self, number))
 
     def test_split(self, number: int) -> Split:
-        return self.test_data(number)
+        return self.test_of(checked_number(self, number))
 
 
 def validation_only(inner: Benchmark) -> Benchmark:
     """The benchmark with its validation data where test data is asked for."""
-    return Seen(inner, lambda _, task: replace(task, test=task.validation), lambda i: inner.task(i).validation)
+
+    def build(number: int) -> Task:
+        task = inner.task(number)
+        return replace(task, test=task.validation)
+
+    return BuiltTasks(inner.name, inner.task_names, build, lambda number: inner.task(number).validation)
 
 
 def checked_number(benchmark: Benchmark, number: int) -> int:

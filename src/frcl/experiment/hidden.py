@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from frcl.data.tasks import Benchmark, Seen, Split
+from frcl.data.tasks import Benchmark, BuiltTasks, Split, Task
 from frcl.errors import DataError
 from frcl.experiment.keeper import Keeper
 from frcl.experiment.results import SeedRecord
@@ -18,7 +18,7 @@ from frcl.seeding import fork
 LARGEST = 1e6  # statistic that is recorded
 
 
-def anonymous(inner: Benchmark) -> Seen:
+def anonymous(inner: Benchmark) -> BuiltTasks:
     """The benchmark with labels 0..C−1 in every task, so that a label does not identify its task."""
     labels: dict[int, Tensor] = {}  # of each task requested so far
 
@@ -29,11 +29,10 @@ def anonymous(inner: Benchmark) -> Seen:
                 raise DataError("hidden boundaries are for classification; these tasks have real targets")
         return Split(split.x, torch.searchsorted(labels[number], split.y))
 
-    return Seen(
-        inner,
-        lambda number, task: task.changed(partial(numbered, number), task.name),
-        lambda number: numbered(number, inner.test_split(number)),
-    )
+    def build(number: int) -> Task:
+        return inner.task(number).changed(partial(numbered, number), inner.task_names[number])
+
+    return BuiltTasks(inner.name, inner.task_names, build, lambda number: numbered(number, inner.test_split(number)))
 
 
 def stream_labels(benchmark: Benchmark) -> list[int]:

@@ -19,6 +19,7 @@ OTHERS = {
     "augmented": lambda: augmented(),
     "Monte Carlo draws": lambda: fitted(frcl.FRCL(net(), **SMALL_FRCL, likelihood="softmax")),
     "function space": lambda: fitted(frcl.FRCL(net(), **SMALL_FRCL, inference="function")),
+    "bounded memory": lambda: fitted(frcl.FRCL(net(), **SMALL_FRCL, memory="2 kB")),
     "float32": lambda: fitted(frcl.FRCLPlus(frcl.MLP(6, [8], seed=1), **SMALL_FRCL, past_tasks_per_step=1)),
 }
 SMALL_FRCL = {"steps": 6, "batch_size": 7, "points": 8}

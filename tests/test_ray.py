@@ -147,8 +147,10 @@ def test_ray_tune_finds_what_the_grid_finds(cluster, tmp_path):
     code = (
         "import sys, json; from pathlib import Path; from frcl.adapters.ray import search_on_ray\n"
         "from frcl.experiment.tune import Search\n"
-        "found = search_on_ray(Search.read(Path(sys.argv[1])), Path(sys.argv[1]), sys.argv[2])\n"
-        "print(json.dumps([trial.to_json() for trial in found]))"
+        "for _ in range(2):\n"
+        "    found = search_on_ray(Search.read(Path(sys.argv[1])), Path(sys.argv[1]), sys.argv[2])\n"
+        "    times = [path.stat().st_mtime_ns for path in sorted(Path(sys.argv[1]).glob('*/result.json'))]\n"
+        "    print(json.dumps([[trial.to_json() for trial in found], times]))"
     )
     search = Search("finetune", "split-digits", TINY, {"lr": [1e-4, 1e-2]}, trials=3)
     folder = tmp_path / "ray"
@@ -157,7 +159,9 @@ def test_ray_tune_finds_what_the_grid_finds(cluster, tmp_path):
         [sys.executable, "-c", code, folder, cluster[0]], env=environment(), text=True, capture_output=True, check=False
     )
     assert process.returncode == 0, process.stderr
-    found = json.loads(process.stdout.splitlines()[-1])
+    first, second = map(json.loads, process.stdout.splitlines())
+    assert first == second
+    found, _ = first
     grid = {
         trial.options["lr"]: trial.to_json()
         for trial in tune(Search("finetune", "split-digits", TINY, {"lr": [1e-4, 1e-2]}), tmp_path / "grid")

@@ -155,6 +155,7 @@ def test_a_killed_process_is_replaced_and_the_results_are_the_same(tmp_path):
         assert found[name].seeds == (int(name),)
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, monkeypatch, capsys):
     """Killed after the first job, resumed; one report; the results are those of single runs."""
     monkeypatch.chdir(tmp_path)

@@ -6,13 +6,14 @@ the sweep is shared by the machines, and starts again where it is not.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import socket
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ RETRIES = 20  # times that a job goes on after its machine or process was lost
 LOCAL = "local"  # the address of a cluster that is started on this machine, and ended with the sweep
 
 
-@contextmanager
+@contextlib.contextmanager
 def connected(address: str) -> Iterator[Any]:
     """Inside, this process is the driver of a Ray cluster; yields the module ray."""
     try:
@@ -165,7 +166,8 @@ def search_on_ray(search: Search, folder: Path, address: str, *, cpus: float = 1
                     failure_config=tune.FailureConfig(max_failures=RETRIES),
                 ),
             )  # fmt: skip
-        grid = tuner.fit()
+        with contextlib.redirect_stdout(sys.stderr):  # Ray prints even if asked not to
+            grid = tuner.fit()
     return _trials(search, folder, [one.config for one in grid if one.config is not None])
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from frcl.engine.batching import Block, can_stack, stacked
-from frcl.engine.program import Drawn, Optimiser, Program, Streams, Terms, Unit, gradient
-from frcl.engine.train import StreamSteps, train
+from frcl.engine.batching import Block, can_stack
+from frcl.engine.program import Drawn, Program, Streams, Terms, Unit, gradient
+from frcl.engine.train import Optimiser, StreamSteps, train
 from frcl.errors import NumericalError, TaskError
 from frcl.trees import leaf, tree_map
 
@@ -107,7 +107,7 @@ def test_stacked_optimisers_decay_as_each():
         return one
 
     each, alone = [falling(i) for i in range(3)], [falling(i) for i in range(3)]
-    block = stacked(each)
+    block = Optimiser.joined(each)
     for _ in range(3):
         step(block, (block.params["w"] ** 2).sum())
         for one in alone:
@@ -140,7 +140,7 @@ def test_an_optimiser_goes_on_from_its_state():
 
 def test_stacked_optimisers_are_slices_of_one():
     each = [Optimiser({"w": leaf(torch.full((2,), float(i)))}, 0.1) for i in range(3)]
-    block = stacked(each)
+    block = Optimiser.joined(each)
     step(block, block.params["w"].square().sum())
     for i, one in enumerate(each):
         assert one.params["w"].data_ptr() == block.params["w"][i].data_ptr()

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from frcl.engine.batching import stacked
 from frcl.engine.natural import natural_step
-from frcl.engine.program import Optimiser, gradient
+from frcl.engine.program import gradient
+from frcl.engine.train import Optimiser
 from frcl.likelihoods import Gaussian
 from frcl.posterior import Posterior, kl_weight, learned_prior_variance, triangular, weight_moments, weight_space
 from frcl.trees import leaf, tree_map
@@ -141,7 +141,7 @@ def test_stacked_optimisers_with_other_sizes_take_the_steps_of_each(structure, d
         return loss(q, Phi, Y) + params["w"].square().sum()
 
     alone, each = [made(30.0), made(70.0)], [made(30.0), made(70.0)]
-    block = stacked(each)
+    block = Optimiser.joined(each)
     for _ in range(4):
         for one in alone:
             one.apply(gradient(total(one.params), one.params))

@@ -5,9 +5,8 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 from frcl import FRCL, MLP
-from frcl.engine.batching import stacked
-from frcl.engine.program import Optimiser, gradient
-from frcl.engine.rules import Rule
+from frcl.engine.program import gradient
+from frcl.engine.train import Optimiser, Rule
 from frcl.trees import leaf
 from streams import accuracy, blobs, same_tensors, small_learner
 
@@ -75,7 +74,7 @@ def test_stacked_programs_move_as_each_alone(name):
         return each
 
     each, alone = made(), made()
-    block = stacked(each)
+    block = Optimiser.joined(each)
     for _ in range(6):
         found = block.params
         parts = [{"theta": {n: found[f"theta/{n}"][i] for n in "ab"}, "q": found["q"][i]} for i in range(3)]

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from frcl.baselines.options import TrainingOptions
-from frcl.engine.program import AdamState, Drawn, Loss, Optimiser, Program, Streams, Terms, refuse_non_finite
+from frcl.engine.program import Drawn, Loss, Program, Streams, Terms, refuse_non_finite
+from frcl.engine.train import AdamState, Optimiser
 from frcl.errors import CheckpointError, DataError, OptionError
 from frcl.features import FeatureMap, check_features, fixed_parts, in_chunks, is_stackable, trained_parts
 from frcl.inference import Asked

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from frcl.baselines.common import Baseline, Saved, sampled_prediction
 from frcl.baselines.options import VCLOptions
 from frcl.distributed import on_its_own
-from frcl.engine.program import Drawn, Optimiser, Program, Streams, Terms, exact_number
-from frcl.engine.train import train
+from frcl.engine.program import Drawn, Program, Streams, Terms, exact_number
+from frcl.engine.train import Optimiser, train
 from frcl.features import fixed_parts, is_stackable, trained_parts
 from frcl.learners.loaded import check_like, check_stored, check_targets, check_weights, expect
 from frcl.learners.types import Prediction

@@ -6,8 +6,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from frcl.engine.program import Drawn, Optimiser, Program, Terms, Unit, gradient
-from frcl.trees import Params, Tree, batch_axes, leaf, named_tensors, shapes, stack, tree_map, with_tensors
+from frcl.engine.program import Drawn, Program, Terms, Unit, gradient
+from frcl.trees import Params, Tree, batch_axes, leaf, named_tensors, shapes, stack, tree_map
 
 LARGEST = 8 << 30  # bytes of data that may be copied for the sake of one gather instead of several
 
@@ -19,7 +19,7 @@ class Block(Unit):
 
     def __init__(self, programs: Sequence[Program]) -> None:
         self.programs, self.drawn = programs, None
-        self.optimiser = stacked([program.optimiser for program in programs])
+        self.optimiser = programs[0].optimiser.joined([program.optimiser for program in programs])
         self.constants = stack([program.constants for program in programs])
         self.carry = stack([program.carry for program in programs])
         for i, program in enumerate(programs):
@@ -41,34 +41,6 @@ class Block(Unit):
             y = whole_y.index_select(0, picked).unflatten(0, shape)
         terms = batched_loss(self.programs[0], self.optimiser.tree, self.constants, x, y, draws)
         return terms, gradient(terms.loss.sum(), self.optimiser.params)
-
-
-def stacked(optimisers: Sequence[Optimiser]) -> Optimiser:
-    """One optimiser over all of them with a leading axis, of which their own tensors become slices.
-
-    A step of the one is a step of each: the parameters and moments of the others are views of its own.
-    """
-    first = optimisers[0]
-    params = with_tensors(first.tree, _one_block([one.params for one in optimisers]))
-    natural = None if first.natural is None else torch.stack([one.natural for one in optimisers])  # type: ignore[misc]
-    block = Optimiser(params, first.lr, natural, first.rule)
-    block.exp_avg = _one_block([one.exp_avg for one in optimisers])
-    block.exp_avg_sq = _one_block([one.exp_avg_sq for one in optimisers])
-    block._count = first._count.clone()
-    block.decay, block.rise, block.stacked = first.decay, first.rise, True
-    for one in optimisers:
-        one._count = block._count
-    for value in block.params.values():
-        value.requires_grad_(True)
-    return block
-
-
-def _one_block(each: Sequence[Params]) -> Params:
-    block = {name: value.detach() for name, value in stack(each).items()}
-    for i, one in enumerate(each):
-        for name, tensor in one.items():
-            tensor.data = block[name][i]
-    return block
 
 
 def batched_loss(program: Program, params: Tree, constants: Tree, x: Tensor, y: Tensor, draws: Tree) -> Terms:

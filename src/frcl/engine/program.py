@@ -1,4 +1,4 @@
-"""What the engine is given: a task to be learned, as a pure loss of trees; its optimiser; a step as one thing."""
+"""What the engine is given: a task to be learned, as a pure loss of trees; its random streams; a step as one thing."""
 
 from __future__ import annotations
 
@@ -9,107 +9,18 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from frcl.engine.natural import RATE, natural_step
-from frcl.engine.rules import THETA, Rule
 from frcl.errors import NumericalError
 from frcl.graphs import in_place
 from frcl.seeding import fork
-from frcl.trees import Params, Tree, named_tensors, stack, with_tensors
+from frcl.trees import Params, Tree, stack, with_tensors
 
-ADAM = Rule()
-
-
-class AdamState(NamedTuple):
-    """Moments by name and the number of steps: what has to be saved."""
-
-    steps: int
-    exp_avg: Params
-    exp_avg_sq: Params
-
-
-NATURAL = ("posterior/mean", "posterior/factor")
-
-
-class Optimiser:
-    """Moves the leaf tensors of a tree down a gradient, by a rule. `steps` is the one count of steps taken.
-
-    Where `natural` is given, the number of examples N, the posterior takes natural-gradient steps instead.
-    """
-
-    def __init__(self, params: Tree, lr: float, natural: Tensor | None = None, rule: Rule = ADAM) -> None:
-        self.tree = params
-        self.params: Params = dict(named_tensors(params))
-        self.lr, self.natural, self.rule = lr, natural, rule
-        self.stacked = False  # whether all parameters have a leading axis, one entry for each program
-        self.rise = 0.0  # over this many steps, the first ones, lr rises to its value
-        self.decay: tuple[float, float] | None = None  # the last step, over how many steps before it lr falls to zero
-        for p in self.params.values():
-            p.data = p.data.contiguous()
-        by_adam = {name: p for name, p in self.params.items() if natural is None or name not in NATURAL}
-        self._groups = rule.groups(by_adam)
-        self.exp_avg = {name: torch.zeros_like(p, requires_grad=False) for name, p in by_adam.items()}
-        self.exp_avg_sq = {name: torch.zeros_like(p, requires_grad=False) for name, p in by_adam.items()}
-        self.steps = 0
-        device = next((p.device for p in self.params.values()), torch.device("cpu"))
-        self._count = torch.zeros((), device=device)  # `steps` as the kernel reads it, on the device
-
-    def apply(self, gradients: Mapping[str, Tensor]) -> None:
-        """Move the parameters down a gradient; whoever calls this counts the step."""
-        with torch.no_grad():
-            self._count += 1
-            share: float | Tensor = 1.0
-            if self.decay is not None:  # a tensor, so that a step can be recorded
-                last, over = self.decay
-                share = ((last + 1 - self._count) / over).clamp(0.0, 1.0)
-            if self.rise:
-                share = share * (self._count / self.rise).clamp_max(1.0)
-            if self.natural is not None:
-                mean, factor = NATURAL
-                natural_step(
-                    self.params[mean], self.params[factor], gradients[mean], gradients[factor], self.natural,
-                    RATE * share,
-                )  # fmt: skip
-            gradients = self.rule.clipped(gradients, list(self.exp_avg), int(self.stacked))
-            for names in self._groups:
-                backbone = names[0].startswith(THETA)
-                lr = self.rule.backbone_lr if backbone and self.rule.backbone_lr is not None else self.lr
-                moments = [self.exp_avg[n] for n in names], [self.exp_avg_sq[n] for n in names]
-                self.rule.move(
-                    [self.params[n] for n in names], [gradients[n] for n in names], moments, self._count, lr * share,
-                    backbone=backbone,
-                )  # fmt: skip
-
-    def changes(self) -> list[Tensor]:
-        """Every tensor that a step writes."""
-        return [*self.params.values(), *self.exp_avg.values(), *self.exp_avg_sq.values(), self._count]
-
-    def settle(self) -> None:
-        """Give everything memory of its own, where it is part of a stack."""
-        for tensor in self.changes():
-            tensor.data = tensor.data.clone()
-        self._count = self._count.clone()
-
-    def state(self) -> AdamState:
-        return AdamState(self.steps, self.exp_avg, self.exp_avg_sq)
-
-    def restore(self, state: AdamState) -> None:
-        """Go on from a saved state; its moments must have the names and shapes of the parameters."""
-        if not 0 <= state.steps < 2**31:
-            raise ValueError(f"{state.steps} steps were taken")
-        if any(bool((value < 0).any()) for value in state.exp_avg_sq.values()):
-            raise ValueError("the second moment of Adam, a mean of squares, is negative")
-        self.steps = state.steps
-        self._count.fill_(state.steps)
-        for own, saved in ((self.exp_avg, state.exp_avg), (self.exp_avg_sq, state.exp_avg_sq)):
-            if own.keys() != saved.keys() or any(own[name].shape != saved[name].shape for name in own):
-                raise ValueError("the moments of Adam do not have the names and shapes of the parameters")
-            for name, value in saved.items():
-                own[name].copy_(value)
+if TYPE_CHECKING:
+    from frcl.engine.train import Optimiser
 
 
 def gradient(loss: Tensor, params: Params) -> Params:

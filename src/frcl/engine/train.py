@@ -1,23 +1,198 @@
-"""The training loop: programs in lockstep, or one minibatch of a stream at a time; eager, or recorded on CUDA."""
+"""How parameters are moved: by Adam, AdamW or SGD, along natural gradients; the training loop, eager or recorded.
+
+Programs run in lockstep, or one minibatch of a stream at a time.
+"""
 
 import contextlib
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from frcl.distributed import Processes, processes
 from frcl.engine.batching import Block, can_stack, why_not
+from frcl.engine.natural import RATE, natural_step
 from frcl.engine.parallel import begin_together, joint, sharded
 from frcl.engine.program import Program, Unit, Values, indivisible, refuse_non_finite
 from frcl.engine.recorded import Recorded
 from frcl.errors import TaskError
 from frcl.features import network_failures
-from frcl.trees import named_tensors, tree_map
+from frcl.trees import Params, Tree, named_tensors, stack, tree_map, with_tensors
 
 EAGER = 10  # minibatches of a stream before its step is recorded: a short task is not worth it
+BETAS = (0.9, 0.999)
+EPS = 1e-8
+THETA = "theta/"  # where the weights of the network are among the parameters
+Method = Literal["adam", "adamw", "sgd"]
+
+
+class Rule(NamedTuple):
+    """What is the same for all steps of a task.
+
+    weight_decay is that of the network's weights alone: λθ added to their gradient, or with AdamW θ ← (1 − lr λ) θ.
+    """
+
+    method: Method = "adam"
+    momentum: float = 0.9  # of SGD: b ← momentum · b + gradient, θ ← θ − lr · b
+    weight_decay: float = 0.0
+    backbone_lr: float | None = None  # for the network's weights; None: that of everything else
+    clip_norm: float | None = None  # the largest norm of the gradient by all parameters together
+
+    def clipped(self, gradients: Mapping[str, Tensor], names: Sequence[str], axes: int) -> Mapping[str, Tensor]:
+        """g · min(1, clip_norm/‖g‖), ‖g‖ over these names together; with `axes` 1 for each program of a stack."""
+        assert self.clip_norm is not None
+        flat = [gradients[name].reshape(*gradients[name].shape[:axes], -1) for name in names]
+        norm = torch.stack([one.double().square().sum(-1) for one in flat]).sum(0).sqrt()
+        share = (self.clip_norm / (norm + 1e-6)).clamp_max(1.0)[..., None]
+        each = zip(names, flat, strict=True)
+        return {**gradients, **{name: (share.to(one) * one).view_as(gradients[name]) for name, one in each}}
+
+    def move(
+        self, params: Sequence[Tensor], gradients: Sequence[Tensor], moments: tuple[Sequence[Tensor], Sequence[Tensor]],
+        count: Tensor, lr: float | Tensor, *, backbone: bool,
+    ) -> None:  # fmt: skip
+        """Move parameters in place, and their moments with them; `count` is the number of this step, from 1."""
+        decay = self.weight_decay if backbone else 0.0
+        if self.method == "sgd":
+            for p, g, b in zip(params, gradients, moments[0], strict=True):
+                b.mul_(self.momentum).add_(g + decay * p if decay else g)
+                p.sub_(lr * b)
+            return
+        # the fused kernels of torch.optim.Adam(fused=True) and AdamW; torch.optim itself takes a second to import.
+        # They ignore strides: everything must be contiguous.
+        kernel: Any = torch._fused_adam_ if self.method == "adam" else torch._fused_adamw_
+        kernel(
+            list(params), [g.contiguous() for g in gradients], list(moments[0]), list(moments[1]), [],
+            [count] * len(params), lr=lr, beta1=BETAS[0], beta2=BETAS[1], weight_decay=decay, eps=EPS, amsgrad=False,
+            maximize=False,
+        )  # fmt: skip
+
+
+ADAM = Rule()
+
+
+class AdamState(NamedTuple):
+    """Moments by name and the number of steps: what has to be saved."""
+
+    steps: int
+    exp_avg: Params
+    exp_avg_sq: Params
+
+
+NATURAL = ("posterior/mean", "posterior/factor")
+
+
+class Optimiser:
+    """Moves the leaf tensors of a tree down a gradient, by a rule. `steps` is the one count of steps taken.
+
+    Where `natural` is given, the number of examples N, the posterior takes natural-gradient steps instead.
+    """
+
+    def __init__(self, params: Tree, lr: float, natural: Tensor | None = None, rule: Rule = ADAM) -> None:
+        self.tree = params
+        self.params: Params = dict(named_tensors(params))
+        self.lr, self.natural, self.rule = lr, natural, rule
+        self.stacked = False  # whether all parameters have a leading axis, one entry for each program
+        self.rise = 0.0  # over this many steps, the first ones, lr rises to its value
+        self.decay: tuple[float, float] | None = None  # the last step, over how many steps before it lr falls to zero
+        for p in self.params.values():
+            p.data = p.data.contiguous()
+        by_adam = {name: p for name, p in self.params.items() if natural is None or name not in NATURAL}
+        apart = rule.weight_decay > 0 or rule.backbone_lr is not None
+        groups: dict[object, list[str]] = {}  # names that are moved in one call: of one type, alike in rate and decay
+        for name, p in by_adam.items():
+            groups.setdefault((p.dtype, apart and name.startswith(THETA)), []).append(name)
+        self._groups = list(groups.values())
+        self.exp_avg = {name: torch.zeros_like(p, requires_grad=False) for name, p in by_adam.items()}
+        self.exp_avg_sq = {name: torch.zeros_like(p, requires_grad=False) for name, p in by_adam.items()}
+        self.steps = 0
+        device = next((p.device for p in self.params.values()), torch.device("cpu"))
+        self._count = torch.zeros((), device=device)  # `steps` as the kernel reads it, on the device
+
+    def apply(self, gradients: Mapping[str, Tensor]) -> None:
+        """Move the parameters down a gradient; whoever calls this counts the step."""
+        with torch.no_grad():
+            self._count += 1
+            share: float | Tensor = 1.0
+            if self.decay is not None:  # a tensor, so that a step can be recorded
+                last, over = self.decay
+                share = ((last + 1 - self._count) / over).clamp(0.0, 1.0)
+            if self.rise:
+                share = share * (self._count / self.rise).clamp_max(1.0)
+            if self.natural is not None:
+                mean, factor = NATURAL
+                natural_step(
+                    self.params[mean], self.params[factor], gradients[mean], gradients[factor], self.natural,
+                    RATE * share,
+                )  # fmt: skip
+            if self.rule.clip_norm is not None:
+                gradients = self.rule.clipped(gradients, list(self.exp_avg), int(self.stacked))
+            for names in self._groups:
+                backbone = names[0].startswith(THETA)
+                lr = self.rule.backbone_lr if backbone and self.rule.backbone_lr is not None else self.lr
+                moments = [self.exp_avg[n] for n in names], [self.exp_avg_sq[n] for n in names]
+                self.rule.move(
+                    [self.params[n] for n in names], [gradients[n] for n in names], moments, self._count, lr * share,
+                    backbone=backbone,
+                )  # fmt: skip
+
+    @staticmethod
+    def joined(optimisers: Sequence[Optimiser]) -> Optimiser:
+        """One optimiser over all of them with a leading axis, of which their own tensors become slices.
+
+        A step of the one is a step of each: the parameters and moments of the others are views of its own.
+        """
+        first = optimisers[0]
+        params = with_tensors(first.tree, _one_block([one.params for one in optimisers]))
+        natural = None if first.natural is None else torch.stack([one.natural for one in optimisers])  # type: ignore[misc]
+        block = Optimiser(params, first.lr, natural, first.rule)
+        block.exp_avg = _one_block([one.exp_avg for one in optimisers])
+        block.exp_avg_sq = _one_block([one.exp_avg_sq for one in optimisers])
+        block._count = first._count.clone()
+        block.decay, block.rise, block.stacked = first.decay, first.rise, True
+        for one in optimisers:
+            one._count = block._count
+        for value in block.params.values():
+            value.requires_grad_(True)
+        return block
+
+    def changes(self) -> list[Tensor]:
+        """Every tensor that a step writes."""
+        return [*self.params.values(), *self.exp_avg.values(), *self.exp_avg_sq.values(), self._count]
+
+    def settle(self) -> None:
+        """Give everything memory of its own, where it is part of a stack."""
+        for tensor in self.changes():
+            tensor.data = tensor.data.clone()
+        self._count = self._count.clone()
+
+    def state(self) -> AdamState:
+        return AdamState(self.steps, self.exp_avg, self.exp_avg_sq)
+
+    def restore(self, state: AdamState) -> None:
+        """Go on from a saved state; its moments must have the names and shapes of the parameters."""
+        if not 0 <= state.steps < 2**31:
+            raise ValueError(f"{state.steps} steps were taken")
+        if any(bool((value < 0).any()) for value in state.exp_avg_sq.values()):
+            raise ValueError("the second moment of Adam, a mean of squares, is negative")
+        self.steps = state.steps
+        self._count.fill_(state.steps)
+        for own, saved in ((self.exp_avg, state.exp_avg), (self.exp_avg_sq, state.exp_avg_sq)):
+            if own.keys() != saved.keys() or any(own[name].shape != saved[name].shape for name in own):
+                raise ValueError("the moments of Adam do not have the names and shapes of the parameters")
+            for name, value in saved.items():
+                own[name].copy_(value)
+
+
+def _one_block(each: Sequence[Params]) -> Params:
+    block = {name: value.detach() for name, value in stack(each).items()}
+    for i, one in enumerate(each):
+        for name, tensor in one.items():
+            tensor.data = block[name][i]
+    return block
 
 
 def train(programs: Sequence[Program]) -> Generator[list[list[Values]], None, None]:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from frcl import codec
 from frcl.boundary import BoundaryDetector
-from frcl.engine.program import AdamState, Optimiser, exact_number
+from frcl.engine.program import exact_number
+from frcl.engine.train import AdamState, Optimiser
 from frcl.errors import CheckpointError, FrclError
 from frcl.features import trained_parts
 from frcl.learners.base import checked_size

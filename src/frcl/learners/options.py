@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 from frcl.budget import parsed_bytes
-from frcl.engine.rules import Method, Rule
+from frcl.engine.train import Method, Rule
 from frcl.errors import OptionError
 from frcl.exact.fixed import FeatureKind
 from frcl.inference import FromSummaries, TaskInference, task_inference

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from frcl.boundary import BoundaryDetector, Decision
-from frcl.engine.program import Optimiser
-from frcl.engine.train import StreamSteps
+from frcl.engine.train import Optimiser, StreamSteps
 from frcl.errors import NumericalError, TaskError
 from frcl.features import network_failures
 from frcl.graphs import Captured

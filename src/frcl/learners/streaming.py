@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from frcl.boundary import Decision, Profile
-from frcl.engine.program import AdamState, Optimiser
+from frcl.engine.train import AdamState, Optimiser
 from frcl.errors import DataError, LabelError
 from frcl.features import network_failures
 from frcl.graphs import Captured

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from frcl.engine.program import CHUNK as STEPS
-from frcl.engine.program import Drawn, Optimiser, Program, StepLock, exact_number, refuse_non_finite
-from frcl.engine.rules import Rule
+from frcl.engine.program import Drawn, Program, StepLock, exact_number, refuse_non_finite
+from frcl.engine.train import Optimiser, Rule
 from frcl.errors import DataError, OptionError
 from frcl.features import (
     FEATURE_SCALE,

@@ -13,7 +13,8 @@ import frcl
 from frcl import BoundaryDetector, CheckpointError, LabelError
 from frcl.boundary.profile import InputTest, inverse_root, log_distance, normal_score
 from frcl.boundary.sequential import SequentialTest
-from frcl.learners.streaming import encoded_targets, estimated_size, reopen
+from frcl.learners.state import estimated_size
+from frcl.learners.streaming import reopen, with_new_labels
 from frcl.likelihoods import Softmax
 from frcl.posterior import triangular, weight_moments
 from streams import accuracy, blobs, same_tensors, small_learner
@@ -251,7 +252,7 @@ def test_a_new_function_leaves_the_others_and_their_moments(covariance):
         learner.observe(x, y)
     before = learner.predict(x, task=0)
     old = learner._state.current
-    current, encoded = encoded_targets(learner, x, torch.where(y == 4, 3, y))
+    current, encoded = with_new_labels(learner, learner._state.current, x, torch.where(y == 4, 3, y), LabelError())
     after = learner.predict(x, task=0)
     assert after.classes == (1, 3, 4, 7)
     torch.testing.assert_close(after.mean[:, [0, 2, 3]], before.mean)
@@ -272,7 +273,9 @@ def test_one_function_of_two_classes_becomes_two_with_the_same_difference():
     for _ in range(5):
         learner.observe(x, y)
     before = learner.predict(x, task=0)
-    current, _ = encoded_targets(learner, x, torch.where(torch.arange(64) < 3, 2, y))
+    current, _ = with_new_labels(
+        learner, learner._state.current, x, torch.where(torch.arange(64) < 3, 2, y), LabelError()
+    )
     assert isinstance(current.likelihood, Softmax)
     Phi = learner._model.features(x)
     mean, variance = weight_moments(triangular(current.params.posterior), Phi)

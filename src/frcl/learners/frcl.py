@@ -17,7 +17,7 @@ from frcl.boundary import BoundaryDetector, Decision, Profile
 from frcl.boundary.profile import FEATURES
 from frcl.engine.program import Streams, indivisible
 from frcl.engine.train import StreamSteps
-from frcl.errors import OptionError, TaskError
+from frcl.errors import LabelError, OptionError, TaskError
 from frcl.features import network_failures, trained_parts
 from frcl.files import save_state
 from frcl.graphs import put_back
@@ -30,8 +30,8 @@ from frcl.learners.lockstep import Work, finish
 from frcl.learners.objective import Objective
 from frcl.learners.options import FRCLKeywords, FRCLOptions
 from frcl.learners.predict import Predictor
-from frcl.learners.state import CurrentTask, Declared, LearnerState, Score, Window, remember
-from frcl.learners.streaming import encoded_targets, estimate_size, estimated_size, settle, watch
+from frcl.learners.state import CurrentTask, Declared, LearnerState, Score, Window, estimated_size, remember
+from frcl.learners.streaming import settle, watch, with_new_labels
 from frcl.learners.task import (
     Augment,
     Examples,
@@ -209,10 +209,15 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
                 self._open_stream(target, inputs, target.encode(y, self.device, self.dtype))
             elif self.detector is not None:
                 decision, returned = watch(self, current, inputs, y)
-            current, encoded = encoded_targets(self, inputs, y)
+            current = self._state.current
+            assert current is not None
+            try:
+                encoded = current.likelihood.encode(y, self.device, self.dtype)
+            except LabelError as error:
+                current, encoded = with_new_labels(self, current, inputs, y, error)
             window = current.open_window(self._state.number)
             if current.estimated:
-                estimate_size(self._state, current, window.seen + len(inputs))
+                self._state.estimate_size(window.seen + len(inputs))
             if current.step == 0:  # where the first step of a task fails the task is not opened
                 weights |= copied(trained_parts(self.net))
             if current.stream is None:  # made once per task
@@ -377,7 +382,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         """
         with self._lock:
             after = self._state.branch()
-            number = after.number
+            number = len(after.past) if current.returned is None else current.returned
             summary = yield from close_task(self._model, current, after, x, y)
             after.past[-1] = summary = replace(summary, profile=profile)
             if self._inference.sums is not None:

@@ -151,6 +151,18 @@ class CurrentTask:
         return self.window
 
 
+LEAST_SIZE = 1000  # N of the first task of a stream, until it has shown more examples
+
+
+def estimated_size(past: Sequence[int], seen: int, before: int = 0) -> float:
+    """N of a task that has shown `seen` examples since it was opened, and `before` when it was opened earlier.
+
+    What it has shown, or the mean of the past tasks where that is more: max(seen, mean N_i) + before.
+    """
+    usual = sum(past) / len(past) if past else LEAST_SIZE
+    return float(before + max(seen, round(usual)))
+
+
 @dataclass(eq=False)
 class LearnerState(State):
     """Everything of FRCL that changes, the network's weights apart."""
@@ -165,6 +177,17 @@ class LearnerState(State):
         if self.current is None or self.current.returned is None:
             return len(self.past)
         return self.current.returned
+
+    def estimate_size(self, seen: int) -> None:
+        """Set N of the open task to what it is after `seen` examples; the step reads it from a tensor."""
+        current = self.current
+        assert current is not None
+        past = [one.size for number, one in enumerate(self.past) if number != current.returned]
+        current.N = estimated_size(past, seen, current.before)
+        if current.stream is not None:
+            current.stream.program.constants.N.fill_(current.N)
+        if current.optimiser.natural is not None:
+            current.optimiser.natural.fill_(current.N)
 
     def is_open(self, number: int) -> bool:
         """Whether the task of this number is being learned."""

@@ -1,10 +1,9 @@
-"""What observe() does beside steps: know a task again and open it, add functions for new labels, estimate N."""
+"""What observe() does beside steps: know a task again and open it, add functions for new labels."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 RETURN_LEVEL = 3.5  # inputs of a known task are at most this much farther than usual, in standard deviations
 KNOWN_SHARE = 0.9  # of the labels that a task must have
-LEAST_SIZE = 1000  # N of the first task of a stream, until it has shown more examples
 
 
 # -- boundaries ----------------------------------------------------------------------------------------------------
@@ -68,20 +66,17 @@ def watch(learner: FRCL, current: CurrentTask, x: Tensor, y: Any) -> tuple[Decis
     return decision, known is not None
 
 
-def encoded_targets(learner: FRCL, x: Tensor, y: Any) -> tuple[CurrentTask, Tensor]:
-    """The open task and the targets of a minibatch in it; labels that it has not had get functions first."""
-    current = learner._state.current
-    assert current is not None
+def with_new_labels(
+    learner: FRCL, current: CurrentTask, x: Tensor, y: Any, error: LabelError
+) -> tuple[CurrentTask, Tensor]:
+    """The open task with functions for labels that it has not had, and the targets in it; `error` where that fails."""
     likelihood = current.likelihood
     try:
-        return current, likelihood.encode(y, learner.device, learner.dtype)
-    except LabelError as error:
-        try:
-            labels = with_labels(likelihood, y)
-        except LabelError:
-            raise error from None
-        if labels == likelihood.classes or current.window is None:
-            raise
+        labels = with_labels(likelihood, y)
+    except LabelError:
+        raise error from None
+    if labels == likelihood.classes or current.window is None:
+        raise error
     if likelihood.functions < len(likelihood.classes or ()):
         grown = learner._likelihood(labels, labels=labels)
     else:
@@ -211,7 +206,8 @@ def grow(
         current, likelihood=new, params=params._replace(posterior=tree_map(leaf, fresh)), stream=None, score=None,
         shown={classes[c] for c in current.shown},
     )  # fmt: skip
-    grown.optimiser = Optimiser(grown.params, current.optimiser.lr, current.optimiser.natural)
+    optimiser = current.optimiser
+    grown.optimiser = Optimiser(grown.params, optimiser.lr, optimiser.natural, optimiser.rule)
     _continue(grown.optimiser, current.optimiser, None if halved else classes)
     if current.window is not None:
         grown.window = current.window.recoded(torch.tensor(classes, device=model.device))
@@ -237,25 +233,3 @@ def _continue(optimiser: Optimiser, before: Optimiser, rows: list[int] | None) -
             elif rows is not None:
                 own[name][rows] = value
     optimiser.restore(AdamState(old.steps, optimiser.exp_avg, optimiser.exp_avg_sq))
-
-
-# -- the number of examples ----------------------------------------------------------------------------------------
-
-
-def estimated_size(past: Sequence[int], seen: int, before: int = 0) -> float:
-    """N of a task that has shown `seen` examples since it was opened, and `before` when it was opened earlier.
-
-    What it has shown, or the mean of the past tasks where that is more: max(seen, mean N_i) + before.
-    """
-    usual = sum(past) / len(past) if past else LEAST_SIZE
-    return float(before + max(seen, round(usual)))
-
-
-def estimate_size(state: LearnerState, current: CurrentTask, seen: int) -> None:
-    """Set N of the open task to what it is after `seen` examples; the step reads it from a tensor."""
-    past = [one.size for number, one in enumerate(state.past) if number != current.returned]
-    current.N = estimated_size(past, seen, current.before)
-    if current.stream is not None:
-        current.stream.program.constants.N.fill_(current.N)
-    if current.optimiser.natural is not None:
-        current.optimiser.natural.fill_(current.N)

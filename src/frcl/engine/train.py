@@ -3,6 +3,8 @@
 Programs run in lockstep, or one minibatch of a stream at a time.
 """
 
+from __future__ import annotations
+
 import contextlib
 import warnings
 from collections.abc import Generator, Mapping, Sequence

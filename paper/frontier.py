@@ -114,7 +114,7 @@ EQUAL = {"split-mnist": 200, "permuted-mnist": 215}  # points with which FRCL ke
 
 def _cells() -> Iterator[Cell]:
     for line in LINES:
-        layers = ({"method": METHOD}, {"learner": budget_options(line.benchmark, line.points)})
+        layers = ({"method": METHOD, "scenario": "class"}, {"learner": budget_options(line.benchmark, line.points)})
         seeds = FIVE if line.benchmark == OMNIGLOT else TEN
         yield Cell(line.cell, line.benchmark, f"FRCL+, {line.budget}", layers, seeds)
     for line in LINES:

@@ -71,7 +71,7 @@ METHODS: Registry[Method] = Registry("method")
 
 for _method in (
     Method("frcl", "functional regularisation at inducing points: the paper's method", FRCLOptions(), _frcl, False),
-    Method("frcl-plus", "FRCL and three more regularisers: current inputs, stored predictions, curvature",
+    Method("frcl-plus", "FRCL with three other regularisers: stored predictions, current inputs, curvature",
            PLUS, _frcl, False, defaults_of="frcl"),
     Method("exact-gp", "an exact Gaussian process on fixed random features; the network is not used", ExactGPOptions(),
            _exact_gp),

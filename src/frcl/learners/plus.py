@@ -25,8 +25,8 @@ def FRCLPlus(
 ) -> FRCL:
     """An `FRCL` learner with the options of FRCL+.
 
-    Beside the paper's KL at the inducing points it has old functions held at the current inputs, predictions stored at
-    the points, and the curvature of the shared weights; the learning rate decays.
+    Instead of the paper's KL at the inducing points it has predictions stored there, old functions held at current
+    inputs that look like theirs, and the curvature of the shared weights; the learning rate decays.
 
     Parameters are those of `FRCL`, without `regularisers` and `options`.
     """

@@ -130,7 +130,7 @@ def test_columns_are_summed_by_group():
 
 
 def asked(points=(), features=None, version=0):
-    return Asked(X, lambda: X[:, :8] if features is None else features, lambda: points, [], version)
+    return Asked(X, lambda: X[:, :8] if features is None else features, lambda: points, list, version)
 
 
 def test_exact_inference_is_the_exact_model_with_a_column_for_every_class_of_every_task():
@@ -191,7 +191,7 @@ def test_both_is_the_geometric_mean():
 
 def test_heads_are_compared_by_their_largest_probability():
     probs = [torch.tensor([[0.9, 0.1]]), torch.tensor([[0.2, 0.3, 0.5]])]
-    found = task_inference("heads", 1, "auto", 0).infer(Tasks(), asked()._replace(probs=probs))
+    found = task_inference("heads", 1, "auto", 0).infer(Tasks(), asked()._replace(probs=lambda: probs))
     close(found.log_probs.exp(), [[0.9 / 1.4, 0.5 / 1.4]], rtol=1e-6, atol=1e-7)
 
 

@@ -38,7 +38,7 @@ class Asked(NamedTuple):
     x: Tensor  # [n, ...]
     features: Callable[[], Tensor]  # of the network, [n, K]
     points: Callable[[], Sequence[Points]]  # of each task
-    probs: Sequence[Tensor | None]  # class probabilities in each task, [n, C_k]
+    probs: Callable[[], Sequence[Tensor]]  # class probabilities in each task, [n, C_k]
     version: Hashable  # changes with the points and with the network
 
 
@@ -170,7 +170,7 @@ class Heads:
     sums = None
 
     def infer(self, kept: Tasks, asked: Asked) -> Inferred:
-        sureness = torch.stack([one.amax(1) for one in asked.probs if one is not None], 1)
+        sureness = torch.stack([one.amax(1) for one in asked.probs()], 1)
         log_probs = sureness.double().log().log_softmax(1)
         return Inferred(log_probs, None)
 

@@ -6,6 +6,7 @@ Final classes implement the hooks of `Baseline`, each no more than its own mathe
 
 import contextlib
 import copy
+import functools
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ from frcl.inference import Asked
 from frcl.learners.base import SequentialLearner, State, checked_size, data_mark
 from frcl.learners.loaded import SavedLearner, check_like, expect, restored_parts, saved_parts, width_of
 from frcl.learners.lockstep import Work
-from frcl.learners.types import OnStep, Prediction
+from frcl.learners.types import Beliefs, OnStep, Prediction
 from frcl.likelihoods import Likelihood, Softmax, as_values
 from frcl.regularisers.protocol import Kept, Regulariser, Task, drop_task
 from frcl.seeding import fork
@@ -129,8 +130,8 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         """Turn what was trained into what is kept; returns the task's head on shared features, where it has one."""
 
     @abstractmethod
-    def _predict(self, task: int, x: Tensor) -> Prediction:
-        """What is believed about x in a task that is finished or open; called without gradient."""
+    def _predict(self, task: int, x: Tensor, shared: Callable[[], Tensor]) -> Prediction:
+        """What is believed about x in a task that is finished or open; `shared` gives its features in the network."""
 
     def _kept(self) -> Kept:
         """What is kept of past tasks beside what the regularisers keep."""
@@ -238,10 +239,15 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         """Steps taken of the task that is open; 0 if none is."""
         return 0 if self._state.current is None else self._now.first + self._optimiser.steps
 
-    def _in_tasks(self, numbers: Sequence[int], x: Tensor) -> tuple[list[Prediction], Asked]:
-        with torch.no_grad():
-            each = [self._predict(number, x) for number in numbers]
-        return each, Asked(x, _no_points, _no_points, [one.probs for one in each], None)
+    def _beliefs(self, x: Tensor) -> Beliefs:
+        finished, theta = len(self._state.past), dict(self.net.named_parameters())
+        shared = functools.cache(lambda: in_chunks(functools.partial(self.features, theta), x, CHUNK))
+        predict = functools.cache(lambda task: self._predict(task, x, shared))
+
+        def probs() -> list[Tensor]:
+            return [probs for task in range(finished) if (probs := predict(task).probs) is not None]
+
+        return Beliefs(Asked(x, _no_points, _no_points, probs, None), lambda task, _: predict(task))
 
     def _likelihood(self, task: int) -> Softmax:
         past = self._state.past

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
-from frcl.baselines.common import CHUNK, Baseline, Saved, gaussian_prediction, plain_terms, sampled_prediction
+from frcl.baselines.common import Baseline, Saved, gaussian_prediction, plain_terms, sampled_prediction
 from frcl.baselines.options import TrainingOptions
 from frcl.engine.program import Drawn, Program, Terms, exact_number
-from frcl.features import in_chunks, is_stackable, trained_parts
+from frcl.features import is_stackable, trained_parts
 from frcl.learners.loaded import check_like, expect
 from frcl.learners.types import Prediction
 from frcl.likelihoods import Likelihood
@@ -101,13 +101,12 @@ class Penalised(Baseline[TrainingOptions, Heads]):
         if block is not None:
             check_like(heads, tuple(block.shape), self.dtype, "the heads of past tasks")
 
-    def _predict(self, task: int, x: Tensor) -> Prediction:
+    def _predict(self, task: int, x: Tensor, shared: Callable[[], Tensor]) -> Prediction:
         """With a regulariser that is a posterior of the head (DLP) also the variance of the functions."""
-        state, theta = self._state, dict(self.net.named_parameters())
+        state, Phi = self._state, shared()
         heads = [one.head for one in with_trained_heads(state.past, self._own.heads)] + [self._own.head]
         head = heads[task]
         assert head is not None
-        Phi = in_chunks(lambda rows: self.features(theta, rows), x, CHUNK)
         mean, likelihood = Phi @ head.mT, self._likelihood(task)
         variances = [one.head_variance(task, Phi) for one in state.regularisers]
         variance = next((found for found in variances if found is not None), None)

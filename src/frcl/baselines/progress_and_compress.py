@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frcl.baselines.columns import COLUMN_HEAD, Columns, layered
-from frcl.baselines.common import Baseline, Saved, plain_terms
+from frcl.baselines.common import Baseline, Saved, plain_terms, sampled_prediction
 from frcl.baselines.options import PnCOptions
 from frcl.baselines.penalised import Parameters
 from frcl.engine.program import Program, Terms, exact_number
@@ -119,14 +119,14 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
         assert head is not None
         return head.detach().clone()
 
-    def _predict(self, task: int, x: Tensor) -> Prediction:
+    def _predict(self, task: int, x: Tensor, shared: Callable[[], Tensor]) -> Prediction:
         """From the knowledge base; for a task in its progress phase, from the active column."""
-        own, past, theta = self._own, self._state.past, dict(self.net.named_parameters())
+        own, past = self._own, self._state.past
         if task == len(past) and not own.compressing:
             return self._point(task, x, self._active_functions)
         head = past[task].head if task < len(past) else own.head
         assert head is not None
-        return self._point(task, x, lambda rows: self.features(theta, rows) @ head.mT)
+        return sampled_prediction((shared() @ head.mT)[None], self._likelihood(task))
 
     def _active_functions(self, x: Tensor) -> Tensor:
         return self._columns.logits_after(self._known(), self._own.active, x)

@@ -82,7 +82,7 @@ class Progressive(Baseline[ProgressiveOptions, Grown]):
         *earlier, own = self._own.columns
         self._own.columns = [*earlier, copied(own)]
 
-    def _predict(self, task: int, x: Tensor) -> Prediction:
+    def _predict(self, task: int, x: Tensor, shared: Callable[[], Tensor]) -> Prediction:
         """From the task's own column and those before it, whose activations are in memory at once."""
         *earlier, own = self._own.columns[: task + 1]
         chunk = max(1, CHUNK // (task + 1))

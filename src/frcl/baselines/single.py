@@ -55,7 +55,7 @@ class Single(Baseline[SingleOptions, Networks]):
             check_like(own.head, (likelihood.functions, K), self.dtype, "the head of a network")
             expect(own.heads is None, "the network of a task has other heads")
 
-    def _predict(self, task: int, x: Tensor) -> Prediction:
+    def _predict(self, task: int, x: Tensor, shared: Callable[[], Tensor]) -> Prediction:
         own = self._own.each[task]
         theta = {**fixed_parts(self.net), **own.theta}
         return self._point(task, x, lambda rows: self.features(theta, rows) @ own.head.mT)

@@ -157,7 +157,7 @@ class VCL(Baseline[VCLOptions, Posterior]):
         own = self._own
         own.heads, own.log_std, own.prior, own.left_out = copied(own.heads), copied(own.log_std), None, None
 
-    def _predict(self, task: int, x: Tensor) -> Prediction:
+    def _predict(self, task: int, x: Tensor, shared: Callable[[], Tensor]) -> Prediction:
         """The mean over networks drawn from q, DRAWS at a time, the same at every call and on every device."""
         q, generator, count = self._belief(task), fork(self.options.seed, "prediction"), self.options.predict_samples
         functions = []

@@ -137,6 +137,7 @@ def class_log_probs(classes: Classes, Phi: Tensor) -> Tensor:
 
 
 def class_distances(classes: Classes, f: Tensor) -> Tensor:
-    """d_c² [n, C]."""
-    at, centres = solve_lower(classes.chol, f.mT).mT, solve_lower(classes.chol, classes.means).mT
-    return (at[:, None] - centres).square().sum(-1)
+    """d_c² = ‖a‖² − 2 aᵀm_c + ‖m_c‖² [n, C], a and m_c as f and E[f | c] in units of S."""
+    at, centres = solve_lower(classes.chol, f.mT), solve_lower(classes.chol, classes.means)
+    squares = at.square().sum(0)[:, None] + centres.square().sum(0)
+    return (squares - 2 * at.mT @ centres).clamp_min(0.0)  # below zero by rounding only

@@ -209,31 +209,40 @@ class AgnosticRow:
     novelty_auroc: float | None  # novelty of inputs of the next task against those of the tasks so far
 
 
-def agnostic_row(learner: Learner, benchmark: Benchmark, tasks: list[int], *, whole: bool) -> AgnosticRow | None:
-    """Scores without a task on the test data so far; None where the tasks have no common targets.
+def evaluated(
+    learner: Learner, benchmark: Benchmark, tasks: list[int], *, whole: bool
+) -> tuple[list[float], AgnosticRow | None]:
+    """Accuracy on the test data of each task so far, with the task named, and scores without, on the same features.
 
-    `tasks` has the number of the learner's task for each task of the benchmark. Only with `whole` are likelihood and
-    calibration computed.
+    The latter are None where the tasks have no common targets. `tasks` has the number of the learner's task for each
+    task of the benchmark. Only with `whole` are likelihood and calibration computed.
     """
-    rows, found, right, seen = [], [], [], []
+    named, rows, found, right, seen = list[float](), list[float](), list[Scores](), list[float](), list[Tensor | None]()
     for on, task in enumerate(tasks):
         split = benchmark.test_split(on)
         try:
             p = learner.predict(split.x)
         except TaskError:
-            return None
+            p = None
+        known = p is not None and p.task_probs is not None and task < p.task_probs.shape[1]
+        own = p.in_task if p is not None and known else None
+        named.append(score(learner.predict(split.x, task=task) if own is None else own(task), split.y))
+        if p is None:
+            continue
         rows.append(score(p, split.y))
         found.append(judge(p, split.y) if whole else Scores(rows[-1]))
         if p.task_probs is not None:
             right.append(float((p.task_probs.argmax(1) == task).double().mean()))
         seen.append(p.novelty)
+    if len(rows) < len(tasks):
+        return named, None
     area = None
     if len(tasks) < len(benchmark) and all(one is not None for one in seen):
         unseen: Prediction = learner.predict(benchmark.test_split(len(tasks)).x)
         if unseen.novelty is not None:
             area = auroc(torch.cat([one for one in seen if one is not None]), unseen.novelty)
     scores = replace(means(found), calibration=None)
-    return AgnosticRow(rows, scores, sum(right) / len(right) if len(right) == len(tasks) else None, area)
+    return named, AgnosticRow(rows, scores, sum(right) / len(right) if len(right) == len(tasks) else None, area)
 
 
 # -- over seeds

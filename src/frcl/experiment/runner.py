@@ -24,7 +24,7 @@ from frcl.experiment import environment
 from frcl.experiment.config import Config, NetworkOptions, read_toml, saved, to_toml
 from frcl.experiment.hidden import anonymous, end_stream, learn_stream, stream_labels
 from frcl.experiment.keeper import CHECKPOINT, PAST_LOG, POINTS, Keeper, Observer, Progress, read_checkpoint
-from frcl.experiment.metrics import agnostic_row, final_scores, score
+from frcl.experiment.metrics import evaluated, final_scores, score
 from frcl.experiment.results import RESULT, Result, SeedRecord
 from frcl.features import MLP, ConvNet
 from frcl.files import alone_in, sweep, sync_folder, write_atomically
@@ -277,10 +277,11 @@ def _evaluate(one: Seed, task: int) -> None:
     """Add the next row of the accuracy matrix to the record of one seed; `task` is the learner's current task."""
     record = one.record
     record.learned_as.append(task)
-    record.rows.append([one.score(on, learned) for on, learned in enumerate(record.learned_as)])
+    whole = len(record.learned_as) == len(one.benchmark)
+    named, row = evaluated(one.learner, one.benchmark, record.learned_as, whole=whole)
+    record.rows.append(named)
     if one.learner.predict(one.benchmark.test_split(len(record.rows) - 1).x[:1], task).probs is None:
         record.score = "r2"
-    row = agnostic_row(one.learner, one.benchmark, record.learned_as, whole=len(record.rows) == len(one.benchmark))
     if row is not None:
         record.agnostic.append(row.accuracy)
         record.agnostic_final = row.scores

@@ -21,13 +21,13 @@ from frcl.engine.train import train
 from frcl.errors import CheckpointError, DataError, NumericalError, OptionError, TaskError
 from frcl.exact.model import Tasks, stored_bytes
 from frcl.features import check_network, trained_parts
-from frcl.inference import Asked, TaskInference
+from frcl.inference import TaskInference
 from frcl.inputs import MultiInput, numeric_array
 from frcl.learners.forget import forget_in
 from frcl.learners.loaded import load, non_finite
 from frcl.learners.lockstep import Work, steps_of
-from frcl.learners.mixture import check_task, checked_tasks, mixed, one_hot
-from frcl.learners.types import OnStep, Parts, Prediction, StepLog, added, learner_html, parts_of
+from frcl.learners.mixture import check_task, checked_tasks, in_each_task, mixed
+from frcl.learners.types import Beliefs, OnStep, Parts, Prediction, StepLog, added, learner_html, parts_of
 from frcl.likelihoods import Likelihood
 from frcl.options import MethodOptions
 from frcl.regularisers.protocol import Kept, Regulariser
@@ -188,8 +188,8 @@ class SequentialLearner(ABC, Generic[O, S]):
     # -- prediction ----------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _in_tasks(self, numbers: Sequence[int], x: Tensor) -> tuple[list[Prediction], Asked]:
-        """What is believed about x in each of these tasks, and what the inference of the task may ask about x."""
+    def _beliefs(self, x: Tensor) -> Beliefs:
+        """What can be said about x, in the tasks finished or open and by the inference of the task."""
 
     def predict(self, x: Any, task: int | Sequence[int] | Tensor | None = None) -> Prediction:
         """What is believed about x: over everything ever learned, or in a task, or each input in a task of its own.
@@ -201,20 +201,36 @@ class SequentialLearner(ABC, Generic[O, S]):
         """
         with self._lock, torch.no_grad():
             if isinstance(task, int | np.integer):
-                return self._in_tasks([self._number(task)], self._inputs(x))[0][0]
+                number = self._number(task)
+                return self._beliefs(self._inputs(x)).within(number, None)
             inputs, finished = self._inputs(x), len(self._state.past)
+            beliefs = self._beliefs(inputs)
             if task is not None:
-                numbers = checked_tasks(task, self._count, len(inputs), self._opens)
-                each, _ = self._in_tasks(range(self._count), inputs)
-                return mixed(each, one_hot(numbers, self._count, each[0].mean), None, named=True)
+                numbers = checked_tasks(task, self._count, len(inputs), self._opens).to(self.device)
+                weights = torch.nn.functional.one_hot(numbers, self._count).to(self.dtype)
+                return mixed(in_each_task(beliefs, weights), weights, None, named=True)
             if finished == 0 and self._state.current is not None:
                 raise TaskError("task 0 is still being learned: finish it first, or name it, as predict(x, task=0)")
             check_task(0, finished, self._opens)
-            each, asked = self._in_tasks(range(finished), inputs)
-            found = self._inference.infer(self._state.task_sums, asked)
-            probs = found.log_probs.exp().to(each[0].mean)
+            found = self._inference.infer(self._state.task_sums, beliefs.asked)
+            probs = found.log_probs.exp().to(self.dtype)
             novelty = None if found.novelty is None else found.novelty.to(probs)
-            return replace(each[0], task_probs=probs, novelty=novelty) if finished == 1 else mixed(each, probs, novelty)
+            stands, each = self._stands(), in_each_task(beliefs, probs)
+            prediction = replace(each[0], task_probs=probs, novelty=novelty)
+            if finished > 1:
+                prediction = mixed(each, probs, novelty)
+
+        def in_task(number: int) -> Prediction:
+            with self._lock, torch.no_grad():
+                if self._stands() != stands:
+                    raise TaskError("the learner has changed since this prediction; call predict(x, task=...)")
+                return beliefs.within(self._number(number), None)
+
+        return replace(prediction, in_task=in_task)
+
+    def _stands(self) -> tuple[object, ...]:
+        """Equal as long as predictions stay the same."""
+        return self._state, self.step, [(id(p), p._version) for p in self.net.parameters()]
 
     def _ended(self, kept: Tasks, likelihood: Likelihood, x: Tensor, y: Tensor, number: int | None = None) -> Tasks:
         """What the inference keeps after one more task with these examples, or more of task `number`, in sums."""

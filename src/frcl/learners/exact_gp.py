@@ -139,7 +139,17 @@ class ExactGP:
         numbers = None if task is None else checked_tasks(task, len(state.labels), len(inputs), "fit()").to(self.device)
         with torch.no_grad(), network_failures():
             found = self._model.believe(inputs)
-            return self._numbers(found) if state.outputs else self._classes(found, numbers)
+            prediction = self._numbers(found) if state.outputs else self._classes(found, numbers)
+        sums = self._model.tasks
+
+        def in_task(number: int) -> Prediction:
+            if self._model.tasks is not sums:
+                raise TaskError("the learner has changed since this prediction; call predict(x, task=...)")
+            numbers = checked_tasks(number, len(state.labels), len(inputs), "fit()").to(self.device)
+            with torch.no_grad():
+                return self._numbers(found) if state.outputs else self._classes(found, numbers)
+
+        return prediction if task is not None else replace(prediction, in_task=in_task)
 
     def _classes(self, found: Believed, numbers: Tensor | None) -> Prediction:
         assert found.log_probs is not None

@@ -21,7 +21,7 @@ from frcl.errors import LabelError, OptionError, TaskError
 from frcl.features import network_failures, trained_parts
 from frcl.files import save_state
 from frcl.graphs import put_back
-from frcl.inference import Asked, InputFeatures
+from frcl.inference import InputFeatures
 from frcl.inputs import gathered
 from frcl.learners import checkpoint
 from frcl.learners.base import SequentialLearner, checked_size, checked_steps, data_mark
@@ -41,7 +41,7 @@ from frcl.learners.task import (
     program_of,
     split,
 )
-from frcl.learners.types import OnStep, Prediction, StepLog, Summary, learner_html, progress_bar
+from frcl.learners.types import Beliefs, OnStep, StepLog, Summary, learner_html, progress_bar
 from frcl.likelihoods import Label, Likelihood, check_name, likelihood_for, plain_labels
 from frcl.options import changed, shows_options
 from frcl.regularisers import Regulariser
@@ -284,8 +284,8 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         """The summaries of the tasks learned so far; the task being learned, if any, comes after them."""
         return tuple(self._state.past)
 
-    def _in_tasks(self, numbers: Sequence[int], x: Tensor) -> tuple[list[Prediction], Asked]:
-        return self._predictor.predict(self._state, numbers, x)
+    def _beliefs(self, x: Tensor) -> Beliefs:
+        return self._predictor.beliefs(self._state, x)
 
     @property
     def feature_scale(self) -> float:

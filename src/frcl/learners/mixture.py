@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ import torch
 from torch import Tensor
 
 from frcl.errors import TaskError
-from frcl.learners.types import Prediction
+from frcl.learners.types import Beliefs, Prediction
 from frcl.likelihoods import Label, Softmax
+
+RARE = 1e-4  # least probability of a task at which it is predicted in full
 
 
 def check_task(task: int, count: int, begin: str) -> int:
@@ -69,7 +72,8 @@ def over_labels(
     `moments` are mean and variance of independent functions, one per column; else those of the indicators.
     """
     classes = all_labels(of_label)
-    index = [classes.index(label) for label in of_label]
+    place = {label: number for number, label in enumerate(classes)}
+    index = [place[label] for label in of_label]
     own = summed(probs, index, len(classes))
     mean, variance = (
         (own, own * (1 - own)) if moments is None else (summed(part, index, len(classes)) for part in moments)
@@ -81,6 +85,25 @@ def over_labels(
 
     labels = decoded(classes, own.argmax(1))
     return Prediction(mean, variance, own, labels, classes, density=density, task_probs=task_probs, novelty=novelty)
+
+
+def in_each_task(beliefs: Beliefs, weights: Tensor) -> list[Prediction]:
+    """What is believed in each task, to be mixed with these weights [n, T].
+
+    Where a weight is below RARE the class probabilities are those of the mean functions, without their variance, which
+    costs most of a prediction: the mixture changes by less than RARE for each such task.
+    """
+    each = []
+    for task, weight in enumerate(weights.unbind(1)):
+        rows = (weight >= RARE).nonzero()[:, 0]
+        quick = beliefs.at_mean(task) if len(rows) < len(weight) else None
+        if quick is None or quick.probs is None:
+            quick = beliefs.within(task, None)
+        elif len(rows):
+            probs = beliefs.within(task, rows).probs
+            quick = replace(quick, probs=quick.probs.index_copy(0, rows, probs))  # type: ignore[arg-type]
+        each.append(quick)
+    return each
 
 
 def mixed(each: Sequence[Prediction], task_probs: Tensor, novelty: Tensor | None, *, named: bool = False) -> Prediction:
@@ -116,8 +139,3 @@ def mixture_moments(each: Sequence[tuple[Tensor, Tensor]], weights: Tensor) -> t
     w = weights[..., None]
     mean = (w * means).sum(1)
     return mean, (w * (variances + (means - mean[:, None]).square())).sum(1)
-
-
-def one_hot(numbers: Tensor, count: int, like: Tensor) -> Tensor:
-    """Weights [n, T] that are one for the named task."""
-    return torch.nn.functional.one_hot(numbers, count).to(like)

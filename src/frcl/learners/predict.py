@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,7 +15,7 @@ from frcl.inference import Asked, Points
 from frcl.learners.objective import Objective
 from frcl.learners.state import LearnerState
 from frcl.learners.task import Model
-from frcl.learners.types import Prediction, Summary
+from frcl.learners.types import Beliefs, Prediction, Summary
 from frcl.likelihoods import Predictive, best_temperature, tempered
 from frcl.posterior import Moments
 from frcl.summary import Head, head_moments, make_head, recentred
@@ -29,24 +29,46 @@ class Predictor:
         # by state and task: the version of θ that a head was made for, and the head
         self._heads: WeakKeyDictionary[LearnerState, dict[int, tuple[int, Head]]] = WeakKeyDictionary()
 
-    def predict(self, state: LearnerState, numbers: Sequence[int], x: Tensor) -> tuple[list[Prediction], Asked]:
-        """Mean, variance and the distribution of targets in each of these tasks, on features computed once.
+    def beliefs(self, state: LearnerState, x: Tensor) -> Beliefs:
+        """What can be said about x; the features of x are computed once, when they are first needed."""
 
-        Also what the inference of the task may ask.
-        """
-        with torch.no_grad(), network_failures():
-            Phi = self._model.features(x) if any(not state.is_open(number) for number in numbers) else None
-            each = [self._predict(state, number, x, Phi) for number in numbers]
+        @functools.cache
+        def Phi() -> Tensor:
+            with network_failures():
+                return self._model.features(x)
 
-        def features() -> Tensor:
-            return (self._model.features(x) if Phi is None else Phi)[:, :-1]
+        def within(number: int, rows: Tensor | None) -> Prediction:
+            inputs, features = x, None if state.is_open(number) else Phi()  # the open task needs x itself
+            if rows is not None:
+                inputs, features = x[rows], None if features is None else features[rows]
+            with network_failures():
+                return self._predict(state, number, inputs, features)
+
+        def at_mean(number: int) -> Prediction | None:
+            return None if state.is_open(number) else self._at_mean(state, number, Phi())
 
         def points() -> list[Points]:
             each = state.summaries()
             return [Points(one.Z, self._model.features(one.Z)[:, :-1], self._classes_at_points(one)) for one in each]
 
         version = self._version(state), len(state.past), id(state)
-        return each, Asked(x, features, points, [one.probs for one in each], version)
+        return Beliefs(Asked(x, lambda: Phi()[:, :-1], points, list, version), within, at_mean)
+
+    def _at_mean(self, state: LearnerState, number: int, Phi: Tensor) -> Prediction | None:
+        """The class probabilities of the mean functions of a past task; None for numeric targets."""
+        past = state.past[number]
+        if past.likelihood.classes is None:
+            return None
+        mean = Phi @ self._head(state, number).weights.to(Phi)
+        if past.temperature is not None:
+            mean = mean / past.temperature
+        probs = self._without_variance(past, mean).probs
+        return Prediction(mean, torch.zeros_like(mean), probs, None, past.likelihood.classes)
+
+    def _without_variance(self, summary: Summary, mean: Tensor) -> Predictive:
+        """The distribution of targets for functions that are known, [n, C]."""
+        draws = self._model.predictive_draws(summary.likelihood)[:1]
+        return summary.likelihood.predictive(mean, torch.zeros_like(mean), draws, summary.likelihood_params)
 
     def _classes_at_points(self, summary: Summary) -> Tensor:
         """The most probable class at each inducing point, by q(u); zeros for numeric targets."""
@@ -56,9 +78,7 @@ class Predictor:
 
     def targets_at_points(self, summary: Summary) -> Tensor:
         """What q(u) says of the targets at the inducing points: classes, or numbers [M, C]."""
-        likelihood, mean = summary.likelihood, summary.belief.mean.mT.to(self._model.dtype)
-        draws = self._model.predictive_draws(likelihood)
-        found = likelihood.predictive(mean, torch.zeros_like(mean), draws, summary.likelihood_params)
+        found = self._without_variance(summary, summary.belief.mean.mT.to(self._model.dtype))
         if found.probs is not None:
             return found.probs.argmax(1)
         assert found.mean is not None

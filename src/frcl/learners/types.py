@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from frcl.boundary import Change, Profile
 from frcl.errors import TaskError
+from frcl.inference import Asked
 from frcl.learners.lockstep import Work
 from frcl.likelihoods import Label, Likelihood
 from frcl.summary import FunctionBelief, StoredInputs
@@ -83,6 +84,8 @@ class Prediction:
     task_probs       p(task | x) [n, T] where no task was named; None otherwise
     novelty          how unlike everything learned each input is, [n]: about 1 for inputs like those learned; None where
                      the method has no such measure
+    in_task          where no task was named: in_task(k) is predict(x, task=k) without another pass through the network,
+                     as long as the learner has not changed; None for some learners
 
     Probabilities are those of f divided by the task's temperature, where it has one. Where no task was named, `mean`
     and `variance` are those of the indicators of the classes, or of the mixture of the tasks' functions for numeric
@@ -99,6 +102,7 @@ class Prediction:
     density: Callable[[Any], Tensor] | None = field(default=None, repr=False, compare=False)
     task_probs: Tensor | None = None
     novelty: Tensor | None = None
+    in_task: Callable[[int], Prediction] | None = field(default=None, repr=False, compare=False)
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the first inputs, each with its label and probability or its mean and std."""
@@ -124,6 +128,14 @@ class Prediction:
         if self.density is None:
             raise TaskError("this prediction has no density of targets; use probs")
         return self.density(y)
+
+
+class Beliefs(NamedTuple):
+    """What a learner can say about some inputs, on features that are computed once."""
+
+    asked: Asked  # for the inference of the task
+    within: Callable[[int, Tensor | None], Prediction]  # in a task, of these rows of the inputs, or of all
+    at_mean: Callable[[int], Prediction | None] = lambda _: None  # probabilities without variance, where they cost less
 
 
 @dataclass(frozen=True)

@@ -35,10 +35,11 @@ class Alphabet:
     images: Tensor  # [20 C, 28, 28] uint8, 1 = ink
     characters: Tensor  # [20 C] int64, 0 to C − 1
     drawers: Tensor  # [20 C] int64, 1 to 20
+    first: int = 0  # label of its first character: no other alphabet has these labels
 
     def plain(self, used: Tensor) -> Split:
         """The chosen drawings as they are."""
-        return Split(self.images[used].float(), self.characters[used])
+        return Split(self.images[used].float(), self.first + self.characters[used])
 
     def augmented(self, used: Tensor, options: BenchmarkOptions, seed: int) -> Split:
         """All versions of the chosen drawings; the versions of one drawing are adjacent.
@@ -50,19 +51,21 @@ class Alphabet:
         generator = fork(seed, f"omniglot/augment/{self.name}")
         moves = draw_moves(len(self.images), options.augment, **limits, generator=generator)
         x = move_images(self.images[used].float(), moves[used.cpu()])
-        return Split(x.flatten(0, 1), self.characters[used].repeat_interleave(options.augment))
+        return Split(x.flatten(0, 1), (self.first + self.characters[used]).repeat_interleave(options.augment))
 
 
 def chosen_alphabets(
     drawings: Drawings, options: BenchmarkOptions, seed: int, device: Device = "cpu"
 ) -> list[Alphabet]:
-    """The alphabets in the order that the seed gives, or in alphabetical order."""
+    """The alphabets in the order that the seed gives, or in alphabetical order; labels number all their characters."""
+    counts = np.bincount(drawings.alphabet) // DRAWERS
 
     def alphabet(which: int) -> Alphabet:
         own = drawings.alphabet == which
         ink = 1 - np.unpackbits(drawings.images[own], axis=1).reshape(-1, SIDE, SIDE)
         arrays = (ink, drawings.character[own].astype(np.int64), drawings.drawer[own].astype(np.int64))
-        return Alphabet(str(drawings.alphabets[which]), *(torch.from_numpy(array).to(device) for array in arrays))
+        tensors = [torch.from_numpy(array).to(device) for array in arrays]
+        return Alphabet(str(drawings.alphabets[which]), *tensors, first=int(counts[:which].sum()))
 
     order = torch.arange(len(drawings.alphabets))
     if options.alphabet_order == "seed":

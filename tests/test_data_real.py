@@ -143,12 +143,14 @@ def test_every_alphabet_is_split_12_4_4_without_overlap(drawings: Drawings, how:
     options = BenchmarkOptions(augment=1, train_on="train", omniglot_split=how)
     stream = omniglot_tasks(drawings, options, seed=0)
     assert len(stream) == 50
-    names, classes = [], []
+    names, classes, labels = [], [], []
     for number in range(50):
         task = stream.task(number)
-        count = int(task.train.y.max()) + 1
+        first, last = int(task.train.y.min()), int(task.train.y.max())
+        count = last + 1 - first
+        labels += range(first, last + 1)
         for part, share in ((task.train, 12), (task.validation, 4), (task.test, 4)):
-            assert torch.bincount(part.y, minlength=count).tolist() == [share] * count
+            assert torch.bincount(part.y - first, minlength=count).tolist() == [share] * count
             assert part.x.shape == (share * count, 28, 28)
         assert task.size == 12 * count
         names.append(task.name)
@@ -159,9 +161,10 @@ def test_every_alphabet_is_split_12_4_4_without_overlap(drawings: Drawings, how:
         original = prints(
             Split(torch.from_numpy(ink / 255.0), torch.from_numpy(drawings.character[own].astype(np.int64)))
         )
-        parts = [Split(part.x / 255.0, part.y) for part in (task.train, task.validation, task.test)]
+        parts = [Split(part.x / 255.0, part.y - first) for part in (task.train, task.validation, task.test)]
         assert prints(parts[0]) + prints(parts[1]) + prints(parts[2]) == original
     assert len(set(names)) == 50
+    assert sorted(labels) == list(range(1623))
     assert (min(classes), max(classes), sum(classes)) == (14, 55, 1623)
 
 
@@ -184,7 +187,7 @@ def test_augmentation_of_the_largest_and_the_smallest_alphabet(drawings: Drawing
     for classes in (55, 14):
         task = stream.task(sizes.index(classes))
         assert len(task.train) == task.size == classes * 16 * 20
-        assert torch.bincount(task.train.y).tolist() == [16 * 20] * classes
+        assert torch.bincount(task.train.y - task.train.y.min()).tolist() == [16 * 20] * classes
         assert len(task.validation) == len(task.test) == classes * 4
         ink = task.train.x.view(-1, 20, 784).sum(dim=2)
         assert float(task.train.x.min()) >= 0.0

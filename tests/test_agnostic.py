@@ -13,7 +13,8 @@ from frcl import FRCL, MLP, Ensemble, Prediction, TaskError
 from frcl.exact.fixed import whole_features
 from frcl.exact.model import ExactModel, Tasks, added, all_sums
 from frcl.inference import Asked, Exact, InputFeatures, Points, Summaries, task_inference
-from frcl.learners.mixture import mixed, mixture_moments, over_labels, summed
+from frcl.learners.mixture import RARE, in_each_task, mixed, mixture_moments, over_labels, summed
+from frcl.learners.types import Beliefs
 from frcl.likelihoods import Softmax
 from frcl.methods import METHODS, make_learner
 from streams import same_tensors
@@ -111,6 +112,24 @@ def test_moments_and_density_of_numbers_are_those_of_a_mixture():
         mixed([numbers(1), in_classes((0, 1), 1, 4)], some_probs(4, 2, 1), None)
     with pytest.raises(TaskError, match="different kinds"):
         mixed([numbers(1), numbers(1, C=1)], some_probs(4, 2, 1), None)
+
+
+def test_rare_tasks_are_predicted_by_their_mean_and_the_others_in_full():
+    full, quick = [in_classes((0, 1), k) for k in (1, 2)], [in_classes((0, 1), k) for k in (3, 4)]
+    asked_for = []
+
+    def within(task, rows):
+        asked_for.append((task, None if rows is None else rows.tolist()))
+        return full[task] if rows is None else Prediction(*[full[task].probs[rows]] * 3, None, (0, 1))
+
+    weights = torch.tensor([[1.0, 0.0], [0.5, 0.5], [1 - RARE, RARE], [1 - RARE / 2, RARE / 2], [0.9, 0.1]])
+    each = in_each_task(Beliefs(asked(), within, lambda task: quick[task]), weights)
+    assert asked_for == [(0, None), (1, [1, 2, 4])]
+    close(each[0].probs, full[0].probs)
+    close(each[1].probs[[1, 2, 4]], full[1].probs[[1, 2, 4]])
+    close(each[1].probs[[0, 3]], quick[1].probs[[0, 3]])
+    whole = in_each_task(Beliefs(asked(), within), weights)  # nothing is cheaper: all in full
+    assert all(torch.equal(one.probs, own.probs) for one, own in zip(whole, full, strict=True))
 
 
 def test_one_certain_task_is_no_mixture():
@@ -234,6 +253,47 @@ def test_a_baseline_can_keep_sums_too():
     learner = learner_of("finetune", task_inference="exact")
     assert float((learner.predict(X).task_probs.argmax(1) == OF_TASK).double().mean()) > 0.9
     assert learner.memory_parts()["statistics"] == 4 * (61 * 62 // 2 + 61 * 6 + 6 + 3)
+
+
+@pytest.mark.parametrize("name", ["frcl", "frcl-plus", "exact-gp", "ewc", "vcl", "pnc"])
+def test_what_is_predicted_in_a_task_follows_from_a_prediction_without(name):
+    learner = learner_of(name, tasks=TASKS[:2], steps=5)
+    p = learner.predict(X)
+    for k in range(2):
+        own, named = p.in_task(k), learner.predict(X, task=k)
+        assert own.classes == named.classes
+        for part in ("probs", "mean", "variance"):
+            close(getattr(own, part), getattr(named, part), rtol=0, atol=1e-6)
+    with pytest.raises(TaskError):
+        p.in_task(2)
+    assert named.in_task is None
+    learner.fit(*TASKS[2])
+    with pytest.raises(TaskError, match="changed since"):
+        p.in_task(0)
+
+
+@pytest.mark.parametrize("name", ["frcl", "frcl-plus", "ewc", "replay", "pnc"])
+def test_features_are_computed_once_for_all_heads(name):
+    learner = learner_of(name, steps=5)
+    learner.predict(X)  # what is kept until the network moves is made here
+    rows = []
+    learner.net.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+    p = learner.predict(X)
+    p.in_task(1)
+    assert rows == [len(X)]
+
+
+def test_the_mean_stands_in_for_a_rare_task():
+    """The mixture is within the probability of the rare tasks of what all heads give."""
+    learner = learner_of("frcl-plus", points=30)
+    p = learner.predict(X)
+    each = [learner.predict(X, task=k).probs for k in range(3)]
+    exact = torch.cat([p.task_probs[:, k, None] * each[k] for k in range(3)], 1)
+    rare = torch.where(p.task_probs < RARE, p.task_probs, 0.0)
+    assert int((rare > 0).sum()) > 20, "some tasks are rare here"
+    gap = (p.probs - exact).abs()
+    assert bool((gap <= rare.sum(1, keepdim=True) + 1e-6).all())
+    assert float(gap[(rare == 0).all(1)].max()) < 1e-6
 
 
 def test_one_task_is_predicted_by_itself():

@@ -54,6 +54,8 @@ MUTANTS = (
            "bool((x.half().to(x.dtype) == x).all())", "bool(x.half().isfinite().all())", "tests/test_stored.py"),
     Mutant("variance between tasks left out of a mixture", "learners/mixture.py",
            "(variances + (means - mean[:, None]).square())", "variances", "tests/test_agnostic.py"),
+    Mutant("rows of a task mixed up", "learners/mixture.py",
+           "index_copy(0, rows, probs)", "index_copy(0, rows.flip(0), probs)", "tests/test_agnostic.py"),
     Mutant("tasks weighted equally in a mixture", "learners/mixture.py",
            "weighted = [task_probs[:, k, None] * probs", "weighted = [probs / len(columns)", "tests/test_agnostic.py"),
     Mutant("probability of a task by its best class alone", "inference.py",

@@ -173,6 +173,24 @@ def prediction(size: Sizes) -> Pair:
     return partial(clocked, lambda: learner.mean(inputs, 0)), other, how
 
 
+def no_task(size: Sizes) -> Pair:
+    """A prediction without the task, against one pass through the network and the predictions of all tasks.
+
+    The tasks cannot be told apart, so that each of them is predicted in full.
+    """
+    x, y = size.data()
+    learner, inputs = learner_of(size, size.past + 1, x, y), x[: size.predicted].clone()
+
+    def in_every_task() -> object:
+        with torch.no_grad():
+            beliefs = learner._beliefs(inputs)
+            return [beliefs.within(task, None) for task in range(size.past + 1)]
+
+    tasks = f"{size.past + 1} tasks × {size.points} points, {size.classes} classes"
+    how = f"{len(inputs):,} inputs, {size.layers()}, {tasks}"
+    return partial(clocked, lambda: learner.predict(inputs)), partial(clocked, in_every_task), how
+
+
 def ten_seeds(size: Sizes) -> Pair:
     """Whole runs of Split-Digits, all seeds as one program, against one after another."""
 
@@ -221,6 +239,7 @@ CASES = (
     Case(Goal("plus-flat", "a step of FRCL+ with many past tasks, times few", 1.15), partial(flat, **PLUS_STEP), 15, 3),
     Case(Goal("trace-swap", "a swap proposal, times faster than direct", 50, at_least=True), trace_swap, 9, 3),
     Case(Goal("prediction", "the mean of an old task, times network and linear layer", 1.2), prediction, 31, 5),
+    Case(Goal("no-task", "a prediction without the task, times network and all heads", 2), no_task, 5, 1),
     Case(Goal("ten-seeds", "ten seeds together, times one after another", 0.5), ten_seeds, 3, 1, warm_ups=0),
 )
 

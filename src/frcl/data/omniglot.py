@@ -64,8 +64,8 @@ def chosen_alphabets(
         own = drawings.alphabet == which
         ink = 1 - np.unpackbits(drawings.images[own], axis=1).reshape(-1, SIDE, SIDE)
         arrays = (ink, drawings.character[own].astype(np.int64), drawings.drawer[own].astype(np.int64))
-        tensors = [torch.from_numpy(array).to(device) for array in arrays]
-        return Alphabet(str(drawings.alphabets[which]), *tensors, first=int(counts[:which].sum()))
+        images, characters, drawers = (torch.from_numpy(array).to(device) for array in arrays)
+        return Alphabet(str(drawings.alphabets[which]), images, characters, drawers, int(counts[:which].sum()))
 
     order = torch.arange(len(drawings.alphabets))
     if options.alphabet_order == "seed":

@@ -196,13 +196,11 @@ class SequentialLearner(ABC, Generic[O, S]):
 
         Without a task p(y | x) = Σ_k p(k | x) p(y | x, k), over all labels of all tasks; one label in several tasks is
         one label. `task_probs` has p(k | x).
-
         The task that is being learned, half trained as it is, has a part only where it is named.
         """
         with self._lock, torch.no_grad():
             if isinstance(task, int | np.integer):
-                number = self._number(task)
-                return self._beliefs(self._inputs(x)).within(number, None)
+                return self._beliefs(self._inputs(x)).within(self._number(task), None)
             inputs, finished = self._inputs(x), len(self._state.past)
             beliefs = self._beliefs(inputs)
             if task is not None:
@@ -216,9 +214,7 @@ class SequentialLearner(ABC, Generic[O, S]):
             probs = found.log_probs.exp().to(self.dtype)
             novelty = None if found.novelty is None else found.novelty.to(probs)
             stands, each = self._stands(), in_each_task(beliefs, probs)
-            prediction = replace(each[0], task_probs=probs, novelty=novelty)
-            if finished > 1:
-                prediction = mixed(each, probs, novelty)
+            whole = mixed(each, probs, novelty) if finished > 1 else each[0]
 
         def in_task(number: int) -> Prediction:
             with self._lock, torch.no_grad():
@@ -226,7 +222,7 @@ class SequentialLearner(ABC, Generic[O, S]):
                     raise TaskError("the learner has changed since this prediction; call predict(x, task=...)")
                 return beliefs.within(self._number(number), None)
 
-        return replace(prediction, in_task=in_task)
+        return replace(whole, task_probs=probs, novelty=novelty, in_task=in_task)
 
     def _stands(self) -> tuple[object, ...]:
         """Equal as long as predictions stay the same."""

@@ -109,9 +109,9 @@ def known_task(
     ]
     if not near:
         return None
-    each, asked = predictor.predict(state, range(len(state.past)), x)
-    log_probs = inference.infer(state.task_sums, asked).log_probs
-    densities = {number: explained(each[number], y, state.past[number].profile) for number in near}
+    beliefs = predictor.beliefs(state, x)
+    log_probs = inference.infer(state.task_sums, beliefs.asked).log_probs
+    densities = {number: explained(beliefs.within(number, None), y, state.past[number].profile) for number in near}
     found = {number: float(log_probs[:, number].mean()) + d for number, d in densities.items() if d is not None}
     return max(found, key=found.__getitem__, default=None)
 

@@ -119,8 +119,14 @@ def baseline_of(name: str, steps: int = SMALL["steps"]):
 @pytest.mark.parametrize("case", list(CASES))
 def test_an_interruption_at_any_call_changes_nothing(case):
     make, act = CASES[case]
-    learner, whole = make(), make()
+    learner, whole, fresh = make(), make(), make()
     before = state_of(learner)
+    with Interrupting(None) as at_first:
+        act(fresh)
+    for one in (learner, whole):  # what it caches of past tasks is there from now on
+        with pytest.raises(KeyboardInterrupt), Interrupting(at_first.count):
+            act(one)
+        assert same(state_of(one), before)
     with Interrupting(None) as counted:
         act(whole)
     after = state_of(whole)

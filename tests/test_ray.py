@@ -107,7 +107,7 @@ def cluster():
 def test_a_job_a_node_and_the_driver_are_killed_and_the_results_are_the_same(cluster, frcl, tmp_path):
     address, kill_node = cluster
     folder = tmp_path / "killed"
-    driver = frcl("sweep", *SWEEP, "--out", folder, "--address", address)
+    driver = frcl("sweep", *SWEEP, "--out", folder, "--address", address, "--gpus", "0.5")
     seen = {}  # when each job began, as its checkpoint says
 
     def begun():
@@ -183,7 +183,10 @@ def test_where_folders_are_not_shared_files_come_back(tmp_path):
     assert not there.exists()
     write_files(there / "job", files)
     assert outcome(there / "job") == outcome(here / "job")
-    assert on_worker(text.replace("split-digits", "split-mnist"), str(there / "bad"), "token")[1] == {}
+    failing = to_toml(resolve("split-digits", TINY, {"method": "frcl", "learner": {"points": 9999}}))
+    error, files = on_worker(failing, str(there / "bad"), "token")
+    assert "9999" in error
+    assert files == {}
     with pytest.raises(DataError, match="outside"):
         write_files(there, {"../x": b""})
 

@@ -210,6 +210,10 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert outcome(tmp_path / "alone") == outcome(tmp_path / "here" / "finetune,lr=0.01")
     assert set(json.loads(call("--resume", "here", "--json").out)) == set(names)
     assert "already holds a sweep" in call(*options, "--out", "here", code=2).err
+    monkeypatch.setattr(sys, "argv", ["frcl", "resume", "here"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "go on with `frcl sweep --resume here`" in capsys.readouterr().err
     failing = call("split-digits", "--points", "9999", "--tasks", "1", "--out", "bad", code=1).err
     assert "1 of 1 jobs failed" in failing
 

@@ -83,7 +83,9 @@ def resume(folder: Path, observer: Observer, *, stop: Stop = lambda: False, afte
     if is_follower():
         return _follow(observer, stop, after)
     if not (folder / "config.toml").is_file():
-        raise CheckpointError(f"{folder} holds no run: there is no config.toml in it")
+        other = next((name for name in ("sweep", "tune") if (folder / f"{name}.json").is_file()), None)
+        hint = "" if other is None else f"; go on with `frcl {other} --resume {folder}`"
+        raise CheckpointError(f"{folder} holds no run: there is no config.toml in it{hint}")
     with alone_in(folder):
         sweep(folder)
         config = saved(read_toml(folder / "config.toml"))

@@ -97,6 +97,20 @@ def test_without_recorded_averages_the_matrix_gives_them(tmp_path):
     assert recorded.difference.per_seed == pytest.approx(expected, rel=1e-10)
 
 
+def test_with_the_headline_without_the_task_pairs_are_without_it(tmp_path):
+    runs = [read_run(rich_run(tmp_path / "a")), read_run(bare_run(tmp_path / "b"))]
+    runs = [
+        changed(run, agnostic=run.result.accuracy - shift, config={**run.result.config, "scenario": "class"})
+        for run, shift in zip(runs, (0.1, 0.3), strict=True)
+    ]
+    (pair,) = comparison_rows(runs).pairs
+    ours, theirs = (np.array(run.result.average_accuracy.per_seed) for run in runs)
+    assert pair.second == "ewc, no task"
+    assert pair.difference.per_seed == pytest.approx((ours - theirs + 0.2).tolist(), rel=1e-10)
+    mixed = comparison_rows([runs[0], changed(runs[1], config={})]).pairs[0]
+    assert mixed.second == "ewc"
+
+
 def test_no_common_seed_no_pair(tmp_path):
     first, second = read_run(rich_run(tmp_path / "a")), read_run(bare_run(tmp_path / "b"))
     assert comparison_rows([first, changed(second, seeds=(5, 6, 7))]).pairs == ()

@@ -114,7 +114,10 @@ class ComparisonRow:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """Average accuracy of `first` minus `second` over the seeds that both have, with its 95 % interval."""
+    """Average accuracy of `first` minus `second` over the seeds that both have, with its 95 % interval.
+
+    Without the task, where that is the headline of both.
+    """
 
     benchmark: str
     first: str
@@ -149,7 +152,13 @@ def _pair(first: Run, first_label: str, second: Run, second_label: str) -> Paire
     one, two = first.result, second.result
     if one.benchmark != two.benchmark or len(one.tasks) != len(two.tasks):
         return None
-    ours, theirs = (dict(zip(r.seeds, average_accuracy(r.accuracy).tolist(), strict=True)) for r in (one, two))
+    matrices = [one.accuracy, two.accuracy]
+    without = [r.agnostic for r in (one, two) if r.config.get("scenario") == "class" and r.agnostic is not None]
+    if len(without) == 2:
+        matrices, second_label = without, f"{second_label}, no task"
+    ours, theirs = (
+        dict(zip(r.seeds, average_accuracy(R).tolist(), strict=True)) for r, R in zip((one, two), matrices, strict=True)
+    )
     seeds = tuple(seed for seed in ours if seed in theirs)
     gap = over_seeds([ours[seed] - theirs[seed] for seed in seeds])
     if gap is None:

@@ -109,7 +109,7 @@ class BoundaryDetector:
         if threshold is None and (rescore or beside or window > 1):
             raise OptionError("window, rescore and beside belong to Welch's test; give its threshold too, such as 5")
         self.threshold = threshold
-        self.expected_run = expected_run
+        self.expected_run = float(expected_run)
         self.labels = labels
         self.inputs = inputs
         self.window = window

@@ -24,7 +24,8 @@ from frcl.errors import CheckpointError
 
 FEATURES = 64  # R
 SHRINK = 0.2  # ε
-FIRST = 4  # minibatches before there are distances, and distances before there is a test
+FIRST = 3  # minibatches before there are distances, and distances before there is a test
+PRIOR_STD, PRIOR_DOF = 0.35, 4  # of distances, where few were seen: about that of the logarithm of χ²/R
 MEMORY = 100  # minibatches over which mean and variance of the distances are averaged
 LIMIT = 3.5  # a distance farther from the mean, in standard deviations, does not move them further
 LEAST_STD = 0.1  # of distances
@@ -93,13 +94,13 @@ class InputTest:
         """The statistic of a minibatch [B, R]; −∞ while there is too little to compare it with."""
         if self.minibatches < FIRST:
             return -math.inf
-        found, std = log_distance(features, *self._moments(), self.rows), max(math.sqrt(self.variance), LEAST_STD)
+        found, std = log_distance(features, *self._moments(), self.rows), self._std()
         apart, statistic = (found - self.usual) / std, -math.inf
         if self.distances >= FIRST:
             n = min(self.distances, MEMORY)
             alone, size = self.windows.without_dependence(apart)
             t = alone / (SLACK * size * math.sqrt(1 + 1 / n))
-            statistic = self.windows.add_score(normal_score(t, n - 1))
+            statistic = self.windows.add_score(normal_score(t, n - 1 + PRIOR_DOF))
             apart = max(-LIMIT, min(apart, LIMIT))
             self.windows.follow_dependence(apart)
         self.distances += 1
@@ -124,6 +125,12 @@ class InputTest:
         self.usual += apart / n
         self.variance = 0.0 if n == 1 else (n - 2) / (n - 1) * self.variance + apart**2 / n
 
+    def _std(self) -> float:
+        """Of the distances, with the prior."""
+        n = min(self.distances, MEMORY)
+        total = PRIOR_DOF * PRIOR_STD**2 + max(n - 1, 0) * self.variance
+        return max(math.sqrt(total / (PRIOR_DOF + max(n - 1, 0))), LEAST_STD)
+
     def change_point(self) -> ChangePoint:
         """When and how the distances rose."""
         return self.windows.change_point()
@@ -138,7 +145,7 @@ class InputTest:
             return None
         mean, root = (torch.from_numpy(part).float() for part in self._moments())
         density = (self.density, math.sqrt(self.density_variance)) if self.densities else (None, None)
-        return Profile(mean, root, self.rows, self.usual, max(math.sqrt(self.variance), LEAST_STD), *density)
+        return Profile(mean, root, self.rows, self.usual, self._std(), *density)
 
     # -- state ----------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The command line: frcl run | resume | report | compare | tune | sweep | list | data | bench | check."""
+"""The command line: frcl run | resume | report | compare | tune | stream | sweep | list | data | bench | check."""
 
 import json
 import signal
@@ -17,6 +17,7 @@ from frcl.cli.check import check
 from frcl.cli.compare import Paths, compare, show_comparison
 from frcl.cli.console import err, out, safe, say, say_result, show_table
 from frcl.cli.options import Benchmark, Flags, Json, MethodNames, Quiet, free_folder, methods, shares_flags
+from frcl.cli.stream import stream
 from frcl.cli.sweep import sweep
 from frcl.cli.tune import tune
 from frcl.data.registry import BENCHMARKS
@@ -168,7 +169,7 @@ def data_files(
     show_table(rows, "data set", "file", "state", "where")
 
 
-for _command in (compare, tune, sweep, bench, check):
+for _command in (compare, tune, sweep, bench, check, stream):
     app.command()(_command)
 
 

@@ -296,10 +296,11 @@ def _read_npz(path: Path, label: str | None) -> dict[str, Array]:
     return arrays
 
 
-def _read_csv(path: Path, label: str | None) -> dict[str, Array]:
+def read_csv(path: Path, label: str | None, task: str | None = None) -> dict[str, Array]:
     """One example per line, cells separated by commas; the first line may hold column names.
 
-    The labels are in the column `label` if the first line has such a name, otherwise in the last one.
+    The labels are in the column `label` if the first line has such a name, otherwise in the last one. `task` is a
+    column that is no input.
     """
     try:
         with open_regular(path, LARGEST) as file:
@@ -323,6 +324,13 @@ def _read_csv(path: Path, label: str | None) -> dict[str, Array]:
     body = rows[has_header:]
     if not body:
         raise DataError(f"{path} has a line of column names, but no examples")
+    tasks: list[str] = []
+    if task is not None:
+        if not has_header or task not in first:
+            raise DataError(f"{path} has no column {task!r} in its first line{suggestion(task, first)}")
+        place = first.index(task)
+        tasks = [cells.pop(place) for _, cells in body]
+        column -= place < column
     labels = [cells.pop(column) for _, cells in body]
     if not has_header and len(labels) > 1 and not _is_number(labels[0]) and all(map(_is_number, labels[1:])):
         raise DataError(
@@ -335,7 +343,8 @@ def _read_csv(path: Path, label: str | None) -> dict[str, Array]:
         for cell in cells:
             if not _is_number(cell):
                 raise DataError(f"{path}, line {line}: {cell!r} is not a number")
-    return {"x": np.array([cells for _, cells in body]).astype(float), "y": np.array(labels)}
+    found = {"x": np.array([cells for _, cells in body]).astype(float), "y": np.array(labels)}
+    return found | ({"task": np.array(tasks)} if tasks else {})
 
 
 def _is_number(text: str) -> bool:
@@ -346,4 +355,4 @@ def _is_number(text: str) -> bool:
     return True
 
 
-READERS = {".npz": _read_npz, ".csv": _read_csv}
+READERS = {".npz": _read_npz, ".csv": read_csv}

@@ -31,7 +31,7 @@ from frcl.learners.objective import Objective
 from frcl.learners.options import FRCLKeywords, FRCLOptions
 from frcl.learners.predict import Predictor
 from frcl.learners.state import CurrentTask, Declared, LearnerState, Score, Window, estimated_size, remember
-from frcl.learners.streaming import settle, watch, with_new_labels
+from frcl.learners.streaming import rehearse, settle, watch, with_new_labels
 from frcl.learners.task import (
     Augment,
     Examples,
@@ -225,6 +225,8 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
                 current.stream = StreamSteps(program)
             values = current.stream.step(inputs, encoded)
             window.add(inputs, encoded, self._state.streams["window"])
+            if self.options.stream_steps > 1:
+                rehearse(self._state, current, window, len(inputs), self.options.stream_steps - 1)
             if self.detector is not None:
                 remember(self.detector, current, inputs, encoded)
             return StepLog(self._state.number, current.step, *values, **vars(decision), returned=returned)

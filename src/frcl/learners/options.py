@@ -138,6 +138,9 @@ class FRCLOptions(MethodOptions):
         None, "N of a task learned by observe() when start_task() did not say; None: estimated while the stream runs"
     )
     window: int = option(2_000, "examples of the current task that observe() keeps to choose points from")
+    stream_steps: int = option(
+        1, "gradient steps of observe() per minibatch: the first on it, the others on examples of the window"
+    )
 
     seed: int = option(0, "root of every random stream of the learner", NOT_NEGATIVE)
 
@@ -254,4 +257,5 @@ class FRCLKeywords(TypedDict, total=False):
     start: Start
     task_size: int | None
     window: int
+    stream_steps: int
     seed: int

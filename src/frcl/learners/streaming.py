@@ -12,7 +12,7 @@ from torch import Tensor
 
 from frcl.boundary import Decision, Profile
 from frcl.engine.train import AdamState, Optimiser
-from frcl.errors import DataError, LabelError
+from frcl.errors import DataError, LabelError, NumericalError
 from frcl.features import network_failures
 from frcl.graphs import Captured
 from frcl.inference import TaskInference
@@ -233,3 +233,16 @@ def _continue(optimiser: Optimiser, before: Optimiser, rows: list[int] | None) -
             elif rows is not None:
                 own[name][rows] = value
     optimiser.restore(AdamState(old.steps, optimiser.exp_avg, optimiser.exp_avg_sq))
+
+
+# -- more steps ----------------------------------------------------------------------------------------------------
+
+
+def rehearse(state: LearnerState, current: CurrentTask, window: Window, batch: int, steps: int) -> None:
+    """Further steps on examples of the open task, drawn from its window; one whose loss is not finite is the last."""
+    assert current.stream is not None
+    x, y = window.data()
+    with contextlib.suppress(NumericalError):  # what observe() was given has been learned
+        for _ in range(steps):
+            rows = torch.randint(len(x), (batch,), generator=state.streams["batches"], device=x.device)
+            current.stream.step(x[rows], y[rows])

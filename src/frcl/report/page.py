@@ -43,7 +43,7 @@ def draw(run: Run) -> tuple[dict[str, list[Drawing]], list[str]]:
 
 def _run_page(run: Run) -> tuple[str, list[Drawing]]:
     sections, left_out = draw(run)
-    html = _render(
+    html = render_template(
         "run.html.j2",
         title=f"{run.result.method} on {run.result.benchmark}",
         kind="Run report",
@@ -64,7 +64,7 @@ def _comparison_page(runs: Sequence[Run]) -> tuple[str, list[Drawing]]:
     details = [_detail(place, *one) for place, one in enumerate(labelled)]
     where = ", ".join(benchmarks) if len(groups) <= 3 else plural(len(groups), "benchmark")
     title = f"{plural(len(runs), 'run')} on {where}"
-    html = _render("comparison.html.j2", title=title, kind="Comparison", groups=groups, details=details)
+    html = render_template("comparison.html.j2", title=title, kind="Comparison", groups=groups, details=details)
     return html, [drawing for part in groups for drawing in part["drawings"]] + [one["drawing"] for one in details]
 
 
@@ -118,7 +118,7 @@ def _when(started: str) -> str:
     return f"{moment:%Y-%m-%d %H:%M}{' UTC' if moment.utcoffset() == timedelta(0) else ''}"
 
 
-def _render(template: str, **context: Any) -> str:
+def render_template(template: str, **context: Any) -> str:
     environment = Environment(
         loader=PackageLoader("frcl.report", "templates"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,

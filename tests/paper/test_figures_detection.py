@@ -216,8 +216,8 @@ def test_figure_7_has_all_that_is_drawn(on_digits):
 
 def test_a_variant_is_a_detector_that_is_only_told(on_digits):
     detector = Variant("mean", False).detector(digits_config(on_digits))
-    own = BoundaryDetector().options()
-    assert detector.options() == own | {"threshold": detection.NEVER, "aggregate": "mean", "log_space": False}
+    own = BoundaryDetector(detection.NEVER).options()
+    assert detector.options() == own | {"aggregate": "mean", "log_space": False}
 
 
 # -- on real data ------------------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ def test_what_is_kept_of_a_seed():
         "task_accuracy": [1.0, 0.75, 0.625],
         "novelty_auroc": [0.5, 0.75, None],
     }
-    entry = seed_entry(7, record, resolve("split-digits", STREAM))
+    entry = seed_entry(7, record, resolve("split-digits", STREAM, {"detector": {"pause": 10}}))
     assert (entry["seed"], entry["average_accuracy"], entry["forgetting"]) == (7, pytest.approx(2 / 3), 0.375)
     assert (entry["accuracy_after_learning"], entry["backward_transfer"]) == (pytest.approx(11 / 12), -0.375)
     assert (entry["last_row"], entry["diagonal"]) == ([0.5, 0.75, 0.75], [1.0, 1.0, 0.75])

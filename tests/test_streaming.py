@@ -14,6 +14,7 @@ import frcl
 from frcl import BoundaryDetector, CheckpointError, DataError, LabelError
 from frcl.boundary.profile import InputTest, inverse_root, log_distance, normal_score
 from frcl.boundary.sequential import SequentialTest
+from frcl.engine.train import Optimiser
 from frcl.experiment.prequential import RunningScaler, evaluate
 from frcl.learners.state import estimated_size
 from frcl.learners.streaming import reopen, with_new_labels
@@ -445,3 +446,41 @@ def test_the_command_reads_a_file_and_reports(tmp_path, monkeypatch):
         failed = CliRunner().invoke(app, ["stream", "own.csv", *wrong])
         assert failed.exit_code != 0
         assert f"did you mean {meant!r}" in str(failed.exception)
+
+
+# -- around a switch -----------------------------------------------------------------------------------------------
+
+
+def test_a_gradient_far_above_the_usual_moves_no_more_than_a_large_one():
+    """Against the same optimiser with a gradient that is already cut to three times the root mean square."""
+    generator, p = torch.Generator().manual_seed(0), torch.zeros(5)
+    guarded, plain = (Optimiser({"p": p.clone()}, 0.01) for _ in range(2))
+    guarded.guard = 3.0
+    mean_square = 0.0
+    for _ in range(40):
+        g = torch.randn(5, generator=generator)
+        for one in (guarded, plain):
+            one.apply({"p": g})
+        mean_square = 0.999 * mean_square + 0.001 * float(g.square().sum())
+    torch.testing.assert_close(guarded.params["p"], plain.params["p"])
+    usual = math.sqrt(mean_square / (1 - 0.999**40))
+    g = 1000.0 * torch.randn(5, generator=generator)
+    guarded.apply({"p": g})
+    plain.apply({"p": g * (3 * usual / g.norm())})
+    torch.testing.assert_close(guarded.params["p"], plain.params["p"], rtol=1e-4, atol=1e-6)
+
+
+def test_a_missed_switch_leaves_more_of_the_features():
+    """With the guard, minibatches of another task move the network less."""
+    moved = {}
+    for guard in (None, 3.0):
+        learner = digits_learner()
+        observed(learner, "A", 40)
+        learner.detector._wait = 10**6  # no switch is declared from here on
+        x, _ = digits_tasks()["A"]
+        before = learner._model.features(x)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(frcl.learners.streaming, "GUARD", guard)
+            observed(learner, "B", 3)
+        moved[guard] = float((learner._model.features(x) - before).norm())
+    assert moved[3.0] < moved[None]

@@ -98,6 +98,7 @@ class Optimiser:
         self.params: Params = dict(named_tensors(params))
         self.lr, self.natural, self.rule = lr, natural, rule
         self.stacked = False  # whether all parameters have a leading axis, one entry for each program
+        self.guard: float | None = None  # the largest gradient, in units of the usual one, that is taken as it is
         self.rise = 0.0  # over this many steps, the first ones, lr rises to its value
         self.decay: tuple[float, float] | None = None  # the last step, over how many steps before it lr falls to zero
         for p in self.params.values():
@@ -130,6 +131,8 @@ class Optimiser:
                     self.params[mean], self.params[factor], gradients[mean], gradients[factor], self.natural,
                     RATE * share,
                 )  # fmt: skip
+            if self.guard is not None:
+                gradients = self._guarded(gradients, self.guard)
             if self.rule.clip_norm is not None:
                 gradients = self.rule.clipped(gradients, list(self.exp_avg), int(self.stacked))
             for names in self._groups:
@@ -140,6 +143,19 @@ class Optimiser:
                     [self.params[n] for n in names], [gradients[n] for n in names], moments, self._count, lr * share,
                     backbone=backbone,
                 )  # fmt: skip
+
+    def _guarded(self, gradients: Mapping[str, Tensor], guard: float) -> Mapping[str, Tensor]:
+        """g · min(1, guard · u/‖g‖), u² the mean square of ‖g‖ in the steps before, by the second moments of Adam.
+
+        From the eleventh step on. A minibatch unlike those before it, as after a switch that was not noticed, moves the
+        weights no more than any other.
+        """
+        before = self._count - 1
+        total = torch.stack([value.sum() for value in self.exp_avg_sq.values()]).sum()
+        usual = (total / (1 - BETAS[1] ** before.clamp_min(1.0))).sqrt()
+        norm = torch.stack([gradients[name].square().sum() for name in self.exp_avg]).sum().sqrt()
+        share = torch.where((before >= 10) & (usual > 0), (guard * usual / norm.clamp_min(1e-12)).clamp_max(1.0), 1.0)
+        return {**gradients, **{name: share.to(gradients[name]) * gradients[name] for name in self.exp_avg}}
 
     @staticmethod
     def joined(optimisers: Sequence[Optimiser]) -> Optimiser:

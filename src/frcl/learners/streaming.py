@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from frcl.learners.frcl import FRCL
 
 RETURN_LEVEL = 3.5  # inputs of a known task are at most this much farther than usual, in standard deviations
+GUARD = 3.0  # a gradient is at most this many times the usual one
 KNOWN_SHARE = 0.9  # of the labels that a task must have
 
 
@@ -43,6 +44,7 @@ def watch(learner: FRCL, current: CurrentTask, x: Tensor, y: Any) -> tuple[Decis
     detector, model, options, state = learner.detector, learner._model, learner.options, learner._state
     assert detector is not None
     window, points = current.open_window(state.number), model.points(current.likelihood)
+    current.optimiser.guard = GUARD
     if current.score is None:
         current.score = Captured(learner._score(current))
     encoded: Tensor | None = None

@@ -53,18 +53,14 @@ def stack(trees: Sequence[T], dim: int = 0) -> T:
     return tree_map(lambda *each: torch.stack(each, dim), *trees)
 
 
-def batch_axes(tree: T) -> T:
+def batch_axes(tree: Tree) -> Any:
     """What `torch.vmap` is told of a stacked tree: axis 0 for tensors, None for constants."""
-    return _axes(tree)  # type: ignore[no-any-return]
-
-
-def _axes(tree: Any) -> Any:
     if isinstance(tree, Tensor):
         return 0
     if isinstance(tree, Mapping):
-        return {key: _axes(value) for key, value in tree.items()}
+        return {key: batch_axes(value) for key, value in tree.items()}
     if isinstance(tree, tuple | list):
-        parts = [_axes(value) for value in tree]
+        parts = [batch_axes(value) for value in tree]
         return type(tree)(*parts) if getattr(tree, "_fields", None) is not None else type(tree)(parts)
     return None
 

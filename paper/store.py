@@ -16,6 +16,7 @@ FORMAT, VERSION = "frcl-cell", 1
 WHOLE = 10  # the largest number of tasks for which the whole accuracy matrix is kept
 UNLEARNED = ("seeds", "device", "data", "run", "scenario")  # options that do not affect what is learned
 INFERENCE = ("task_inference", "task_features", "task_kind")  # options of the learner for predictions without a task
+OF_STREAMS = ("learner.task_size", "learner.window")  # what only observe() reads
 RUN_KEYS = ("started", "seconds", "memory_bytes", "peak_memory_bytes", "environment")
 Document = dict[str, Any]
 
@@ -40,7 +41,8 @@ def learned_options(config: Config) -> dict[str, Any]:
 def differences(stored: Document, config: Config) -> list[str]:
     """Options of a result file that differ from the current ones: "learner.points: 40 there, 10 here".
 
-    An option that is not in the file did not exist when it was written, and counts as its default.
+    An option that is not in the file did not exist when it was written, and counts as its default. Options of streams
+    count where there is one.
     """
     there, here = _flat(stored["config"]), _flat(learned_options(config))
     before = _flat(json.loads(json.dumps(default_options(config.method)))) | there
@@ -48,7 +50,7 @@ def differences(stored: Document, config: Config) -> list[str]:
     return [
         f"{name}: {_value(there, name)} there, {_value(here, name)} here"
         for name in names
-        if before.get(name) != here.get(name)
+        if before.get(name) != here.get(name) and (config.hidden_boundaries or name not in OF_STREAMS)
     ]
 
 

@@ -83,8 +83,13 @@ def whole_features(features: Tensor) -> Tensor:
 
     The root mean square is over the features of one input, so that no other input has a part in it.
     """
-    features = features.double()
     if not bool(features.isfinite().all()):
         raise NumericalError("the fixed features of these inputs are not finite; scale the inputs")
+    return rounded(features)
+
+
+def rounded(features: Tensor) -> Tensor:
+    """The same without a check of the values, as a program that is exported needs it."""
+    features = features.double()
     rms = features.square().mean(1, keepdim=True).sqrt().clamp_min(SMALL)
     return F.pad((features / rms * STEPS).round().clamp(-LIMIT, LIMIT), (0, 1), value=float(STEPS))

@@ -130,10 +130,13 @@ def class_log_probs(classes: Classes, Phi: Tensor) -> Tensor:
 
     d_c² = (f − E[f | c])ᵀ S⁻¹ (f − E[f | c]), t the power TEMPER.
     """
-    C = len(classes.log_prior)
-    distance = class_distances(classes, Phi @ classes.weights)
-    density = -0.5 * TEMPER * (FREEDOM + C) * (distance / FREEDOM).log1p()
-    return (density + classes.log_prior).log_softmax(-1)
+    return log_probs_at(class_distances(classes, Phi @ classes.weights), classes.log_prior)
+
+
+def log_probs_at(distance: Tensor, log_prior: Tensor) -> Tensor:
+    """The same from d_c² [n, C]."""
+    density = -0.5 * TEMPER * (FREEDOM + len(log_prior)) * (distance / FREEDOM).log1p()
+    return (density + log_prior).log_softmax(-1)
 
 
 def class_distances(classes: Classes, f: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from frcl.exact.model import Tasks, stored_bytes
 from frcl.features import check_network, trained_parts
 from frcl.inference import TaskInference
 from frcl.inputs import MultiInput, numeric_array
+from frcl.learners.deploy import Deployed, export, export_onnx
 from frcl.learners.forget import forget_in
 from frcl.learners.loaded import load, non_finite
 from frcl.learners.lockstep import Work, steps_of
@@ -261,6 +262,12 @@ class SequentialLearner(ABC, Generic[O, S]):
     def _drop(self, number: int) -> None:
         """Take a task out of what is beside the state's past and regularisers, and empty caches."""
         self._inference = self.options.inference_of_task()  # type: ignore[attr-defined]
+
+    def _deployed(self, task: int | None) -> tuple[Deployed, Tensor]:
+        """What is exported, and an example of its inputs."""
+        raise OptionError(f"{type(self).__name__} has no export; it is for FRCL, FRCLPlus, Ensemble and ExactGP")
+
+    export, export_onnx = export, export_onnx
 
     @property
     def regularisers(self) -> tuple[Regulariser, ...]:

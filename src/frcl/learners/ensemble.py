@@ -13,6 +13,7 @@ from frcl.engine.program import Values
 from frcl.errors import CheckpointError, OptionError
 from frcl.files import apart, load_state, save_state, side_by_side
 from frcl.learners.checkpoint import settings
+from frcl.learners.deploy import Deployed, DeployedEnsemble, export, export_onnx
 from frcl.learners.exact_gp import ExactGP, restored_exact_gp
 from frcl.learners.frcl import FRCL
 from frcl.learners.lockstep import finish, steps_of
@@ -116,6 +117,12 @@ class Ensemble:
     def _take(self, states: Sequence[LearnerState]) -> None:
         for member, state in zip(self.members, states, strict=True):
             member._state = state
+
+    def _deployed(self, task: int | None) -> tuple[Deployed, Tensor]:
+        each = [member._deployed(task) for member in self.members]
+        return DeployedEnsemble([one for one, _ in each]), each[0][1]
+
+    export, export_onnx = export, export_onnx
 
     def abandon_task(self) -> None:
         """Drop the task that is open, in every member."""

@@ -21,6 +21,7 @@ from frcl.exact.model import Believed, ExactModel, Tasks, added, restored, store
 from frcl.features import check_features, check_network, network_failures
 from frcl.files import save_state
 from frcl.learners.base import checked_inputs
+from frcl.learners.deploy import Deployed, exact_gp_module, example_of, export, export_onnx
 from frcl.learners.exact_options import ExactGPOptions
 from frcl.learners.lockstep import Work
 from frcl.learners.mixture import check_task, checked_tasks, over_labels, summed
@@ -180,6 +181,12 @@ class ExactGP:
             novelty=found.novelty.float(),
         )  # fmt: skip
 
+    def _deployed(self, task: int | None) -> tuple[Deployed, Tensor]:
+        number = None if task is None else check_task(task, len(self._state.labels), "fit()")
+        return exact_gp_module(self, number), example_of(self)
+
+    export, export_onnx = export, export_onnx
+
     # -- keeping ----------------------------------------------------------------------------------------
 
     def memory_bytes(self) -> int:
@@ -275,10 +282,14 @@ class ExactGP:
         index = torch.from_numpy(order[np.searchsorted(own, given, sorter=order)])
         return F.one_hot(index, len(own)).double().to(self.device)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of floating-point inputs."""
+        return next((p.dtype for p in self.net.parameters()), torch.float32) if self.net is not None else torch.float32
+
     def _inputs(self, x: Any, y: Any | None = None) -> Tensor:
         shape, floating = self._state.input_shape, self._state.input_floating
-        dtype = next((p.dtype for p in self.net.parameters()), torch.float32) if self.net is not None else torch.float32
-        return checked_inputs(x, y, shape, dtype, self.device, floating)
+        return checked_inputs(x, y, shape, self.dtype, self.device, floating)
 
 
 def restored_exact_gp(state: dict[str, Any], net: Any, device: str | torch.device | None) -> ExactGP:

@@ -26,6 +26,7 @@ from frcl.inputs import gathered
 from frcl.learners import checkpoint
 from frcl.learners.base import SequentialLearner, checked_size, checked_steps, data_mark
 from frcl.learners.budget import check_memory, within_memory
+from frcl.learners.deploy import Deployed, example_of, frcl_module
 from frcl.learners.lockstep import Work, finish
 from frcl.learners.objective import Objective
 from frcl.learners.options import FRCLKeywords, FRCLOptions
@@ -288,6 +289,10 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
 
     def _beliefs(self, x: Tensor) -> Beliefs:
         return self._predictor.beliefs(self._state, x)
+
+    def _deployed(self, task: int | None) -> tuple[Deployed, Tensor]:
+        with self._lock, torch.no_grad():
+            return frcl_module(self, task), example_of(self)
 
     @property
     def feature_scale(self) -> float:

@@ -1,0 +1,334 @@
+"""The prediction of a learner as one module without state, to be exported by `torch.export` or to ONNX.
+
+It computes what `predict` gives for a batch of any size: every head, solution and random draw is a constant of it.
+"""
+
+import copy
+import json
+import logging
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from frcl.errors import FrclError, OptionError, TaskError
+from frcl.exact.fixed import RandomFeatures, rounded
+from frcl.exact.linear import Classes, Linear, log_probs_at
+from frcl.files import write_atomically
+from frcl.inference import Both, Summaries
+from frcl.learners.mixture import all_labels, mixture_moments
+from frcl.likelihoods import Label, Likelihood, tempered
+from frcl.linalg import inverse_lower
+from frcl.posterior import Moments
+from frcl.summary import FunctionBelief, Head, head_moments
+from frcl.trees import Params
+
+
+class Output(NamedTuple):
+    """What is predicted for a batch; None where a prediction has no such part."""
+
+    probs: Tensor | None
+    mean: Tensor
+    variance: Tensor
+    target_mean: Tensor | None = None
+    target_variance: Tensor | None = None
+    task_probs: Tensor | None = None
+
+
+class Deployed(nn.Module):
+    """A prediction as a module: forward(x) → the parts named in `names`, in this order."""
+
+    classes: tuple[Label, ...] | None
+
+    def output(self, x: Tensor) -> Output:
+        """The prediction."""
+        raise NotImplementedError
+
+    def names(self, x: Tensor) -> list[str]:
+        """The parts that there are."""
+        with torch.no_grad():
+            return [name for name, part in self.output(x)._asdict().items() if part is not None]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(part for part in self.output(x) if part is not None)
+
+
+class TaskOutput(nn.Module):
+    """One task of FRCL from the features Φ [n, K] of the network."""
+
+    def __init__(
+        self, head: Head, belief: FunctionBelief, likelihood: Likelihood, learned: Params, draws: Tensor,
+        factor: Tensor, temperature: Tensor | None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.head, self.belief, self.likelihood, self.learned = head, belief, likelihood, learned
+        self.draws, self.factor, self.temperature = draws, factor, temperature
+        self.classes = likelihood.classes
+
+    def forward(self, Phi: Tensor) -> Output:
+        mean, variance = (part.to(Phi.dtype) for part in head_moments(self.head, self.belief, Phi))
+        moments = Moments(mean, self.factor * variance)
+        at = moments if self.temperature is None else tempered(moments, self.temperature)
+        found = self.likelihood.predictive(*at, self.draws, self.learned)
+        return Output(found.probs, *moments, found.mean, found.variance)
+
+
+class ClassModel(nn.Module):
+    """log p(class | φ) of the exact model on fixed features, its triangular systems solved beforehand."""
+
+    def __init__(self, classes: Classes) -> None:
+        super().__init__()
+        whiten = inverse_lower(classes.chol)
+        self.weights, self.centres = classes.weights @ whiten.mT, (whiten @ classes.means).mT
+        self.log_prior = classes.log_prior
+
+    def forward(self, Phi: Tensor) -> Tensor:
+        distance = ((Phi @ self.weights)[:, None] - self.centres).square().sum(-1)
+        return log_probs_at(distance, self.log_prior)
+
+
+class Products(nn.Module):
+    """Random features by matrix products alone: runtimes of ONNX have no convolutions in float64."""
+
+    def __init__(self, random: RandomFeatures) -> None:
+        super().__init__()
+        self.random = random
+        if random.kind == "conv":
+            weights, (_, *sides) = random.get_buffer("weights"), random.image
+            self.kernel, self.size = weights.flatten(1), weights.shape[-1]
+            height, width = ((side - self.size) // random.stride + 1 for side in sides)
+            cells = torch.eye(height * width, dtype=torch.float64).view(-1, 1, height, width)
+            self.pool = nn.functional.adaptive_avg_pool2d(cells, random.regions).flatten(1)  # [cells, regions²]
+
+    def forward(self, x: Tensor) -> Tensor:
+        random = self.random
+        if random.kind == "dense":
+            return random(x)  # type: ignore[no-any-return]
+        images = x.double().reshape(-1, *random.image)
+        patches = nn.functional.unfold(images, self.size, stride=random.stride)  # [n, channels · size², cells]
+        return ((self.kernel @ patches).abs() @ self.pool).flatten(1)[:, : random.count]
+
+
+class TaskModel(nn.Module):
+    """log p(task | x) from the classes of the exact model; `network` says whether φ(x) of the network has a part."""
+
+    def __init__(self, classes: Classes, sizes: Sequence[int], features: nn.Module, *, network: bool) -> None:
+        super().__init__()
+        self.model, self.sizes, self.features, self.network = ClassModel(classes), list(sizes), features, network
+
+    def forward(self, x: Tensor, outputs: Tensor) -> Tensor:
+        Phi = rounded(self.features(x))
+        if self.network:
+            Phi = torch.cat([Phi, rounded(outputs)], 1)
+        parts = self.model(Phi).split(self.sizes, 1)
+        return torch.stack([part.logsumexp(1) for part in parts], 1)
+
+
+class DeployedFRCL(Deployed):
+    """A network with one task, or with several and the inference of the task, a geometric mean of `ways`."""
+
+    def __init__(self, net: nn.Module, scale: Tensor, tasks: Sequence[TaskOutput], ways: Sequence[TaskModel]) -> None:
+        super().__init__()
+        self.net, self.scale = copy.deepcopy(net).cpu().requires_grad_(False), scale.cpu().clone()
+        self.tasks, self.ways = nn.ModuleList(tasks), nn.ModuleList(ways)
+        self.classes = tasks[0].classes
+        if len(tasks) > 1 and all(one.classes is not None for one in tasks):
+            labels = [label for one in tasks for label in one.classes or ()]
+            self.classes = all_labels(labels)
+            index = torch.tensor([self.classes.index(label) for label in labels])
+            self.columns = nn.functional.one_hot(index, len(self.classes)).to(self.scale)
+
+    def output(self, x: Tensor) -> Output:
+        outputs = self.scale * self.net(x)
+        Phi = torch.cat([outputs, outputs.new_ones(outputs.shape[0], 1)], 1)
+        each = [task(Phi) for task in self.tasks]
+        if not self.ways:
+            return each[0]  # type: ignore[no-any-return]
+        found = torch.stack([way(x, outputs) for way in self.ways]).mean(0).log_softmax(1)
+        probs = found.exp().to(Phi.dtype)
+        if each[0].probs is not None:
+            own = torch.cat([probs[:, k, None] * one.probs for k, one in enumerate(each)], 1) @ self.columns
+            return Output(own, own.clone(), own * (1 - own), task_probs=probs)
+        mean, variance = mixture_moments([(one.mean, one.variance) for one in each], probs)
+        target = mixture_moments([(one.target_mean, one.target_variance) for one in each], probs)
+        return Output(None, mean, variance, *target, task_probs=probs)
+
+
+class DeployedExactGP(Deployed):
+    """The exact model: over all labels, over those of one task, or of numbers."""
+
+    def __init__(
+        self, features: nn.Module, linear: Linear, classes: Classes | None, of_task: Tensor,
+        labels: Sequence[Label], task: int | None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.features, self.weights, self.noise = features, linear.weights, linear.noise
+        self.root = inverse_lower(linear.chol).mT
+        self.model = None if classes is None else ClassModel(classes)
+        own = slice(None) if task is None else (of_task == task).nonzero()[:, 0]
+        self.own, self.task = own, task
+        self.classes = None
+        if classes is not None:
+            kept = (
+                list(labels) if task is None else [label for label, k in zip(labels, of_task, strict=True) if k == task]
+            )
+            self.classes = all_labels(kept)
+            self.columns = nn.functional.one_hot(torch.tensor([self.classes.index(one) for one in kept])).float()
+            self.of_task = nn.functional.one_hot(of_task).float()
+
+    def output(self, x: Tensor) -> Output:
+        Phi = rounded(self.features(x))
+        mean, leverage = Phi @ self.weights, (Phi @ self.root).square().sum(1, keepdim=True)
+        spread = (self.noise * leverage).expand_as(mean)
+        if self.model is None:
+            return Output(None, mean.float(), spread.float(), mean.float(), (spread + self.noise).float())
+        log_probs = self.model(Phi)[:, self.own].log_softmax(1)
+        probs = log_probs.exp().float()
+        tasks = probs @ self.of_task if self.task is None else None
+        mean, spread = (part[:, self.own].float() @ self.columns for part in (mean, spread))
+        return Output(probs @ self.columns, mean, spread, task_probs=tasks)
+
+
+class DeployedEnsemble(Deployed):
+    """The equal mixture of members."""
+
+    def __init__(self, members: Sequence[Deployed]) -> None:
+        super().__init__()
+        self.members, self.classes = nn.ModuleList(members), members[0].classes
+
+    def output(self, x: Tensor) -> Output:
+        each = [one.output(x) for one in self.members]  # type: ignore[operator]
+        even = each[0].mean.new_full((1, len(each)), 1 / len(each))
+        mean, variance = mixture_moments([(one.mean, one.variance) for one in each], even)
+        tasks = None if each[0].task_probs is None else torch.stack([one.task_probs for one in each]).mean(0)
+        if each[0].probs is not None:
+            return Output(torch.stack([one.probs for one in each]).mean(0), mean, variance, task_probs=tasks)
+        target = mixture_moments([(one.target_mean, one.target_variance) for one in each], even)
+        return Output(None, mean, variance, *target, task_probs=tasks)
+
+
+# -- the modules of learners -----------------------------------------------------------------------------------------
+
+
+def frcl_module(learner: Any, task: int | None) -> DeployedFRCL:
+    """Of an FRCL: of one past task, or of all of them."""
+    state, model, predictor = learner._state, learner._model, learner._predictor
+    count, one = len(state.past), None if task is None else learner._number(task)
+    if one == count or not count:
+        raise TaskError("a task that is still being learned cannot be exported; end it first")
+    numbers = range(count) if one is None else [one]
+    kinds = {None if summary.likelihood.classes is None else "classes" for summary in state.past}
+    if one is None and len(kinds) > 1:
+        raise TaskError("the tasks have different kinds of targets, classes and numbers; name a task")
+    outputs = []
+    for number in numbers:
+        summary, factor = state.past[number], torch.ones(())
+        if model.options.prediction != "summary":
+            factor = factor * model.options.head_variance
+        outputs.append(
+            TaskOutput(
+                predictor._head(state, number), summary.belief, summary.likelihood, summary.likelihood_params,
+                model.predictive_draws(summary.likelihood),
+                (factor if summary.spread is None else factor * summary.spread.cpu()).to(model.dtype),
+                summary.temperature,
+            )
+        )  # fmt: skip
+    ways = []
+    if len(numbers) > 1:
+        learner.predict(example_of(learner).to(learner.device))  # solves what infers the task
+        inference = learner._inference
+        for way in (inference.sums, inference._summaries) if isinstance(inference, Both) else (inference,):
+            network, own = isinstance(way, Summaries), way._model.tasks
+            made = RandomFeatures(
+                state.input_shape, model.options.task_features, model.options.task_kind, model.options.seed
+            )
+            sizes = [len(block.squares) for block in own.blocks]
+            solved: Any = way._model._solve()[2]
+            ways.append(TaskModel(solved, sizes, Products(made), network=network))
+    return DeployedFRCL(model.net, model.scale, outputs, ways)
+
+
+def exact_gp_module(learner: Any, task: int | None) -> DeployedExactGP:
+    """Of an ExactGP."""
+    labels = [label for own in learner._state.labels for label in own]
+    of_task = torch.tensor([k for k, own in enumerate(learner._state.labels) for _ in own], dtype=torch.int64)
+    _, linear, classes, _ = learner._model._solve()
+    example = example_of(learner)
+    learner.features(example.to(learner.device))  # makes the random features
+    features = copy.deepcopy(Products(learner._random) if learner.net is None else learner.net).cpu()
+    return DeployedExactGP(features, linear, classes, of_task, labels, None if learner._state.outputs else task)
+
+
+def example_of(learner: Any) -> Tensor:
+    """Two inputs of zeros, like those that were learned, on the CPU."""
+    state = learner._state
+    if state.input_shape is None:
+        raise TaskError("nothing has been learned yet; call fit() first")
+    return torch.zeros(2, *state.input_shape, dtype=learner.dtype if state.input_floating else torch.int64)
+
+
+# -- export ----------------------------------------------------------------------------------------------------------
+
+
+def export(learner: Any, task: int | None = None) -> torch.export.ExportedProgram:
+    """predict(x, task) as a program of `torch.export` for a batch of any size, on the CPU.
+
+    Its outputs are probs, mean, variance, target_mean, target_variance and task_probs, where they exist, in this order.
+    """
+    module, example = learner._deployed(task)
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch's own exporter
+            dynamic = ({0: torch.export.Dim.DYNAMIC},)
+            return torch.export.export(module, (example,), dynamic_shapes=dynamic)
+    except FrclError:
+        raise
+    except Exception as error:
+        raise OptionError(
+            f"torch.export cannot follow this network or likelihood: {str(error).splitlines()[0]}. A network must not "
+            "depend on the values or the number of its inputs."
+        ) from error
+
+
+def export_onnx(learner: Any, path: str | Path, task: int | None = None) -> None:
+    """Write predict(x, task) as an ONNX file for a batch of any size; needs `pip install 'frcl[onnx]'`.
+
+    Its input is `x`; its outputs are named as the fields of `Prediction`: probs, mean, variance, target_mean,
+    target_variance and task_probs, where they exist. Its metadata have the classes, a JSON list, as `classes`.
+    """
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise OptionError(f"the ONNX exporter cannot be imported ({error}): pip install 'frcl[onnx]'") from error
+    module, example = learner._deployed(task)
+    program, names = export(learner, task), module.names(example)
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = logger.level
+    try:
+        logger.setLevel(logging.ERROR)  # it warns where torchvision is not installed
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = torch.onnx.export(program, (), dynamo=True, verbose=False)
+        assert made is not None
+        _rename(made.model.graph, names)
+        made.model.metadata_props["classes"] = json.dumps(module.classes)
+        content = made.model_proto.SerializeToString()
+    except Exception as error:
+        raise OptionError(f"the ONNX exporter cannot translate this learner: {str(error).splitlines()[0]}") from error
+    finally:
+        logger.setLevel(level)
+    write_atomically(Path(path), content)
+
+
+def _rename(graph: Any, names: Sequence[str]) -> None:
+    """Name the input and the outputs of a graph; whatever else has such a name gets another one."""
+    for value in [*graph.initializers.values(), *(value for node in graph for value in node.outputs)]:
+        if value.name in ("x", *names):
+            value.name = f"inner_{value.name}"
+    graph.inputs[0].name = "x"
+    for value, name in zip(graph.outputs, names, strict=True):
+        value.name = name

@@ -93,9 +93,18 @@ def test_sklearn(tmp_path):
     assert one_by_one > at_once - 2
 
 
+@pytest.mark.slow
+def test_onnx(tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    (found,) = shares(run("onnx_digits.py", tmp_path))
+    assert found > 93
+
+
 def test_every_example_is_tested():
     assert {path.name for path in EXAMPLES.glob("*.py")} == {
         "avalanche_digits.py",
+        "onnx_digits.py",
         "own_network.py",
         "hidden_boundaries.py",
         "pretrained.py",

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -162,11 +162,17 @@ def check_features(net: nn.Module, x: Tensor) -> int:
     return int(first.shape[1])
 
 
+def uninitialised(kind: Callable[..., nn.Module], *arguments: int, **settings: Any) -> nn.Module:
+    """A layer whose weights are not filled in; without memory where the default device is "meta"."""
+    layer = kind(*arguments, device="meta", **settings)
+    return layer if torch.get_default_device().type == "meta" else layer.to_empty(device="cpu")
+
+
 def initialise(net: nn.Module, seed: int) -> None:
     """He-uniform weights and zero biases from the named stream of the seed, in order of the layers."""
     generator = fork(seed, "network")
     for layer in net.modules():
-        if isinstance(layer, nn.Linear | nn.Conv2d):
+        if isinstance(layer, nn.Linear | nn.Conv2d) and not layer.weight.is_meta:
             nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu", generator=generator)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
@@ -192,10 +198,11 @@ class MLP(nn.Module):
             raise OptionError(f"MLP needs positive sizes; got inputs={inputs}, widths={tuple(widths)}")
         if last not in ("linear", "relu"):
             raise OptionError(f'MLP: last is "linear" or "relu", not {last!r}')
+        self.arguments = {"inputs": inputs, "widths": list(widths), "last": last}
         sizes = [inputs, *widths]
         layers: list[nn.Module] = [nn.Flatten()]
         for fan_in, fan_out in itertools.pairwise(sizes):
-            layers += [nn.utils.skip_init(nn.Linear, fan_in, fan_out), nn.ReLU()]
+            layers += [uninitialised(nn.Linear, fan_in, fan_out), nn.ReLU()]
         if last == "linear":
             layers.pop()
         self.layers = nn.Sequential(*layers)
@@ -249,11 +256,12 @@ class ConvNet(nn.Module):
         if pooling not in ("valid", "same"):
             raise OptionError(f'ConvNet: pooling is "valid" or "same", not {pooling!r}')
         self.channels, self.size = channels, size
+        self.arguments = {"size": size, "channels": channels, "filters": list(filters), "pooling": pooling}
         layers: list[nn.Module] = []
         before = channels
         for width in filters:
             pool, size = _pool(size, pooling)
-            layers += [nn.utils.skip_init(nn.Conv2d, before, width, 3, padding=1), nn.ReLU(), pool]
+            layers += [uninitialised(nn.Conv2d, before, width, 3, padding=1), nn.ReLU(), pool]
             before = width
         self.layers = nn.Sequential(*layers, nn.Flatten())
         self.made = list(self.layers)

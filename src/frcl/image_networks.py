@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from frcl.errors import OptionError
-from frcl.features import initialise
+from frcl.features import initialise, uninitialised
 
 CENTRE, SPREAD = 0.5, 0.25  # pixels in [0, 1] are centred and scaled to about unit variance
 
@@ -30,15 +30,16 @@ class CifarNet(nn.Module):
         super().__init__()
         _check_sizes("CifarNet", size=size, channels=channels, width=width, filters=min(filters, default=0))
         self.outputs = width
+        self.arguments = {"size": size, "channels": channels, "filters": list(filters), "width": width}
         layers: list[nn.Module] = []
         before, side = channels, size
         for after in filters:
-            layers += [nn.utils.skip_init(nn.Conv2d, before, after, 3, padding=1), nn.ReLU()]
-            layers += [nn.utils.skip_init(nn.Conv2d, after, after, 3), nn.ReLU(), nn.MaxPool2d(2)]
+            layers += [uninitialised(nn.Conv2d, before, after, 3, padding=1), nn.ReLU()]
+            layers += [uninitialised(nn.Conv2d, after, after, 3), nn.ReLU(), nn.MaxPool2d(2)]
             before, side = after, (side - 2) // 2
         if side < 1:
             raise OptionError(f"CifarNet: {len(filters)} pairs of layers do not fit images of {size}×{size} pixels")
-        dense = nn.utils.skip_init(nn.Linear, before * side * side, width)
+        dense = uninitialised(nn.Linear, before * side * side, width)
         self.layers = nn.Sequential(*layers, nn.Flatten(), dense, nn.ReLU())
         initialise(self, seed)
 
@@ -57,13 +58,13 @@ class _Residual(nn.Module):
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.utils.skip_init(nn.Conv2d, before, after, 3, stride=stride, padding=1, bias=False)
+        self.conv1 = uninitialised(nn.Conv2d, before, after, 3, stride=stride, padding=1, bias=False)
         self.norm1 = _norm(after)
-        self.conv2 = nn.utils.skip_init(nn.Conv2d, after, after, 3, padding=1, bias=False)
+        self.conv2 = uninitialised(nn.Conv2d, after, after, 3, padding=1, bias=False)
         self.norm2 = _norm(after)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or before != after:
-            convolution = nn.utils.skip_init(nn.Conv2d, before, after, 1, stride=stride, bias=False)
+            convolution = uninitialised(nn.Conv2d, before, after, 1, stride=stride, bias=False)
             self.shortcut = nn.Sequential(convolution, _norm(after))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -82,7 +83,8 @@ class ResNet18(nn.Module):
         super().__init__()
         _check_sizes("ResNet18", channels=channels, width=width)
         self.outputs = 8 * width
-        stem = nn.utils.skip_init(nn.Conv2d, channels, width, 3, padding=1, bias=False)
+        self.arguments = {"channels": channels, "width": width}
+        stem = uninitialised(nn.Conv2d, channels, width, 3, padding=1, bias=False)
         blocks: list[nn.Module] = []
         before = width
         for stage in range(4):

@@ -273,12 +273,12 @@ def example_of(learner: Any) -> Tensor:
 # -- export ----------------------------------------------------------------------------------------------------------
 
 
-def export(learner: Any, task: int | None = None) -> torch.export.ExportedProgram:
+def export(self: Any, task: int | None = None) -> torch.export.ExportedProgram:
     """predict(x, task) as a program of `torch.export` for a batch of any size, on the CPU.
 
     Its outputs are probs, mean, variance, target_mean, target_variance and task_probs, where they exist, in this order.
     """
-    module, example = learner._deployed(task)
+    module, example = self._deployed(task)
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch's own exporter
@@ -293,7 +293,7 @@ def export(learner: Any, task: int | None = None) -> torch.export.ExportedProgra
         ) from error
 
 
-def export_onnx(learner: Any, path: str | Path, task: int | None = None) -> None:
+def export_onnx(self: Any, path: str | Path, task: int | None = None) -> None:
     """Write predict(x, task) as an ONNX file for a batch of any size; needs `pip install 'frcl[onnx]'`.
 
     Its input is `x`; its outputs are named as the fields of `Prediction`: probs, mean, variance, target_mean,
@@ -304,8 +304,8 @@ def export_onnx(learner: Any, path: str | Path, task: int | None = None) -> None
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise OptionError(f"the ONNX exporter cannot be imported ({error}): pip install 'frcl[onnx]'") from error
-    module, example = learner._deployed(task)
-    program, names = export(learner, task), module.names(example)
+    module, example = self._deployed(task)
+    program, names = export(self, task), module.names(example)
     logger = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = logger.level
     try:

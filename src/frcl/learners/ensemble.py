@@ -18,6 +18,7 @@ from frcl.learners.exact_gp import ExactGP, restored_exact_gp
 from frcl.learners.frcl import FRCL
 from frcl.learners.lockstep import finish, steps_of
 from frcl.learners.mixture import decoded
+from frcl.learners.networks import build, describe
 from frcl.learners.options import FRCLKeywords, FRCLOptions
 from frcl.learners.state import LearnerState
 from frcl.learners.types import OnStep, Parts, Prediction, StepLog, Summary, added, learner_html
@@ -206,9 +207,9 @@ class Ensemble:
             raise
 
     def save(self, path: str | Path) -> None:
-        """Write the states to one file, atomically; `frcl.load` reads it."""
+        """Write the states to one file, atomically; `frcl.load` reads it, without a network where it is one of frcl."""
         state = self.state_dict()
-        save_state(path, state["meta"], state["tensors"])
+        save_state(path, {**state["meta"], "network": describe(self.members[0].net)}, state["tensors"])
 
 
 def _average(values: Sequence[Tensor | None]) -> Tensor | None:
@@ -223,14 +224,26 @@ def _mixture(means: Sequence[Tensor], variances: Sequence[Tensor]) -> tuple[Tens
 
 
 def load(
-    path: str | Path, net: nn.Module | Sequence[nn.Module] | None = None, *, device: str | torch.device | None = None
+    path: str | Path,
+    net: nn.Module | Sequence[nn.Module] | None = None,
+    *,
+    allow: Sequence[str] = (),
+    device: str | torch.device | None = None,
 ) -> FRCL | Ensemble | ExactGP:
     """The learner saved at `path`: an FRCL, or an Ensemble or an ExactGP if it was one.
 
-    `net` is a network of the same shape, whose weights do not matter; for an Ensemble one, or one for each member. An
-    ExactGP needs none for random features, and otherwise its frozen network with its weights.
+    `net` is not needed where the network is one of frcl (MLP, ConvNet, CifarNet, ResNet18), or of a class whose full
+    name is in `allow`: code is imported only if it is named there. Such a class takes no arguments, or keeps them,
+    plain values by keyword, as its attribute `arguments`. Otherwise `net` is a network of the same shape, whose weights
+    do not matter; for an Ensemble one, or one for each member. An ExactGP needs none for random features, and otherwise
+    its frozen network with its weights.
     """
     meta, tensors = load_state(path)
+    description = meta.pop("network", None)
+    if net is None and description is not None:
+        prefix = "0/net/" if "members" in meta else "net/"
+        own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+        net = build(description, own, allow)
     return restored({"meta": meta, "tensors": tensors}, net, device=device, where=str(path))
 
 

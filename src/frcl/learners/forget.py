@@ -7,7 +7,32 @@ from torch import Tensor
 from frcl.errors import TaskError
 from frcl.exact.model import Tasks, without
 from frcl.inference import TaskInference
+from frcl.learners.mixture import check_task
 from frcl.likelihoods import Likelihood
+
+
+def forget(self: Any, task: int, x: Any = None, y: Any = None) -> None:
+    """Drop everything that is kept of a past task, from memory and from what is saved; later tasks move up by one.
+
+    Its summary or network, its head, its stored examples and what the regularisers keep of it alone are gone. What
+    the tasks share is left as it is and may still know something of the task: the weights of the network, the scale
+    of the features, and running sums over all tasks (the Fisher information of `Curvature`, the importances of
+    `PathIntegral`, the standard deviations of VCL). With a frozen network nothing of it is shared but the scale;
+    an `ExactGP` is then equal to one that never learned the task.
+
+    `x` and `y` are the data of the task, as fit() was given them, where the inference of the task keeps sums over
+    all examples (`task_inference` "exact" or "both"); otherwise they are not needed.
+    """
+    with self._lock:
+        number, past = check_task(task, len(self._state.past), self._opens), self._state.past
+        if self._state.current is not None:
+            raise TaskError(f"task {len(past)} is still open: end it{self._way_out or ' first'}, then forget")
+        data = None
+        if x is not None:
+            data = self._inputs(x, y), past[number].likelihood.encode(y, self.device, self.dtype)
+        with self._changing() as state:
+            forget_in(state, number, self._inference, data)
+            self._drop(number)
 
 
 def forget_in(state: Any, number: int, inference: TaskInference, data: tuple[Tensor, Tensor] | None) -> None:

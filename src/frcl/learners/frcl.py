@@ -28,20 +28,13 @@ from frcl.learners.base import SequentialLearner, checked_size, checked_steps, d
 from frcl.learners.budget import check_memory, within_memory
 from frcl.learners.deploy import Deployed, example_of, frcl_module
 from frcl.learners.lockstep import Work, finish
+from frcl.learners.networks import describe
 from frcl.learners.objective import Objective
 from frcl.learners.options import FRCLKeywords, FRCLOptions
 from frcl.learners.predict import Predictor
 from frcl.learners.state import CurrentTask, Declared, LearnerState, Score, Window, estimated_size, remember
 from frcl.learners.streaming import rehearse, settle, watch, with_new_labels
-from frcl.learners.task import (
-    Augment,
-    Examples,
-    Model,
-    close_task,
-    open_task,
-    program_of,
-    split,
-)
+from frcl.learners.task import Augment, Examples, Model, close_task, open_task, program_of, split
 from frcl.learners.types import Beliefs, OnStep, StepLog, Summary, learner_html, progress_bar
 from frcl.likelihoods import Label, Likelihood, check_name, likelihood_for, plain_labels
 from frcl.options import changed, shows_options
@@ -348,9 +341,9 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         return checkpoint.restored(self, saved)
 
     def save(self, path: str | Path) -> None:
-        """Write the state to one file, atomically; `frcl.load` reads it."""
+        """Write the state to one file, atomically; `frcl.load` reads it, without a network where it is one of frcl."""
         state = self.state_dict()
-        save_state(path, state["meta"], state["tensors"])
+        save_state(path, {**state["meta"], "network": describe(self.net)}, state["tensors"])
 
     # -- one step ---------------------------------------------------------------------------------------
 

@@ -1,0 +1,94 @@
+"""Networks that a file describes: ours by name and arguments, others by a name that the caller allows.
+
+A file never brings code. A class of ours is looked up in a table; any other is imported only if the caller names it.
+"""
+
+import importlib
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from frcl.errors import CheckpointError
+from frcl.features import MLP, ConvNet
+from frcl.image_networks import CifarNet, ResNet18
+from frcl.learners.loaded import DAMAGED, check_fits
+
+OURS: dict[str, type[nn.Module]] = {f"frcl.{kind.__name__}": kind for kind in (MLP, ConvNet, CifarNet, ResNet18)}
+Description = dict[str, Any]
+
+
+def describe(net: nn.Module) -> Description | None:
+    """Name, arguments, type of the weights and mode of a network from which it can be made; None where it cannot be.
+
+    A class of the user must be importable, and either have a constructor without parameters or keep its keyword
+    arguments, plain values, as an attribute `arguments`.
+    """
+    kind = type(net)
+    name = next((key for key, one in OURS.items() if one is kind), f"{kind.__module__}.{kind.__qualname__}")
+    arguments = getattr(net, "arguments", None)
+    if arguments is None and list(inspect.signature(kind).parameters):
+        return None
+    arguments = {} if arguments is None else arguments
+    importable = name in OURS or not (kind.__module__ == "__main__" or "<" in kind.__qualname__)
+    if not importable or not isinstance(arguments, Mapping) or not _is_plain(dict(arguments)):
+        return None
+    if name in OURS and str(kind(**arguments)) != str(net):  # a layer was replaced
+        return None
+    dtype = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float32)
+    return {"name": name, "arguments": dict(arguments), "dtype": str(dtype), "training": net.training}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(one) for key, one in value.items())
+    if isinstance(value, list | tuple):
+        return all(_is_plain(one) for one in value)
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def build(description: Any, weights: Mapping[str, Tensor], allow: Sequence[str]) -> nn.Module:
+    """The network of a description, with weights like these; its shapes are checked before any memory is taken."""
+    if not isinstance(description, dict) or description.keys() != {"name", "arguments", "dtype", "training"}:
+        raise CheckpointError("the description of the network in the file cannot be read; give the network")
+    name, arguments, dtype, training = (description[key] for key in ("name", "arguments", "dtype", "training"))
+    dtypes = {str(one): one for one in (torch.float32, torch.float64, torch.bfloat16)}
+    if (
+        not isinstance(arguments, dict)
+        or not _is_plain(arguments)
+        or str(dtype) not in dtypes
+        or type(training) is not bool
+    ):
+        raise CheckpointError("the description of the network in the file cannot be read; give the network")
+    kind = _class_of(name, allow)
+    try:
+        if name in OURS:
+            with torch.device("meta"):  # shapes without memory
+                check_fits(kind(**arguments).to(dtypes[str(dtype)]).state_dict(), dict(weights))
+        net = kind(**arguments).to(dtypes[str(dtype)]).train(training)
+    except CheckpointError:
+        raise
+    except DAMAGED as error:
+        raise CheckpointError(f"the network {name} cannot be made from the arguments in the file: {error}") from error
+    check_fits(net.state_dict(), dict(weights))
+    return net
+
+
+def _class_of(name: Any, allow: Sequence[str]) -> type[nn.Module]:
+    if isinstance(name, str) and name in OURS:
+        return OURS[name]
+    if isinstance(allow, str) or not isinstance(name, str) or name not in allow:
+        raise CheckpointError(
+            f"the file names the network {name!r}, which is not one of frcl; give the network, or allow it to be "
+            f"imported, as allow=[{name!r}]"
+        )
+    module, _, attribute = name.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise CheckpointError(f"the network {name} cannot be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise CheckpointError(f"{name} is not a class of networks, an nn.Module")
+    return found

@@ -290,7 +290,7 @@ def test_the_mean_stands_in_for_a_rare_task():
     each = [learner.predict(X, task=k).probs for k in range(3)]
     exact = torch.cat([p.task_probs[:, k, None] * each[k] for k in range(3)], 1)
     rare = torch.where(p.task_probs < RARE, p.task_probs, 0.0)
-    assert int((rare > 0).sum()) > 20, "some tasks are rare here"
+    assert int((rare > 0).sum()) > 5, "some tasks are rare here"
     gap = (p.probs - exact).abs()
     assert bool((gap <= rare.sum(1, keepdim=True) + 1e-6).all())
     assert float(gap[(rare == 0).all(1)].max()) < 1e-6

@@ -124,12 +124,15 @@ def test_of_equal_points_one_is_left(generator):
     assert sorted((rows % 4).tolist()) == [0, 1, 2, 3]
 
 
-def test_random_points_go_from_everywhere(generator):
-    counts, size = [30, 10], [lambda m: 2 * m, lambda m: 2 * m]
-    kept = [randomly_thinned(counts, size, 40, generator) for _ in range(200)]
-    assert all(sum(map(len, rows)) == 20 for rows in kept)
-    assert sum(len(rows[0]) for rows in kept) / 200 == pytest.approx(15, abs=0.5)
-    assert [len(rows) for rows in randomly_thinned(counts, size, 10_000, generator)] == [1, 1]
+def test_random_points_go_from_the_largest_task(generator):
+    counts, size = [30, 10, 2], [lambda m: 2 * m, lambda m: 3 * m, lambda m: 2 * m]
+    kept = [randomly_thinned(counts, size, 41, generator) for _ in range(300)]
+    for rows in kept:
+        assert [len(one) for one in rows] == [12, 8, 2]  # 24, 24 and 4 bytes, where there were 60, 30 and 4
+        assert all(len(one.unique()) == len(one) for one in rows)
+    every = torch.bincount(torch.cat([rows[0] for rows in kept]), minlength=30) / 300
+    torch.testing.assert_close(every, torch.full((30,), 12 / 30), rtol=0, atol=0.12)
+    assert [len(rows) for rows in randomly_thinned(counts, size, 10_000, generator)] == [1, 1, 1]
 
 
 def test_amounts_of_memory():

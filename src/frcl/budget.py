@@ -96,16 +96,15 @@ def thinned(tasks: Sequence[Elimination], size: Sequence[Callable[[int], int]], 
 def randomly_thinned(
     counts: Sequence[int], size: Sequence[Callable[[int], int]], excess: int, generator: torch.Generator
 ) -> list[Tensor]:
-    """The same with random points, every one as likely to go as any other: what `thinned` is compared with."""
-    left = [torch.ones(count, dtype=torch.bool) for count in counts]
-    every = [(i, j) for i, count in enumerate(counts) for j in range(count)]
+    """The same with random points and equal shares: always a random point of the task that takes most bytes goes."""
+    left = [torch.randperm(count, generator=generator) for count in counts]
     now = list(counts)
-    for k in torch.randperm(len(every), generator=generator).tolist():
-        i, j = every[k]
-        if excess <= 0:
-            break
+    queue = [(-size[i](count), i) for i, count in enumerate(counts) if count > 1]
+    heapq.heapify(queue)
+    while excess > 0 and queue:
+        _, i = heapq.heappop(queue)
+        excess -= size[i](now[i]) - size[i](now[i] - 1)
+        now[i] -= 1
         if now[i] > 1:
-            left[i][j] = False
-            excess -= size[i](now[i]) - size[i](now[i] - 1)
-            now[i] -= 1
-    return [one.nonzero()[:, 0] for one in left]
+            heapq.heappush(queue, (-size[i](now[i]), i))
+    return [one[:count].sort().values for one, count in zip(left, now, strict=True)]

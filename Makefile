@@ -7,11 +7,12 @@ WORKERS ?= 2
 LOCK ?=  # requirements.lock: install exactly these files, checked by SHA-256, as CI does
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help run test test-all check format mutants bench reproduce-quick docs audit clean
+.PHONY: help run test test-all test-extras check format mutants bench reproduce-quick docs audit clean
 
 help:
 	@echo "make run      set up, learn split-digits, write a report"
 	@echo "make test     set up, run the fast tests; make test-all runs all tests"
+	@echo "make test-extras   the tests of Avalanche, ONNX and pandas, which are installed for them"
 	@echo "make check    check linting, formatting and types"
 	@echo "make docs     build the documentation; warnings are errors"
 	@echo "make mutants  break the formulas one at a time; the tests must fail"
@@ -40,6 +41,14 @@ test: $(READY)
 
 test-all: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+# What optional extras need, on top of the environment of the other tests.
+EXTRAS := $(VENV)/extras
+test-extras: $(READY)
+	$(PYTHON) -m venv $(EXTRAS)
+	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > "$$($(EXTRAS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/tests.pth"
+	$(EXTRAS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt avalanche-lib onnx onnxscript onnxruntime pandas
+	PYTHONPATH=src $(EXTRAS)/bin/python -m pytest tests/test_avalanche.py tests/test_deploy.py tests/test_sklearn.py tests/test_examples.py -k "avalanche or onnx or pandas"
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -48,7 +48,7 @@ test-extras: $(READY)
 	$(PYTHON) -m venv $(EXTRAS)
 	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > "$$($(EXTRAS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/tests.pth"
 	$(EXTRAS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt avalanche-lib onnx onnxscript onnxruntime pandas
-	PYTHONPATH=src $(EXTRAS)/bin/python -m pytest tests/test_avalanche.py tests/test_deploy.py tests/test_sklearn.py tests/test_examples.py -k "avalanche or onnx or pandas"
+	PYTHONPATH=$(CURDIR)/src $(EXTRAS)/bin/python -m pytest tests/test_avalanche.py tests/test_deploy.py tests/test_sklearn.py tests/test_examples.py -k "avalanche or onnx or pandas"
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -57,10 +57,11 @@ def test_bad_data_is_refused_by_fit(x, y, error, message, experienced):
 @pytest.mark.parametrize("watched", [False, True])
 def test_bad_data_is_refused_by_observe(x, y, error, message, started, watched):
     learner = small_learner(detector=BoundaryDetector(5.0, warm_up=0, minimum_time=0) if watched else None)
+    if message == "at least two classes; got":  # in a stream the other labels may come later
+        assert learner.observe(x, y).step == 1
+        return
     if started:
         learner.observe(X, Y)
-        if message in ("at least two classes; got",):  # fine inside a task that has both
-            return
         if message in ("look like labels", "targets contain values that are NaN"):
             error, message = LabelError, "pass integers"
     before = learner.state_dict()
@@ -77,8 +78,8 @@ def test_a_boundary_whose_new_task_is_unusable_changes_nothing():
     learner.observe(X, Y)
     learner.observe(X, Y)
     before = learner.state_dict()
-    with pytest.raises(LabelError, match="at least two classes"):
-        learner.observe(X, torch.ones(60).long())
+    with pytest.raises(DataError, match="NaN"):
+        learner.observe(X, torch.full((60,), math.nan))
     after = learner.state_dict()
     assert same_tensors(before["tensors"], after["tensors"])
     assert before["meta"] == after["meta"]

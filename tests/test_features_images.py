@@ -59,7 +59,7 @@ def test_networks_by_name():
     net = build_network(NetworkOptions(kind="cifar", widths=(32, 64, 512)), (3, 32, 32), 0)
     assert torch.equal(net(X), CifarNet(seed=0)(X))
     assert isinstance(build_network(NetworkOptions(kind="resnet18"), (3, 32, 32), 0), ResNet18)
-    with pytest.raises(OptionError, match=r"needs inputs \[channels, height, width\]"):
+    with pytest.raises(OptionError, match=r"takes \[channels, height, width\]; got \[28, 28\]"):
         build_network(NetworkOptions(kind="resnet18"), (28, 28), 0)
     assert not NetworkOptions(kind="resnet18").batched_on_cpu
 

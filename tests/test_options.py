@@ -137,7 +137,7 @@ def test_learners_say_what_they_are():
     learner.observe(x, y)
     assert "1 tasks learned, learning task 1 (step 1)" in repr(learner)
     assert repr(Ensemble(net(), 2)).startswith("Ensemble of 2 members, each FRCL(MLP, points=40, ")
-    assert repr(FRCLPlus(net())).startswith("FRCL(MLP, points=40, regularisers=[functional-kl, current-inputs, ")
+    assert repr(FRCLPlus(net())).startswith("FRCL(MLP, points=40, regularisers=[current-inputs, memory-targets, ")
 
 
 SCRIPT = """\

@@ -236,5 +236,5 @@ def test_quick_figure_6_on_omniglot(tmp_path):
     assert len(numbers.where(kind="point", which="trace").rows) == 72
     listed = numbers.where(kind="point")
     for row, label, image in zip(*(listed.column(name) for name in ("value", "label", "image")), strict=True):
-        assert int(label) == int(greek.y[int(row)])
+        assert int(label) == int(greek.y[int(row)] - greek.y.min())
         assert list(bytes.fromhex(image)) == (255 * greek.x[int(row)]).round().int().flatten().tolist()

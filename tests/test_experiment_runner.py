@@ -180,7 +180,7 @@ def test_sigkill_at_twenty_moments(finished, tmp_path):
 def test_a_folder_with_a_run_is_not_overwritten_by_accident(finished):
     folder, _ = finished
     before = (folder / "result.json").read_bytes()
-    with pytest.raises(OptionError, match="already holds a run; go on with `frcl resume"):
+    with pytest.raises(OptionError, match="already holds a run: use `frcl resume"):
         runner.run(tiny(), folder, Observer())
     assert (folder / "result.json").read_bytes() == before
 
@@ -332,9 +332,10 @@ def test_targets_without_any_spread_have_a_finite_score():
 
 def test_a_stream_counts_what_it_keeps(tmp_path):
     result = runner.run(tiny(HIDDEN, seeds=[0]), tmp_path / "run", Observer())
-    one_task = 5 * 64 + 4 * (17 + 5 + 5 * 5)
+    profile = 4 * 64 * (64 + 1)  # mean and covariance of the fixed features of its inputs
+    one_task = 5 * 64 + 4 * (17 + 5 + 5 * 5) + profile
     found = len(result.boundaries.found) + 1
-    parts = {"points": found * (5 * 64 + 4 * 17), "posterior": found * 120}
+    parts = {"points": found * (5 * 64 + 4 * 17), "posterior": found * 120, "statistics": found * profile}
     assert result.memory_bytes == Memory(found * one_task, (one_task,) * found, parts)
     assert len(np.load(tmp_path / "run" / "points.npz").files) == found
     with pytest.raises(OptionError, match="not measured with hidden boundaries"):
@@ -346,10 +347,19 @@ def test_what_is_kept_besides_summaries_is_counted_with_the_first_task(hidden, t
     layer = {**(HIDDEN if hidden else TINY), "method": "frcl-plus", "seeds": [0]}
     config = tiny(layer, learner={**layer["learner"], "fisher_examples": 5})
     memory = runner.run(config, tmp_path / "run", Observer()).memory_bytes
-    network = 4 * (64 * 12 + 12)
+    network, fisher = 4 * (64 * 12 + 12), 4 * (65 * 65 + 12 * 12)  # Kronecker factors of one layer
     one_task = 5 * 64 + 4 * (17 + 5 + 5 * 5 + 13 + 1)
-    assert memory.parts["network"] == memory.parts["fisher"] == memory.parts["anchor"] == network
-    assert memory.per_task == (one_task + 3 * network,) + (one_task,) * (len(memory.per_task) - 1)
+    tasks, inputs, profile = (
+        len(memory.per_task),
+        4 * 64,
+        4 * 64 * (64 + 1),
+    )  # mean input; features of a stream's inputs
+    assert memory.parts["network"] == memory.parts["anchor"] == network
+    assert memory.parts["fisher"] == fisher
+    assert memory.parts["statistics"] == tasks * (inputs + hidden * profile)
+    besides = 2 * network + fisher + hidden * tasks * inputs  # a stream is counted once, at its end
+    each = one_task + (profile if hidden else inputs)
+    assert memory.per_task == (each + besides,) + (each,) * (tasks - 1)
     assert sum(memory.parts.values()) == memory.total == sum(memory.per_task)
 
 

@@ -50,7 +50,7 @@ def saved_bytes(learner, folder):
 
 def bytes_in_memory():
     gc.collect()
-    tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and one.numel()]
+    tensors = [one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter) and one.numel()]
     return b"|".join(one.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for one in tensors)
 
 

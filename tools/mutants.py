@@ -43,7 +43,7 @@ MUTANTS = (
     Mutant("functions of many classes in the wrong basis", "exact/linear.py",
            "else lower_factor(A)", "else A[:, :len(A)]", "tests/test_exact.py"),
     Mutant("shares of classes left out", "exact/linear.py",
-           "return (density + classes.log_prior)", "return density", "tests/test_exact.py"),
+           "return (density + log_prior)", "return density", "tests/test_exact.py"),
     Mutant("a forgotten task stays in the gram matrix", "exact/model.py",
            "return Tasks(tasks.gram - gram, (", "return Tasks(tasks.gram, (", "tests/test_exact.py"),
     Mutant("features scaled by those of other inputs", "exact/fixed.py",

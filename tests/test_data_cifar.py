@@ -5,6 +5,7 @@ import hashlib
 import io
 import os
 import tarfile
+import weakref
 import zlib
 from pathlib import Path
 
@@ -223,6 +224,17 @@ def test_a_tenth_is_for_validation_and_pixels_are_in_the_unit_interval(train_on)
     again, other = stream.task(0), image_tasks(*given, 4).task(0)
     assert torch.equal(again.validation.x, task.validation.x)
     assert not torch.equal(other.validation.x, task.validation.x)
+
+
+def test_seeds_share_the_images_that_they_use_at_the_same_time():
+    tasks = split_cifar_tasks(TEN, HUNDRED)
+    one, other = (image_tasks("split-cifar", tasks, BenchmarkOptions(), seed) for seed in (0, 1))
+    first, second = one.task(0).train.x, other.task(0).train.x
+    assert first.data_ptr() == second.data_ptr()
+    assert first.data_ptr() != one.task(1).train.x.data_ptr()
+    kept = weakref.ref(first)
+    del first, second
+    assert kept() is None
 
 
 FOLDER = Path(os.environ.get("FRCL_DATA", "nowhere")) / "cifar"

@@ -29,6 +29,7 @@ ORDER = [
     "graphs",
     "linalg",
     "features",
+    "augment",
     "batch_norm",
     "exact",
     "image_networks",

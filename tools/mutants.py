@@ -28,6 +28,15 @@ class Mutant:
 
 
 MUTANTS = (
+    Mutant("crops mirrored before they are cut out", "augment.py",
+           "torch.where(draws.mirrored[:, None] == 1, width - 1 - columns, columns) + draws.left[:, None]",
+           "torch.where(draws.mirrored[:, None] == 1, width - 1 - columns - draws.left[:, None], "
+           "columns + draws.left[:, None])", "tests/test_augment.py"),
+    Mutant("stored examples replayed without augmentation", "regularisers/replay.py",
+           "return x if self.augment is None else", "return x if True else", "tests/test_augment.py"),
+    Mutant("seeds together share one crop", "engine/batching.py",
+           "value.flatten(0, 1), changes)", "value[:1].expand_as(value).flatten(0, 1), changes)",
+           "tests/test_augment.py"),
     Mutant("unequal parts of a minibatch weighted equally", "engine/parallel.py",
            "len(own) / len(x) * term", "term / group.size", "tests/test_distributed.py"),
     Mutant("processes draw for the rows of others", "learners/objective.py",

@@ -3,6 +3,7 @@
 import importlib
 from typing import Any
 
+from frcl.augment import CropFlip
 from frcl.batch_norm import freeze_batch_norm
 from frcl.boundary import BoundaryDetector
 from frcl.distributed import data_parallel
@@ -50,6 +51,7 @@ __all__ = [
     "CheckpointError",
     "CifarNet",
     "ConvNet",
+    "CropFlip",
     "CurrentInputs",
     "Curvature",
     "DataError",

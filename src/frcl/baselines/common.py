@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from frcl.augment import Augment
 from frcl.baselines.options import TrainingOptions
 from frcl.engine.program import Drawn, Loss, Program, Streams, Terms, refuse_non_finite
 from frcl.engine.train import AdamState, Optimiser
@@ -27,7 +28,7 @@ from frcl.learners.loaded import SavedLearner, check_like, expect, restored_part
 from frcl.learners.lockstep import Work
 from frcl.learners.types import Beliefs, OnStep, Prediction
 from frcl.likelihoods import Likelihood, Softmax, as_values
-from frcl.regularisers.protocol import Kept, Regulariser, Task, drop_task
+from frcl.regularisers.protocol import Kept, Regulariser, Task, augmentation, drop_task
 from frcl.seeding import fork
 from frcl.trees import Params, Tree, detached, named_tensors
 
@@ -140,19 +141,25 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
     def _check(self, saved: Saved, tasks: Sequence[Likelihood], K: int) -> None:
         """Refuse what was read for `own`, with tasks of these likelihoods, where it does not fit this network."""
 
-    def fit(self, x: Any, y: Any, *, size: int | None = None, on_step: OnStep = None) -> None:
+    def fit(
+        self, x: Any, y: Any, *, size: int | None = None, augment: Augment | None = None, on_step: OnStep = None
+    ) -> None:
         """Learn one task; called again with the same data after an interruption, continue where it stopped.
 
-        `size` is N where that is not the number of rows. `on_step` is called after every step.
+        `size` is N where that is not the number of rows. `augment(x, generator)` changes the inputs of each minibatch.
+        `on_step` is called after every step.
         """
-        self._run(self.learn(x, y, size=size), contextlib.nullcontext(on_step))
+        self._run(self.learn(x, y, size=size, augment=augment), contextlib.nullcontext(on_step))
 
-    def learn(self, x: Any, y: Any, *, size: int | None = None) -> Work[None]:
+    def learn(self, x: Any, y: Any, *, size: int | None = None, augment: Augment | None = None) -> Work[None]:
         """The work of fit(), which several learners may do together."""
         inputs = self._inputs(x, y)
         N = float(len(inputs) if size is None else checked_size(size))
         targets = self._open(inputs, y, N) if self._state.current is None else self._continued(inputs, y)
-        yield from self._programs(inputs, targets)
+        state, seed = self._state, self.options.seed
+        changes = augmentation(augment, state.regularisers, seed, len(state.past))
+        for program in self._programs(inputs, targets):
+            yield replace(program, augment=changes)
         self._close(inputs, targets)
 
     def _open(self, x: Tensor, y: Any, N: float) -> Tensor:

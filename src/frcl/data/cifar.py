@@ -1,14 +1,17 @@
 """Split CIFAR: CIFAR-10 followed by parts of CIFAR-100, or either of them in groups of classes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import ref
 
 import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from frcl.data.cifar_files import Images, Parts, from_bytes, joined, read_compact
 from frcl.data.files import CIFAR10, CIFAR100, DataSet
-from frcl.data.options import BenchmarkOptions
+from frcl.data.options import IMAGES, BenchmarkOptions
 from frcl.data.registry import BENCHMARKS, BenchmarkSpec, Request, Source
 from frcl.data.streams import PAIRS, task_with_validation
 from frcl.data.tasks import BuiltTasks, Device, Progress, Split, Task, first_tasks
@@ -42,8 +45,17 @@ def image_tasks(name: str, tasks: Sequence[ImageTask], options: BenchmarkOptions
     return BuiltTasks(name, tuple(task.name for task in tasks), build, lambda number: _as_floats(tasks[number].test))
 
 
+_floats: MutableMapping[Tensor, ref[Tensor]] = WeakTensorKeyDictionary()  # of bytes, while someone uses them
+
+
 def _as_floats(part: Split) -> Split:
-    return Split(part.x.float() / 255.0, part.y)
+    """The images in [0, 1]; seeds that use the same bytes at the same time share them."""
+    held = _floats.get(part.x)
+    found = None if held is None else held()
+    if found is None:
+        found = part.x.float() / 255.0
+        _floats[part.x] = ref(found)
+    return Split(found, part.y)
 
 
 def read_cifar(
@@ -104,7 +116,7 @@ def _add(name: str, text: str, tasks_of: Callable[..., list[ImageTask]], *datase
         chosen = first_tasks(name, tasks, request.options.tasks, advice)
         return lambda seed: image_tasks(name, chosen, request.options, seed)
 
-    BENCHMARKS.add(name, BenchmarkSpec(text, build, datasets=tuple(one.name for one in datasets)))
+    BENCHMARKS.add(name, BenchmarkSpec(text, build, IMAGES, datasets=tuple(one.name for one in datasets)))
 
 
 _add("split-cifar", "6 tasks: CIFAR-10, then ten classes of CIFAR-100 at a time", split_cifar_tasks, CIFAR10, CIFAR100)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from frcl.augment import CropFlip
 from frcl.errors import OptionError
 from frcl.options import NOT_NEGATIVE, Options, option
 
@@ -13,6 +14,7 @@ OmniglotSplit = Literal["stratified", "drawer"]
 
 COMMON = ("tasks", "train_on", "test_on")
 PERMUTED = ("permutations", "first_identity")
+IMAGES = ("crop", "flip")
 OMNIGLOT = ("augment", "rotation", "shift", "omniglot_split", "alphabet_order", "size")
 
 
@@ -42,10 +44,20 @@ class BenchmarkOptions(Options):
         "augmented", "omniglot: N of the objective: all versions, or the images they were made from"
     )
 
+    crop: int = option(
+        0, "images: random crops of training minibatches, after padding by this many zeros", NOT_NEGATIVE
+    )
+    flip: bool = option(False, "images: training minibatches are mirrored left to right, each image in half the steps")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.test_on == "validation" and self.train_on != "train":
             raise OptionError("test_on=validation needs train_on=train: examples cannot be both trained and tested on")
+
+    @property
+    def augmentation(self) -> CropFlip | None:
+        """What changes the images of training minibatches."""
+        return CropFlip(self.crop, self.flip) if self.crop or self.flip else None
 
     def check_for(self, kind: str, own: tuple[str, ...]) -> None:
         """Refuse an option that differs from its default and that this benchmark does not have."""

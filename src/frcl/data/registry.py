@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from frcl.data.options import BenchmarkOptions
+from frcl.data.options import IMAGES, BenchmarkOptions
 from frcl.data.own import own_tasks
 from frcl.data.tasks import Benchmark, Device, Progress, validation_only
 from frcl.errors import DataError, OptionError
@@ -82,7 +82,7 @@ def benchmark_source(
         raise DataError(f"the data folder {folder} does not exist; create it, or leave it out to use the usual places")
     source: Source = lambda seed: own_tasks(name, options=options, seed=seed, device=device)  # noqa: E731
     if is_own(name):
-        options.check_for("your own data", ())
+        options.check_for("your own data", IMAGES)
     else:
         spec = BENCHMARKS[known_name(name)]
         options.check_for(name, spec.options)

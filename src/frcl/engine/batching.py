@@ -29,7 +29,7 @@ class Block(Unit):
         self._data = _joined(programs)
 
     def computed(self, drawn: Drawn) -> tuple[Terms, Params]:
-        rows, draws = drawn
+        rows, draws, changes = drawn
         assert rows is not None
         if self._data is None:
             x, y = minibatches(self.programs, list(rows))
@@ -39,6 +39,9 @@ class Block(Unit):
             shape = rows.shape
             x = whole_x.index_select(0, picked).unflatten(0, shape)
             y = whole_y.index_select(0, picked).unflatten(0, shape)
+        if (augment := self.programs[0].augment) is not None:
+            each = tree_map(lambda value: value.flatten(0, 1), changes)
+            x = augment(x.flatten(0, 1), each, self.programs[0].step).view_as(x)
         terms = batched_loss(self.programs[0], self.optimiser.tree, self.constants, x, y, draws)
         return terms, gradient(terms.loss.sum(), self.optimiser.params)
 
@@ -69,13 +72,16 @@ def _joined(programs: Sequence[Program]) -> tuple[Tensor, Tensor, Tensor] | None
 def can_stack(programs: Sequence[Program]) -> bool:
     """Whether they have one loss and one shape."""
     first = programs[0]
-    return all(program.stackable for program in programs) and all(_shape(p) == _shape(first) for p in programs)
+    alike = all(_shape(program) == _shape(first) for program in programs)
+    pure = all(program.augment is None or program.augment.is_pure for program in programs)
+    return pure and alike and all(program.stackable for program in programs)
 
 
 def _shape(program: Program) -> object:
     lr = (program.optimiser.lr, program.optimiser.decay, program.optimiser.rise, program.optimiser.rule)
     trees = shapes((program.optimiser.tree, program.constants, program.carry))
-    return program.signature, trees, tuple(program.x.shape[1:]), tuple(program.y.shape[1:]), lr
+    augment = None if program.augment is None else program.augment.function
+    return program.signature, augment, trees, tuple(program.x.shape[1:]), tuple(program.y.shape[1:]), lr
 
 
 CLOSE = 0.02  # of the largest element of a gradient: rounding, in TF32 too, is far below, another function far above

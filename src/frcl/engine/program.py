@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from frcl.augment import Augmentation
 from frcl.errors import NumericalError
 from frcl.graphs import in_place
 from frcl.seeding import fork
@@ -130,10 +131,11 @@ CHUNK = 100  # steps whose random numbers are drawn at once
 
 
 class Drawn(NamedTuple):
-    """Everything random of some steps: which examples each of them uses [n, B] (None: all), and a tree [n, ...]."""
+    """Everything random of some steps: which examples each of them uses [n, B] (None: all), and trees [n, ...]."""
 
     rows: Tensor | None
     draws: Tree
+    augment: Tree = ()
 
 
 class Terms(NamedTuple):
@@ -171,7 +173,7 @@ class Program:
     draw       everything random of the next n steps, from `streams`
     first      number of the step before the first one of this program's optimiser
     look       called with the minibatch of every step after it was taken, and with the number of the step
-    augment    changes the inputs of the minibatch of a step, given its number; not recorded, and not stacked
+    augment    changes the inputs of each minibatch
     share      the draws of some examples of a minibatch, where draws belong to examples
     signature  two programs may run as one where signatures and shapes are equal: their losses are one function
     stackable  whether copies of the constants may be stacked with those of other programs
@@ -191,7 +193,7 @@ class Program:
     carry: Tree = field(default_factory=dict)
     follow: Follow | None = None
     look: Callable[[Tensor, Tensor, int], None] | None = None
-    augment: Callable[[Tensor, int], Tensor] | None = None
+    augment: Augmentation | None = None
     share: Callable[[Tree, slice], Tree] | None = None
     signature: Hashable = None
     stackable: bool = True
@@ -226,19 +228,23 @@ class Unit:
         each = []
         for program in self.programs:
             program.streams.hold()
-            each.append(program.draw(self.size))
+            own = program.draw(self.size)
+            if program.augment is not None:
+                batch = len(program.x) if own.rows is None else own.rows.shape[1]
+                own = own._replace(augment=program.augment.draws(self.start, self.size, batch, program.x.device))
+            each.append(own)
         drawn = stack(each, 1) if self.is_stacked else each[0]
         self.drawn = in_place(self.drawn, drawn, first.chunk) if first.x.is_cuda else drawn
         return range(taken, self.size)
 
     def computed(self, drawn: Drawn) -> tuple[Terms, Params]:
         """The terms of the step with this randomness, numbers or [programs] each, and the gradient of their sum."""
-        (program,), (rows, draws) = self.programs, drawn
+        (program,), (rows, draws, changes) = self.programs, drawn
         x, y = program.x, program.y
         if rows is not None:
             x, y = x.index_select(0, rows), y.index_select(0, rows)  # faster than indexing
         if program.augment is not None:
-            x = program.augment(x, program.step)
+            x = program.augment(x, changes, program.step)
         terms = program.loss(self.optimiser.tree, self.constants, x, y, draws)
         return terms, gradient(terms.loss, self.optimiser.params)
 

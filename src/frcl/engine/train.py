@@ -244,8 +244,9 @@ def train(programs: Sequence[Program]) -> Generator[list[list[Values]], None, No
 
 
 def can_record(programs: Sequence[Program]) -> bool:
-    """Whether their steps are recorded: on CUDA, in one process, without augmentation."""
-    return programs[0].x.is_cuda and processes() is None and all(one.augment is None for one in programs)
+    """Whether their steps are recorded: on CUDA, in one process, with no augmentation but a pure one."""
+    pure = all(one.augment is None or one.augment.is_pure for one in programs)
+    return programs[0].x.is_cuda and processes() is None and pure
 
 
 def eager_steps(units: Sequence[Unit], group: Processes | None) -> Generator[list[list[Values]], None, None]:

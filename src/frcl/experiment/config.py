@@ -124,6 +124,8 @@ class Config:
             raise OptionError(f"seeds must be whole numbers from 0 to 2⁶³ − 1; got {short(self.seeds)}")
         if self.hidden_boundaries and self.run.forward_transfer:
             raise OptionError("forward_transfer is not measured with hidden boundaries; leave one of the two out")
+        if self.hidden_boundaries and self.stream.augmentation is not None:
+            raise OptionError("crop and flip change the minibatches of a task; leave them out with hidden boundaries")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise OptionError(f"seeds must be different whole numbers, at least one; got {list(self.seeds)}")
 

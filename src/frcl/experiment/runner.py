@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from torch import nn
 
+from frcl.augment import CropFlip
 from frcl.codec import from_json, to_json
 from frcl.data.files import check_files
 from frcl.data.registry import benchmark_source
@@ -172,12 +173,13 @@ class Seed:
     seed: int
     benchmark: Benchmark
     learner: Learner
+    augment: CropFlip | None = None
     record: SeedRecord = field(default_factory=SeedRecord)
 
     def learn(self, number: int) -> Work[Any]:
         """The work of learning one task."""
         task = self.benchmark.task(number)
-        return self.learner.learn(task.train.x, task.train.y, size=task.size)
+        return self.learner.learn(task.train.x, task.train.y, size=task.size, augment=self.augment)
 
     def score(self, on: int, task: int) -> float:
         """The score of the learner's `task` on the test data of task `on` of the benchmark."""
@@ -214,13 +216,14 @@ def _carry_out(keeper: Keeper, source: Source, first: Benchmark, states: States,
 def _next_seeds(keeper: Keeper, source: Source, first: Benchmark, states: list[dict[str, Any]] | None) -> list[Seed]:
     """The next seeds, to be learned together; their learners in the `states` of a checkpoint, if there is one."""
     config, progress, group = keeper.config, keeper.progress, list[Seed]()
+    augment = config.stream.augmentation
     for place, seed in enumerate(config.seeds[progress.position :], progress.position):
         if len(group) == (len(states) if states else seeds_at_once(config)):
             break
         if place == len(progress.records):
             progress.records.append(SeedRecord())
         benchmark = source(seed) if place else first
-        group.append(Seed(seed, benchmark, new_learner(config, benchmark, seed), progress.records[place]))
+        group.append(Seed(seed, benchmark, new_learner(config, benchmark, seed), augment, progress.records[place]))
     if group and states:
         if len(states) != len(group):
             raise CheckpointError(

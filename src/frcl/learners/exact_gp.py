@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frcl import codec
+from frcl.augment import Augment
 from frcl.engine.program import Program
 from frcl.errors import CheckpointError, DataError, LabelError, OptionError, TaskError
 from frcl.exact.fixed import RandomFeatures, whole_features
@@ -104,8 +105,10 @@ class ExactGP:
         """Add all data of a new task. `size` and `on_step` have no meaning: every example counts once, in no steps."""
         self._add(x, y, len(self._state.labels))
 
-    def learn(self, x: Any, y: Any, *, size: int | None = None) -> Work[None]:
+    def learn(self, x: Any, y: Any, *, size: int | None = None, augment: Augment | None = None) -> Work[None]:
         """The work of fit()."""
+        if augment is not None:
+            raise OptionError("ExactGP takes no minibatches, so there is nothing to augment; give it augmented data")
         nothing: Iterator[Program] = iter(())
         yield from nothing
         self.fit(x, y)

@@ -13,6 +13,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
+from frcl.augment import Augment
 from frcl.boundary import BoundaryDetector, Decision, Profile
 from frcl.boundary.profile import FEATURES
 from frcl.engine.program import Streams, indivisible
@@ -34,7 +35,7 @@ from frcl.learners.options import FRCLKeywords, FRCLOptions
 from frcl.learners.predict import Predictor
 from frcl.learners.state import CurrentTask, Declared, LearnerState, Score, Window, estimated_size, remember
 from frcl.learners.streaming import rehearse, settle, watch, with_new_labels
-from frcl.learners.task import Augment, Examples, Model, close_task, open_task, program_of, split
+from frcl.learners.task import Examples, Model, close_task, open_task, program_of, split
 from frcl.learners.types import Beliefs, OnStep, StepLog, Summary, learner_html, progress_bar
 from frcl.likelihoods import Label, Likelihood, check_name, likelihood_for, plain_labels
 from frcl.options import changed, shows_options

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
 
+from frcl.augment import Augment
 from frcl.engine.program import CHUNK as STEPS
 from frcl.engine.program import Drawn, Program, StepLock, exact_number, refuse_non_finite
 from frcl.engine.train import Optimiser, Rule
@@ -42,7 +42,7 @@ from frcl.posterior import (
     weight_moments,
 )
 from frcl.regularisers.heads import trained_heads, with_trained_heads
-from frcl.regularisers.protocol import Task, draw_penalties, hooks, stacked_points
+from frcl.regularisers.protocol import Task, augmentation, draw_penalties, hooks, stacked_points
 from frcl.seeding import fork
 from frcl.selection import (
     CRITERIA,
@@ -270,19 +270,6 @@ def constants_of(model: Model, state: LearnerState, current: CurrentTask) -> Con
     )
 
 
-Augment = Callable[[Tensor, torch.Generator], Tensor]
-
-
-def _augmented(augment: Augment, seed: int, task: int, x: Tensor, step: int) -> Tensor:
-    """A minibatch as `augment` changes it, with randomness that depends on the seed, the task and the step alone."""
-    generator = fork(seed, f"augment/{task}/{step}", x.device)
-    found = augment(x, generator)
-    if not isinstance(found, Tensor) or found.shape != x.shape or found.dtype != x.dtype:
-        given = f"{tuple(found.shape)} {found.dtype}" if isinstance(found, Tensor) else type(found).__name__
-        raise DataError(f"augment gave {given} for a minibatch {tuple(x.shape)} {x.dtype}; expected the same shape")
-    return found
-
-
 def program_of(
     model: Model, state: LearnerState, current: CurrentTask, x: Tensor, y: Tensor, *, stream: bool = False,
     stop: int = 0, augment: Augment | None = None,
@@ -311,8 +298,8 @@ def program_of(
         net=model.net, loss=Objective(model.map, likelihood, options, regularisers, model.prior),
         optimiser=current.optimiser, constants=constants_of(model, state, current), x=x, y=y, draw=draw,
         streams=streams, stop=stop, **hooks(regularisers, options.seed, tasks),
-        augment=None if augment is None else partial(_augmented, augment, options.seed, tasks),
-        stackable=model.stackable and augment is None and all(one.batchable for one in regularisers),
+        augment=augmentation(augment, regularisers, options.seed, tasks),
+        stackable=model.stackable and all(one.batchable for one in regularisers),
         chunk=1 if stream else STEPS, lock=model.lock, share=partial(draws_of_rows, likelihood),
         signature=(
             repr({name: value for name, value in vars(options).items() if name != "seed"}), repr(regularisers),

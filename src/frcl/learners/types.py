@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from frcl.augment import Augment
 from frcl.boundary import Change, Profile
 from frcl.errors import TaskError
 from frcl.inference import Asked
@@ -228,8 +229,8 @@ class Learner(Protocol):
     def fit(self, x: Any, y: Any, *, size: int | None = None, on_step: OnStep = None) -> object:
         """Learn one task; called again with the same data after an interruption, go on where it stopped."""
 
-    def learn(self, x: Any, y: Any, *, size: int | None = None) -> Work[Any]:
-        """What fit() does, as work that several learners may do together."""
+    def learn(self, x: Any, y: Any, *, size: int | None = None, augment: Augment | None = None) -> Work[Any]:
+        """What fit() does, as work that several learners may do together; `augment` changes training minibatches."""
 
     def predict(self, x: Any, task: int | None = None) -> Prediction:
         """What is believed about x in a task."""

@@ -9,11 +9,12 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
+from frcl.augment import Augment, Augmentation, PureAugment
 from frcl.errors import OptionError
 from frcl.features import FeatureMap
 from frcl.graphs import inside_a_transform
@@ -118,6 +119,7 @@ class Regulariser(ABC):
     looks: ClassVar[bool] = False  # wants to see every minibatch after its step
     trains_heads = False  # heads of past tasks are trained along
     batchable = True  # its constants may be stacked with other seeds'
+    augment = cast("PureAugment | None", None)  # what changes minibatches, and stored examples that are replayed
 
     def __post_init__(self) -> None:
         """Refuse settings that do not fit their types and limits; whole numbers count from 1."""
@@ -264,6 +266,17 @@ def hooks(regularisers: Sequence[Regulariser], seed: int, task: int) -> dict[str
     carry = tuple(getattr(one, one.carries) if one.carries else {} for one in regularisers)
     looks = any(one.looks for one in regularisers)
     return {"carry": carry, "follow": follow if any(carry) else None, "look": look if looks else None}
+
+
+def augmentation(
+    function: Augment | None, regularisers: Sequence[Regulariser], seed: int, task: int
+) -> Augmentation | None:
+    """The function in the training of one task, if there is one; the regularisers are told of it."""
+    if function is not None and not callable(function):
+        raise OptionError(f"augment is a function of inputs and a generator, or frcl.CropFlip(); got {function!r}")
+    for one in regularisers:
+        one.augment = function if isinstance(function, PureAugment) else None
+    return None if function is None else Augmentation(function, seed, task)
 
 
 def copied_regularisers(given: Sequence[Regulariser]) -> list[Regulariser]:

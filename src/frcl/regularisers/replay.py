@@ -5,6 +5,8 @@
 An unbiased estimate of the loss on all data of past tasks; all heads are trained along.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -17,7 +19,7 @@ from frcl.regularisers.heads import HeadBlock, log_prob, make_block
 from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, number, register, remembered, stacked_points
 from frcl.selection import random_start
 from frcl.summary import StoredInputs, stored_inputs
-from frcl.trees import Params, Tree
+from frcl.trees import Params, Tree, tree_map
 
 
 class Constants(NamedTuple):
@@ -29,6 +31,14 @@ class Constants(NamedTuple):
     tasks: tuple[tuple[Likelihood, Params], ...]  # likelihoods, with what they learned
     sizes: Tensor  # N_i
     counts: Tensor  # M_i
+
+
+class Replayed(NamedTuple):
+    """The randomness of steps: rows of each buffer [steps, batch] (none: whole buffers), and the draws of
+    augmentation [steps, T, most]."""
+
+    rows: tuple[Tensor, ...]
+    augment: Tree = ()
 
 
 @register
@@ -76,24 +86,35 @@ class Replay(Regulariser):
             counts=self.y[0].new_tensor([len(y) for y in self.y], dtype=torch.int64),
         )  # fmt: skip
 
-    def draw(self, steps: int, past_tasks: int, generator: torch.Generator) -> Tree:
-        """Which rows of each buffer a step uses, where it does not use all of them."""
-        if self.batch is None:
-            return ()
-        shape = (steps, self.batch)
-        return tuple(torch.randint(len(y), shape, generator=generator, device=generator.device) for y in self.y)
+    def draw(self, steps: int, past_tasks: int, generator: torch.Generator) -> Replayed:
+        """Which rows of each buffer a step uses, where not all of them, and by what they are changed."""
+        rows: tuple[Tensor, ...] = ()
+        if self.batch is not None:
+            shape = (steps, self.batch)
+            rows = tuple(torch.randint(len(y), shape, generator=generator, device=generator.device) for y in self.y)
+        if self.augment is None or not self.y:
+            return Replayed(rows)
+        most = self.batch or max(len(y) for y in self.y)
+        return Replayed(rows, self.augment.draws((steps, len(self.y), most), generator))
 
     def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
         if not constants:
             return None
-        total = self._all(step, constants, draws) if step.tasks is None else self._sampled(step, constants)
+        total = self._all(step, constants, draws) if step.tasks is None else self._sampled(step, constants, draws)
         return self.weight * total / step.N
 
-    def _all(self, step: Step, constants: Constants, draws: Tree) -> Tensor:
+    def _changed(self, x: Tensor, draws: Tree) -> Tensor:
+        """Stored examples [n, ...] as minibatches are changed, by the first n of the draws."""
+        return x if self.augment is None else self.augment.apply(x, tree_map(lambda value: value[: len(x)], draws))
+
+    def _all(self, step: Step, constants: Constants, draws: Replayed) -> Tensor:
         """Σ_i N_i × the mean loss on buffer i, or on the examples drawn from it."""
         pairs = list(zip(constants.x, constants.y, strict=True))
-        if draws:
-            pairs = [(x[rows], y[rows]) for (x, y), rows in zip(pairs, draws, strict=True)]
+        if draws.rows:
+            pairs = [(x[rows], y[rows]) for (x, y), rows in zip(pairs, draws.rows, strict=True)]
+        if self.augment is not None:
+            changes = [tree_map(lambda value, i=i: value[i], draws.augment) for i in range(len(pairs))]
+            pairs = [(self._changed(x, own), y) for (x, y), own in zip(pairs, changes, strict=True)]
         Phi = step.features(step.theta, torch.cat([x for x, _ in pairs]))
         parts, heads, losses = Phi.split([len(x) for x, _ in pairs]), constants.block.now(step), []
         for part, (_, y), head, (likelihood, learned) in zip(parts, pairs, heads, constants.tasks, strict=True):
@@ -101,12 +122,13 @@ class Replay(Regulariser):
         each = torch.stack(losses)
         return (constants.sizes.to(each.dtype) * each).sum()
 
-    def _sampled(self, step: Step, constants: Constants) -> Tensor:
+    def _sampled(self, step: Step, constants: Constants, draws: Replayed) -> Tensor:
         """The same estimated from some buffers; padding of points and classes counts for nothing."""
         tasks = step.tasks
         x, y, counts = (part[tasks] for part in (constants.x, constants.y, constants.counts))
         block = constants.block.at(tasks)
-        Phi = step.features(step.theta, x.flatten(0, 1)).unflatten(0, x.shape[:2])
+        changes = tree_map(lambda value: value[tasks][:, : x.shape[1]].flatten(0, 1), draws.augment)
+        Phi = step.features(step.theta, self._changed(x.flatten(0, 1), changes)).unflatten(0, x.shape[:2])
         loss = -log_prob(Phi @ block.now(step).mT, y, block)  # [k, M]
         real = torch.arange(x.shape[1], device=x.device) < counts[:, None]
         means = torch.where(real, loss, 0.0).sum(1) / counts

@@ -70,15 +70,21 @@ def test_nothing_is_mirrored_or_moved_that_should_not_be():
     assert torch.equal(either[~mirrored], x[~mirrored])
 
 
+def test_flat_square_images_are_moved_as_images():
+    x, augment = torch.rand(50, 36, generator=GENERATOR), CropFlip(2)
+    draws = augment.draws((50,), fork(0, "crops"))
+    assert torch.equal(augment.apply(x, draws), slow(x.view(50, 6, 6), draws, 2).flatten(1))
+
+
 def test_wrong_settings_and_flat_inputs_are_refused():
     for wrong in ({"padding": -1}, {"padding": 1.5}, {"flip": 1}):
         with pytest.raises(OptionError, match="CropFlip"):
             CropFlip(**wrong)
-    learner = FRCL(MLP(36, (4,)), points=3, steps=2, batch_size=4)
+    learner = FRCL(MLP(35, (4,)), points=3, steps=2, batch_size=4)
     with pytest.raises(DataError, match="need images"):
-        learner.fit(X.flatten(1), Y, augment=CropFlip())
+        learner.fit(X.flatten(1)[:, 1:], Y, augment=CropFlip())
     with pytest.raises(OptionError, match="augment is a function"):
-        learner.fit(X, Y, augment="crop")
+        learner.fit(X.flatten(1)[:, 1:], Y, augment="crop")
     with pytest.raises(OptionError, match="nothing to augment"):
         next(frcl.ExactGP().learn(X, Y, augment=CropFlip()))
 
@@ -193,8 +199,8 @@ def test_the_command_line_option_is_for_images_and_known_boundaries(tmp_path):
     assert BenchmarkOptions(flip=True).augmentation == CropFlip(0)
     with pytest.raises(OptionError, match="leave them out with hidden boundaries"):
         Config(hidden_boundaries=True, stream=BenchmarkOptions(crop=1))
-    with pytest.raises(OptionError, match="crop=2 has no meaning for split-digits"):
-        frcl.data.open_benchmark("split-digits", BenchmarkOptions(crop=2), seed=0)
+    with pytest.raises(OptionError, match="crop=2 has no meaning for permuted-digits"):
+        frcl.data.open_benchmark("permuted-digits", BenchmarkOptions(crop=2), seed=0)
 
 
 def test_a_run_with_crops_differs_from_one_without_and_repeats_itself(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -45,7 +46,7 @@ class CropDraws(NamedTuple):
 class CropFlip:
     """A random crop of each image after padding with zeros on all sides, mirrored left to right in half the cases.
 
-    Images are [B, channels, height, width] or [B, height, width].
+    Images are [B, channels, height, width], [B, height, width], or square ones that are flat, [B, side²].
     """
 
     padding: int = 4
@@ -65,9 +66,13 @@ class CropFlip:
 
     def apply(self, x: Tensor, draws: CropDraws) -> Tensor:
         """out[i, r, c] = padded[top + r, left + c], or padded[top + r, left + width − 1 − c] where it is mirrored."""
-        if x.ndim not in (3, 4):
-            raise DataError(f"crops and flips need images [n, channels, height, width]; inputs are {tuple(x.shape)}")
-        images = x if x.ndim == 4 else x[:, None]
+        side = math.isqrt(x.shape[1])
+        if x.ndim not in (3, 4) and (x.ndim != 2 or side**2 != x.shape[1]):
+            raise DataError(
+                "crops and flips need images, [n, channels, height, width], or flat and square; inputs are "
+                f"{tuple(x.shape)}"
+            )
+        images = x if x.ndim == 4 else x.view(len(x), 1, side, side) if x.ndim == 2 else x[:, None]
         height, width = images.shape[2:]
         columns = torch.arange(width, device=x.device)
         columns = torch.where(draws.mirrored[:, None] == 1, width - 1 - columns, columns) + draws.left[:, None]
@@ -75,7 +80,7 @@ class CropFlip:
         padded = F.pad(images, (self.padding,) * 4).permute(0, 2, 3, 1)
         image = torch.arange(len(x), device=x.device)[:, None, None]
         out = padded[image, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
-        return out if x.ndim == 4 else out[:, 0]
+        return out.view(x.shape)
 
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
         return self.apply(x, self.draws((len(x),), generator))

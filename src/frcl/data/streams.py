@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from frcl.data.files import MNIST, DataSet
-from frcl.data.options import PERMUTED, BenchmarkOptions, TrainOn
+from frcl.data.options import IMAGES, PERMUTED, BenchmarkOptions, TrainOn
 from frcl.data.registry import BENCHMARKS, BenchmarkSpec, Request
 from frcl.data.tasks import Benchmark, Progress, Split, Task, TaskList, checked_number, first_tasks
 from frcl.errors import DataError
@@ -142,7 +142,7 @@ def _add(name: str, text: str, by_seed: Callable[[Request], BySeed], *datasets: 
             return lambda seed: permute_pixels(name, task(seed), request.options, seed)
         return lambda seed: split_by_label(name, task(seed), request.options)
 
-    BENCHMARKS.add(name, BenchmarkSpec(text, build, PERMUTED if permuted else (), datasets))
+    BENCHMARKS.add(name, BenchmarkSpec(text, build, PERMUTED if permuted else IMAGES, datasets))
 
 
 _add("split-digits", "5 tasks, 0/1 to 8/9, of scikit-learn's 8×8 digits; nothing to download", _digits)

@@ -10,10 +10,10 @@ from frcl import MLP, ExactGP, TaskError, codec
 from frcl.files import save_state
 from frcl.methods import METHODS
 from streams import same_tensors
-from test_methods_contract import SMALL, make
+from test_methods_contract import SMALL, STORES_DATA, make
 
 NAMES = [name for name in METHODS if name != "exact-gp"]
-STORES = {"frcl", "frcl-plus", "joint", "replay", "vcl-random", "vcl-kcenter"}  # examples
+STORES = STORES_DATA
 LABELS = [(10, 11), (777_001, 777_002, 777_003), (20, 21)]
 
 

@@ -88,7 +88,8 @@ def test_two_tasks_in_double_precision(name, device):
 def test_one_task_in_single_precision(name):
     def learners() -> list[Any]:
         nets = [MLP(4, (16, 8), last="relu", seed=seed) for seed in SEEDS]
-        return [make(name, seed, net, steps=200) for seed, net in zip(SEEDS, nets, strict=True)]
+        own = {"points": 90} if name == "gdumb" else {}  # it learns from these alone: with few the gradient vanishes
+        return [make(name, seed, net, steps=200, **own) for seed, net in zip(SEEDS, nets, strict=True)]
 
     alone, group = learners(), learners()
     tasks = [task(1, seed) for seed in SEEDS]

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from frcl.augment import Augment
+from frcl.augment import Augment, Augmentation
 from frcl.baselines.options import TrainingOptions
 from frcl.engine.program import Drawn, Loss, Program, Streams, Terms, refuse_non_finite
 from frcl.engine.train import AdamState, Optimiser
@@ -110,13 +110,17 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
                 )
         self.features = FeatureMap(self.net)
         self._inference = options.inference_of_task()
+        self._changes: Augmentation | None = None  # of the minibatches of the task that is learned by fit()
         self._state = BaselineState(
             Streams(options.seed, self.device), [copy.deepcopy(one) for one in chosen], own=self.own_type()
         )
 
     @abstractmethod
-    def _begin(self, x: Tensor, y: Tensor, new_head: Callable[[], Tensor]) -> float | None:
-        """Put what a new task needs into `own`; returns the share of its examples that it learns from, if not all."""
+    def _begin(self, x: Tensor, y: Tensor, new_head: Callable[..., Tensor]) -> float | None:
+        """Put what a new task needs into `own`; returns the share of its examples that it learns from, if not all.
+
+        `new_head` draws rows of a head, as many as it is told or as the task has classes.
+        """
 
     @abstractmethod
     def _trained(self) -> Tree:
@@ -157,9 +161,9 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         N = float(len(inputs) if size is None else checked_size(size))
         targets = self._open(inputs, y, N) if self._state.current is None else self._continued(inputs, y)
         state, seed = self._state, self.options.seed
-        changes = augmentation(augment, state.regularisers, seed, len(state.past))
+        self._changes = augmentation(augment, state.regularisers, seed, len(state.past))
         for program in self._programs(inputs, targets):
-            yield replace(program, augment=changes)
+            yield replace(program, augment=self._changes)
         self._close(inputs, targets)
 
     def _open(self, x: Tensor, y: Any, N: float) -> Tensor:
@@ -168,10 +172,15 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
             raise DataError("this method is for classification; the targets are floats. FRCL does regression.")
         likelihood = Softmax.from_targets(values, None, {})
         targets = likelihood.encode(y, self.device, self.dtype)
-        shape = likelihood.functions, check_features(self.net, x) + 1
+        K = check_features(self.net, x) + 1
         with self._changing() as state:
-            N *= self._begin(x, targets, lambda: initial_head(*shape, state.streams, self.dtype, self.device)) or 1.0
-            state.current, state.optimiser = Current(likelihood, N, data_mark(x, targets)), self._new_optimiser()
+
+            def new_head(rows: int = likelihood.functions) -> Tensor:
+                return initial_head(rows, K, state.streams, self.dtype, self.device)
+
+            state.current = Current(likelihood, N, data_mark(x, targets))
+            state.current.N *= self._begin(x, targets, new_head) or 1.0
+            state.optimiser = self._new_optimiser()
             state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
             for one in state.regularisers:
                 one.begin(replace(self._task(), examples=len(targets)))
@@ -221,11 +230,10 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         draw: Callable[[int, Tensor], Drawn] = lambda _, rows: Drawn(rows, ()), **settings: Any,
     ) -> Program:  # fmt: skip
         """Steps up to `stop` with this loss; `draw` is told how many steps, and the rows of their minibatches."""
-        state, now, options = self._state, self._now, self.options
+        state, now = self._state, self._now
 
         def drawn(steps: int) -> Drawn:
-            shape, generator = (steps, options.batch_size), state.streams["batches"]
-            return draw(steps, torch.randint(len(x), shape, generator=generator, device=x.device))
+            return draw(steps, self._pick(steps, len(x)))
 
         given = {"stackable": is_stackable(self.net), **settings}
         return Program(
@@ -233,6 +241,11 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
             streams=state.streams, stop=stop, first=now.first, signature=self._signature(now.first), lock=self._lock,
             **given,
         )  # fmt: skip
+
+    def _pick(self, steps: int, examples: int) -> Tensor:
+        """Which of the examples the minibatches of the next steps have, [steps, B]."""
+        shape, generator = (steps, self.options.batch_size), self._state.streams["batches"]
+        return torch.randint(examples, shape, generator=generator, device=self.device)
 
     def _signature(self, *rest: object) -> object:
         """What two learners must have in common besides shapes to be computed as one."""
@@ -247,14 +260,18 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         return 0 if self._state.current is None else self._now.first + self._optimiser.steps
 
     def _beliefs(self, x: Tensor) -> Beliefs:
-        finished, theta = len(self._state.past), dict(self.net.named_parameters())
-        shared = functools.cache(lambda: in_chunks(functools.partial(self.features, theta), x, CHUNK))
+        finished = len(self._state.past)
+        shared = functools.cache(lambda: self._features(x))
         predict = functools.cache(lambda task: self._predict(task, x, shared))
 
         def probs() -> list[Tensor]:
             return [probs for task in range(finished) if (probs := predict(task).probs) is not None]
 
-        return Beliefs(Asked(x, _no_points, _no_points, probs, None), lambda task, _: predict(task))
+        return Beliefs(Asked(x, shared, _no_points, probs, None), lambda task, _: predict(task))
+
+    def _features(self, x: Tensor) -> Tensor:
+        """Features of x in the network as it stands, [n, K]."""
+        return in_chunks(functools.partial(self.features, dict(self.net.named_parameters())), x, CHUNK)
 
     def _likelihood(self, task: int) -> Softmax:
         past = self._state.past

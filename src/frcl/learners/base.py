@@ -211,11 +211,7 @@ class SequentialLearner(ABC, Generic[O, S]):
             if finished == 0 and self._state.current is not None:
                 raise TaskError("task 0 is still being learned: finish it first, or name it, as predict(x, task=0)")
             check_task(0, finished, self._opens)
-            found = self._inference.infer(self._state.task_sums, beliefs.asked)
-            probs = found.log_probs.exp().to(self.dtype)
-            novelty = None if found.novelty is None else found.novelty.to(probs)
-            stands, each = self._stands(), in_each_task(beliefs, probs)
-            whole = mixed(each, probs, novelty) if finished > 1 else each[0]
+            stands, (whole, probs, novelty) = self._stands(), self._over_tasks(beliefs)
 
         def in_task(number: int) -> Prediction:
             with self._lock, torch.no_grad():
@@ -224,6 +220,14 @@ class SequentialLearner(ABC, Generic[O, S]):
                 return beliefs.within(self._number(number), None)
 
         return replace(whole, task_probs=probs, novelty=novelty, in_task=in_task)
+
+    def _over_tasks(self, beliefs: Beliefs) -> tuple[Prediction, Tensor, Tensor | None]:
+        """What is believed where no task is named, p(task | x) and the novelty of each input."""
+        found = self._inference.infer(self._state.task_sums, beliefs.asked)
+        probs = found.log_probs.exp().to(self.dtype)
+        novelty = None if found.novelty is None else found.novelty.to(probs)
+        each = in_each_task(beliefs, probs)
+        return mixed(each, probs, novelty) if len(each) > 1 else each[0], probs, novelty
 
     def _stands(self) -> tuple[object, ...]:
         """Equal as long as predictions stay the same."""

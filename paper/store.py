@@ -131,7 +131,7 @@ def _boundary_rows(record: dict[str, Any], config: Config) -> list[dict[str, Any
     options, true = config.detector, record["true"]
     rows = []
     for threshold in options.thresholds:
-        found = metrics.declared_switches(record["statistic"], threshold, options.detector().pause)
+        found = metrics.declared_switches(record["statistic"], threshold, options.waits.pause)
         score = asdict(metrics.score_boundaries(true, found, threshold, options.tolerance))
         counts = {"switches": len(true), "declared": len(found), "hits": round(score["recall"] * len(true))}
         rows.append({"threshold": threshold, **counts, **score})

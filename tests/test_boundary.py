@@ -141,9 +141,9 @@ def test_bad_scores_and_options_are_refused():
     with pytest.raises(DataError, match=r"\[batch\] or \[batch, functions\]"):
         detector.update(torch.ones(2, 2, 2))
     for options, message in [
-        ({"aggregate": "sum"}, "aggregate is"),
-        ({"window": 0}, "at least 1 minibatch"),
-        ({"pause": -1}, "cannot be negative"),
+        ({"aggregate": "sum"}, "choose one of max, median, mean"),
+        ({"window": 0}, "window must be a whole number of at least 1, not 0"),
+        ({"pause": -1}, "pause must be a whole number, not negative"),
         ({"threshold": math.nan}, "finite number"),
     ]:
         with pytest.raises(OptionError, match=message):

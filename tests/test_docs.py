@@ -341,7 +341,7 @@ def test_option_tables_are_current():
     spec.loader.exec_module(tool)
     text = (ROOT / "docs/reference.md").read_text()
     assert tool.written(text) == text, "run `python tools/reference.py`"
-    assert len(tool.BLOCK.findall(text)) == text.count("<!-- end of options -->") == 7
+    assert len(tool.BLOCK.findall(text)) == text.count("<!-- end of options -->") == 8
     assert "| `lr` | `float` | `0.001` | learning rate |" in tool.table(frcl.FRCLOptions)
     assert "| `lr` |" not in tool.table(frcl.FRCLOptions(points=3))
 
@@ -353,7 +353,9 @@ def test_the_table_of_benchmark_options_is_complete_and_its_defaults_right():
 
 
 def test_the_table_of_the_detector_is_complete_and_its_defaults_right():
-    rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \| \S.*\|$", section("reference.md", "BoundaryDetector"), re.M)
+    rows = re.findall(
+        r"^\| `(\w+)` \| `[^`]+` \| `([^`]+)` \| \S.*\|$", section("reference.md", "BoundaryDetector"), re.M
+    )
     given = list(inspect.signature(frcl.BoundaryDetector).parameters.values())
     assert [(name, ast.literal_eval(default)) for name, default in rows] == [(p.name, p.default) for p in given]
 

@@ -158,10 +158,10 @@ def test_classes_that_a_task_has_not_shown_are_not_tested(rescore, tmp_path):
         learner.observe(*minibatch)
     learner.save(tmp_path / "a.frcl")
     again = frcl.load(tmp_path / "a.frcl", net=small_learner().net)
-    old = learner.familiarity(last) if rescore else learner.detector._reference[-1].exp()
+    old = learner.familiarity(last) if rescore else learner.detector._now.reference[-1].exp()
     each = welch(old.double().log(), learner.familiarity(x).double().log()).statistic
     everything = copy.deepcopy(learner)
-    everything.detector.all_functions = True
+    vars(everything.detector)["all_functions"] = True
     assert everything.observe(x, y).statistic == pytest.approx(float(each.mean()), rel=1e-5)
     shown = float(each[[1, 3]].mean())
     assert abs(shown - float(each.mean())) > 1e-3
@@ -311,7 +311,9 @@ def test_the_density_of_labels_is_that_of_the_prediction_where_the_class_was_sho
     expected = learner.predict(x, task=0).log_predictive(y)[y != 1]
     given = []
     update = learner.detector.update
-    monkeypatch.setattr(learner.detector, "update", lambda *a, **k: given.append(k["log_density"]) or update(*a, **k))
+    monkeypatch.setitem(
+        vars(learner.detector), "update", lambda *a, **k: given.append(k["log_density"]) or update(*a, **k)
+    )
     learner.observe(x, y)
     torch.testing.assert_close(given[0], expected)
     assert learner._state.current.shown == {0, 1, 2}
@@ -323,7 +325,7 @@ def test_points_are_not_chosen_among_what_came_after_the_change(monkeypatch):
     for x, y in data[:-1]:
         learner.observe(x, y)
     late = {tuple(row) for x, _ in data[9:39] for row in x.tolist()}
-    monkeypatch.setattr(learner.detector, "update", lambda *a, **k: Decision(True, 9.0, change="gradual", age=30))
+    monkeypatch.setitem(vars(learner.detector), "update", lambda *a, **k: Decision(True, 9.0, change="gradual", age=30))
     log = learner.observe(*data[-1])
     assert (log.boundary, log.change, log.age) == (True, "gradual", 30)
     assert not late & {tuple(row) for row in learner.tasks[0].Z.tolist()}

@@ -476,7 +476,7 @@ def test_a_missed_switch_leaves_more_of_the_features():
     for guard in (None, 3.0):
         learner = digits_learner()
         observed(learner, "A", 40)
-        learner.detector._wait = 10**6  # no switch is declared from here on
+        learner.detector._now.wait = 10**6  # no switch is declared from here on
         x, _ = digits_tasks()["A"]
         before = learner._model.features(x)
         with pytest.MonkeyPatch.context() as patch:

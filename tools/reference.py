@@ -3,8 +3,8 @@
     python tools/reference.py
 
 A table stands between `<!-- options: MODULE:NAME -->` and `<!-- end of options -->`. NAME is a class of options, whose
-defaults are shown; or an instance of one, of which only the changed values are shown; or the registry of methods, of
-which the options are shown that are not common to all methods.
+defaults are shown, without options that it inherits; or an instance of one, of which only the changed values are shown;
+or the registry of methods, of which the options are shown that are not common to all methods.
 """
 
 from __future__ import annotations
@@ -38,9 +38,11 @@ def written(text: str) -> str:
 
 
 def _of_options(source: type[Options] | Options) -> list[tuple[str, ...]]:
-    options = source if isinstance(source, Options) else source()
-    usual = {name: value for name, _, value, _ in described(type(options)())}
-    return [row[1:] for row in _rows("", options) if options is not source or _changed(row, usual)]
+    if isinstance(source, Options):
+        usual = {name: value for name, _, value, _ in described(type(source)())}
+        return [row[1:] for row in _rows("", source) if _changed(row, usual)]
+    inherited = {f"`{item.name}`" for base in source.__bases__ for item in fields(base)}
+    return [row[1:] for row in _rows("", source()) if row[1] not in inherited]
 
 
 def _changed(row: tuple[str, ...], usual: dict[str, object]) -> bool:

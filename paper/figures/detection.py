@@ -183,7 +183,7 @@ def add_scores(rows: Rows, name: dict[str, object], statistic: list[float], true
     """Precision, recall and F1 at each threshold."""
     tested = [None if math.isnan(value) else value for value in statistic]
     for threshold in THRESHOLDS:
-        declared = declared_switches(tested, threshold, config.detector.detector().pause)
+        declared = declared_switches(tested, threshold, config.detector.waits.pause)
         score = score_boundaries(true, declared, threshold, config.detector.tolerance)
         rows.add("score", **name, threshold=threshold, precision=score.precision, recall=score.recall, f1=score.f1)
 

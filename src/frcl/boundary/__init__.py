@@ -4,5 +4,8 @@ from frcl.boundary.detector import BoundaryDetector, Decision
 from frcl.boundary.profile import Profile
 from frcl.boundary.score import WelchTest, symmetrised_kl, welch
 from frcl.boundary.sequential import Change
+from frcl.boundary.settings import DetectorSettings
 
-__all__ = ["BoundaryDetector", "Change", "Decision", "Profile", "WelchTest", "symmetrised_kl", "welch"]
+__all__ = [
+    "BoundaryDetector", "Change", "Decision", "DetectorSettings", "Profile", "WelchTest", "symmetrised_kl", "welch",
+]  # fmt: skip

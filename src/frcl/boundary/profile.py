@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from frcl.boundary.sequential import ChangePoint, Floats, SequentialTest
-from frcl.errors import CheckpointError
 
 FEATURES = 64  # R
 SHRINK = 0.2  # ε
@@ -146,35 +144,3 @@ class InputTest:
         mean, root = (torch.from_numpy(part).float() for part in self._moments())
         density = (self.density, math.sqrt(self.density_variance)) if self.densities else (None, None)
         return Profile(mean, root, self.rows, self.usual, self._std(), *density)
-
-    # -- state ----------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """All counters, sums and windows, copied."""
-        plain = {name: value for name, value in vars(self).items() if name not in ("sum", "products", "windows")}
-        arrays = {name: torch.from_numpy(getattr(self, name).copy()) for name in ("sum", "products")}
-        return plain | arrays | {"windows": self.windows.state_dict()}
-
-    @classmethod
-    def restored(cls, state: dict[str, Any]) -> InputTest:
-        """The test that gave `state`; refused if it makes no sense."""
-        sums = state.get("sum")
-        test = cls(len(sums) if isinstance(sums, Tensor) and sums.ndim == 1 else 0)
-        own = test.state_dict()
-        if state.keys() != own.keys():
-            raise CheckpointError("the state of the detector is incomplete, or not one of this detector")
-        for name, value in state.items():
-            mine = own[name]
-            if name == "windows":
-                test.windows.load_state_dict(value)
-                continue
-            if isinstance(mine, Tensor):
-                fits = isinstance(value, Tensor) and value.shape == mine.shape and value.dtype == mine.dtype
-                fits = fits and bool(value.isfinite().all())
-            else:
-                least = -math.inf if name in ("usual", "density") else 0
-                fits = type(value) is type(mine) and least <= value < math.inf
-            if not fits:
-                raise CheckpointError(f"{name!r} of the detector's state has another shape, or is not finite")
-            setattr(test, name, value.cpu().numpy().copy() if isinstance(value, Tensor) else value)
-        return test

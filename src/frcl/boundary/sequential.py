@@ -14,7 +14,7 @@ Each minibatch is reduced to the mean score of each function. Four steps make it
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any, Literal, NamedTuple
 
@@ -245,38 +245,6 @@ class SequentialTest:
                 )
         return statistic
 
-    # -- state ----------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """All counters and arrays, copied."""
-        return {
-            name: torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else copy(value)
-            for name, value in vars(self).items()
-            if name != "floor"
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the state of a test with as many streams and functions; refused as a whole if it does not fit."""
-        own, loaded = self.state_dict(), {}
-        if state.keys() != own.keys():
-            raise CheckpointError("the state of the detector is incomplete, or not one of this detector")
-        for name, value in state.items():
-            mine = own[name]
-            if isinstance(mine, torch.Tensor):
-                fits = isinstance(value, torch.Tensor) and value.shape == mine.shape and value.dtype == mine.dtype
-                if not fits or not bool(value.isfinite().all()):
-                    raise CheckpointError(f"{name!r} of the detector's state has another shape, or is not finite")
-                loaded[name] = value.cpu().numpy().copy()
-            elif isinstance(mine, list):
-                if not isinstance(value, list) or not set(value) <= set(range(self.functions)):
-                    raise CheckpointError(f"{name!r} of the detector's state are functions, not {value!r}")
-                loaded[name] = list(value)
-            elif type(value) is not int or value < 0:
-                raise CheckpointError(f"{name!r} of the detector's state is a count, not {value!r}")
-            else:
-                loaded[name] = value
-        vars(self).update(loaded)
-
 
 def p_value(history: Floats, x: Floats) -> Floats:
     """P(X ≥ x) of each stream, [S], by its history [S, n]; a drift of the history does not make it small.
@@ -306,3 +274,56 @@ def upper_tail(history: Floats, x: Floats) -> Floats:
         s = np.maximum((top - u[:, None]).sum(1) / (k - 1), TINY)
         p[far] = k / (n + 1) * (1 + TAIL * (x[far] - u) / s) ** (-1 / TAIL)
     return p
+
+
+# -- state ---------------------------------------------------------------------------------------------------------
+
+
+def state_of(test: object) -> dict[str, Any]:
+    """All counters and arrays of a test, and of a test within it, copied; its `floor` is a setting."""
+
+    def part(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return torch.from_numpy(value.copy())
+        return state_of(value) if isinstance(value, SequentialTest) else copy(value)
+
+    return {name: part(value) for name, value in vars(test).items() if name != "floor"}
+
+
+def size_in(state: Mapping[str, Any], name: str, axes: int) -> int:
+    """The last size of an array of a state, by which a test is made that can take over the state."""
+    found = state.get(name)
+    if not isinstance(found, torch.Tensor) or found.ndim != axes:
+        raise CheckpointError("the state of the detector is incomplete, or not one of this detector")
+    return found.shape[-1]
+
+
+def load_state(test: object, state: Mapping[str, Any], signed: Sequence[str] = ("usual", "density")) -> None:
+    """Take over the state of a test of the same sizes; refused as a whole if it does not fit.
+
+    Numbers count something or are variances, and are not negative, but for those called as in `signed`.
+    """
+    own, loaded = state_of(test), {}
+    if state.keys() != own.keys():
+        raise CheckpointError("the state of the detector is incomplete, or not one of this detector")
+    for name, value in state.items():
+        mine = own[name]
+        if isinstance(mine, torch.Tensor):
+            fits = isinstance(value, torch.Tensor) and value.shape == mine.shape and value.dtype == mine.dtype
+            if not fits or not bool(value.isfinite().all()):
+                raise CheckpointError(f"{name!r} of the detector's state has another shape, or is not finite")
+            loaded[name] = value.cpu().numpy().copy()
+        elif isinstance(mine, dict):
+            loaded[name] = copy(vars(test)[name])
+            load_state(loaded[name], value)
+        elif isinstance(mine, list):
+            functions = range(own["sums"].shape[2])
+            if not isinstance(value, list) or not set(value) <= set(functions):
+                raise CheckpointError(f"{name!r} of the detector's state are functions, not {value!r}")
+            loaded[name] = list(value)
+        elif type(value) is not type(mine) or not (-math.inf if name in signed else 0) <= value < math.inf:
+            kind = "count" if isinstance(mine, int) else "finite number"
+            raise CheckpointError(f"{name!r} of the detector's state is a {kind}, not {value!r}")
+        else:
+            loaded[name] = value
+    vars(test).update(loaded)

@@ -48,7 +48,7 @@ def keys(ctx: typer.Context, incomplete: str) -> list[str]:
     chosen = [name for name in said if name in METHODS] or ["frcl"]
     words = {f"{name}=": None for name in PLAIN}
     for part, options in (item for method in chosen for item in parts_of(method).items()):
-        for own, hint in get_type_hints(type(options)).items():
+        for own, hint in ((one.name, get_type_hints(type(options))[one.name]) for one in fields(options)):
             name = f"{part}.{own}" if "." in incomplete.partition("=")[0] else own
             values = choices_of(hint) or (("true", "false") if hint is bool else ())
             words |= dict.fromkeys([f"{name}=", *(f"{name}={value}" for value in values if "=" in incomplete)])

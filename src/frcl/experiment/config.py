@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from frcl.boundary import BoundaryDetector
+from frcl.boundary import BoundaryDetector, DetectorSettings
 from frcl.codec import short
 from frcl.data import BENCHMARKS
 from frcl.data.options import BenchmarkOptions
@@ -18,7 +18,7 @@ from frcl.errors import OptionError
 from frcl.files import read_document
 from frcl.learners.options import FRCLOptions
 from frcl.methods import METHODS, default_options
-from frcl.options import LARGEST_INT, NOT_NEGATIVE, POSITIVE, MethodOptions, Options, from_plain, option
+from frcl.options import LARGEST_INT, NOT_NEGATIVE, MethodOptions, Options, from_plain, option
 from frcl.registry import suggestion
 
 Scenario = Literal["task", "class"]  # whether the task is named at test time, or inferred
@@ -47,38 +47,15 @@ class NetworkOptions(Options):
 
 
 @dataclass(frozen=True)
-class DetectorOptions(Options):
-    """Boundary detection in a stream whose boundaries are hidden; see BoundaryDetector."""
+class DetectorOptions(DetectorSettings):
+    """Boundary detection in a stream whose boundaries are hidden: the settings of a BoundaryDetector, and scoring."""
 
-    threshold: float | None = option(None, "if given, the paper's test, which declares a switch above it")
-    expected_run: float = option(10_000.0, "without a threshold: minibatches between two false alarms", POSITIVE)
-    labels: bool = option(True, "without a threshold: also test the predictive density of the labels")
-    inputs: bool = option(True, "without a threshold: also test the inputs themselves")
     thresholds: tuple[float, ...] = option((4.0, 5.0, 6.0, 7.0, 8.0), "these thresholds are scored too")
-    window: int = option(1, "how many of the last minibatches make the reference")
-    rescore: bool = option(False, "score the reference again with the current model")
-    beside: int = option(
-        0, "if not 0, statistic and scores are those of a second test with this many minibatches", NOT_NEGATIVE
-    )
-    all_functions: bool = option(False, "also test functions of classes that the task has not shown")
-    log_space: bool = option(True, "test log-scores")
-    aggregate: Literal["max", "median", "mean"] = option("max", "of the statistics of the functions")
-    warm_up: int | None = option(
-        None, "minibatches before the first test of all; None: 10 with a threshold, else 5", NOT_NEGATIVE
-    )
-    minimum_time: int | None = option(
-        None, "minibatches that a task lasts before a switch can be declared; None: as for warm_up", NOT_NEGATIVE
-    )
-    pause: int | None = option(None, "minibatches without a test after a switch; None: as for warm_up", NOT_NEGATIVE)
     tolerance: int = option(10, "a switch found at most this many minibatches late counts as found", NOT_NEGATIVE)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.detector()
 
     def detector(self) -> BoundaryDetector:
         """The detector with these options."""
-        return BoundaryDetector(**{k: v for k, v in asdict(self).items() if k not in ("thresholds", "tolerance")})
+        return BoundaryDetector(**self.options())
 
 
 @dataclass(frozen=True)

@@ -287,7 +287,7 @@ def _boundaries(options: DetectorOptions, records: Sequence[SeedRecord]) -> Boun
         pairs = zip(records, found, strict=True)
         return [score_boundaries(record.true, own, threshold, options.tolerance) for record, own in pairs]
 
-    level, pause = options.detector().level, options.detector().pause
+    level, pause = options.detector().level, options.waits.pause
     acted_on = scored(level, [record.found for record in records])
     scores = []  # means over seeds; that of the delay over those that found a switch
     for threshold in options.thresholds:

@@ -18,7 +18,7 @@ from frcl.engine.train import AdamState, Optimiser
 from frcl.errors import CheckpointError, FrclError
 from frcl.features import trained_parts
 from frcl.learners.base import checked_size
-from frcl.learners.loaded import SavedLearner, check_frcl, check_plain_detector, restored_parts, saved_parts
+from frcl.learners.loaded import SavedLearner, check_frcl, restored_parts, saved_parts
 from frcl.learners.objective import Parameters
 from frcl.learners.options import FRCLOptions
 from frcl.learners.state import CurrentTask, Declared, LearnerState, Window
@@ -130,8 +130,6 @@ def settings(meta: Any) -> tuple[FRCLOptions, BoundaryDetector | None, list[Labe
         own = codec.unpack(Settings, {"meta": meta["settings"], "tensors": {}})
         options = changed(FRCLOptions(), own.options)
         detector = BoundaryDetector(**own.detector) if own.detector else None
-        if detector is not None:
-            check_plain_detector(detector, BoundaryDetector())
         plain_labels(own.labels)
         chosen = None if own.regularisers is None else [from_json(one) for one in own.regularisers]
         return options, detector, own.labels, chosen

@@ -338,14 +338,3 @@ def check_regulariser(
             check_stored(x, saved, dtype, f"examples of {one.name}")
             check_targets(y, task.likelihood, len(x.values), dtype, f"targets of {one.name}")
             expect(isinstance(size, int | float) and 0 < size < math.inf, f"sizes of {one.name}")
-
-
-def check_plain_detector(detector: BoundaryDetector, like: BoundaryDetector) -> None:
-    """Refuse a detector with settings of other types than the defaults have."""
-    defaults = like.options()
-    for name, value in detector.options().items():
-        kinds = {float: (int, float), type(None): (type(None), int, float)}.get(
-            type(defaults[name]), (type(defaults[name]),)
-        )
-        if type(value) not in kinds or (isinstance(value, float) and math.isnan(value)):
-            raise FrclError(f"{name} of the detector is {value!r}")

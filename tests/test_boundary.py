@@ -31,16 +31,15 @@ def test_welch_equals_scipy(generator):
     old = 2 + 3 * torch.randn(30, 4, generator=generator, dtype=D)
     new = torch.randn(17, 4, generator=generator, dtype=D)
     expected = scipy.stats.ttest_ind(old.numpy(), new.numpy(), equal_var=False)
-    result = welch(old, new)
-    torch.testing.assert_close(result.statistic, torch.tensor(expected.statistic))
-    torch.testing.assert_close(result.dof, torch.tensor(expected.df))
-    assert (result.statistic > 0).all(), "positive when the new mean is smaller"
+    statistic = welch(old, new)
+    torch.testing.assert_close(statistic, torch.tensor(expected.statistic))
+    assert (statistic > 0).all(), "positive when the new mean is smaller"
 
 
 def test_welch_without_any_spread():
     same = torch.ones(4, 2, dtype=D)
-    assert welch(same, same).statistic.tolist() == [0.0, 0.0]
-    assert welch(same, 0 * same).statistic.tolist() == [math.inf, math.inf]
+    assert welch(same, same).tolist() == [0.0, 0.0]
+    assert welch(same, 0 * same).tolist() == [math.inf, math.inf]
 
 
 @pytest.mark.parametrize("window", [1, 5])
@@ -104,14 +103,14 @@ def test_window_pools_the_last_minibatches(generator):
     batches = torch.randn(6, 20, 2, generator=generator, dtype=D)
     for batch in batches[:5]:
         detector.update(batch)
-    expected = welch(batches[2:5].flatten(0, 1), batches[5]).statistic.max()
+    expected = welch(batches[2:5].flatten(0, 1), batches[5]).max()
     assert detector.update(batches[5]).statistic == pytest.approx(float(expected))
 
 
 @pytest.mark.parametrize("functions", [2, 5])
 def test_aggregates(generator, functions):
     old, new = torch.randn(2, 30, functions, generator=generator, dtype=D)
-    expected = welch(old, new).statistic
+    expected = welch(old, new)
     median = sum(sorted(expected.tolist())[(functions - 1) // 2 : functions // 2 + 1]) / (2 - functions % 2)
     for name, value in (("max", expected.max()), ("median", median), ("mean", expected.mean())):
         detector = BoundaryDetector(99.0, aggregate=name, log_space=False, warm_up=0, minimum_time=0)
@@ -186,7 +185,7 @@ def test_only_the_functions_asked_for_are_tested(generator):
     before, after = drawn(1.0), drawn(0.01)
     for detector in (everything, some, none):
         detector.update(before)
-    expected = welch(before[:, :2].double().log(), after[:, :2].double().log()).statistic.max()
+    expected = welch(before[:, :2].double().log(), after[:, :2].double().log()).max()
     assert everything.update(after).statistic > 50
     assert some.update(after, functions=[0, 1]).statistic == pytest.approx(float(expected))
     assert math.isnan(none.update(after, functions=[]).statistic)

@@ -159,7 +159,7 @@ def test_classes_that_a_task_has_not_shown_are_not_tested(rescore, tmp_path):
     learner.save(tmp_path / "a.frcl")
     again = frcl.load(tmp_path / "a.frcl", net=small_learner().net)
     old = learner.familiarity(last) if rescore else learner.detector._now.reference[-1].exp()
-    each = welch(old.double().log(), learner.familiarity(x).double().log()).statistic
+    each = welch(old.double().log(), learner.familiarity(x).double().log())
     everything = copy.deepcopy(learner)
     vars(everything.detector)["all_functions"] = True
     assert everything.observe(x, y).statistic == pytest.approx(float(each.mean()), rel=1e-5)

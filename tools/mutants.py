@@ -251,7 +251,7 @@ MUTANTS = (
            "difference = old.mean(0) - new.mean(0)", "difference = new.mean(0) - old.mean(0)",
            "tests/test_boundary.py"),
     Mutant("biased variance in Welch's test", "boundary/score.py",
-           "part_new = new.var(0, correction=1)", "part_new = new.var(0, correction=0)", "tests/test_boundary.py"),
+           "new.var(0, correction=1) / len(new)", "new.var(0, correction=0) / len(new)", "tests/test_boundary.py"),
     Mutant("score with one direction of the KL", "boundary/score.py",
            "return 0.25 * ((variance - k).square() / (variance * k) + square * (1 / k + 1 / variance))",
            "return 0.5 * ((variance + square) / k - 1.0)", "tests/test_boundary.py"),

@@ -271,7 +271,7 @@ def measure_detection(place: Place) -> Sheet:
             found = list(_judged(learner, asked.sort(0).values))
             rows += [(name, *one) for one in found]
             scores[name] = torch.tensor([one[-1] for one in found])[:, None]
-    statistic = float(welch(scores[SAME].log(), scores[NEW].log()).statistic)
+    statistic = float(welch(scores[SAME].log(), scores[NEW].log()))
     data = [("data", *pair, "", "", "") for pair in pairs(watched_task())]
     return sheet(COLUMNS_2, [*rows, *data, ("welch", "", "", "", "", statistic)])
 

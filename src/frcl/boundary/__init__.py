@@ -2,10 +2,10 @@
 
 from frcl.boundary.detector import BoundaryDetector, Decision
 from frcl.boundary.profile import Profile
-from frcl.boundary.score import WelchTest, symmetrised_kl, welch
+from frcl.boundary.score import symmetrised_kl, welch
 from frcl.boundary.sequential import Change
 from frcl.boundary.settings import DetectorSettings
 
 __all__ = [
-    "BoundaryDetector", "Change", "Decision", "DetectorSettings", "Profile", "WelchTest", "symmetrised_kl", "welch",
+    "BoundaryDetector", "Change", "Decision", "DetectorSettings", "Profile", "symmetrised_kl", "welch",
 ]  # fmt: skip

@@ -199,7 +199,7 @@ class BoundaryDetector(DetectorSettings):
     def _statistic(self, old: Tensor | None, values: Tensor, columns: list[int] | slice) -> float:
         if old is None or not values[:, columns].shape[1]:
             return math.nan
-        statistic = welch(old[:, columns], values[:, columns]).statistic
+        statistic = welch(old[:, columns], values[:, columns])
         match self.aggregate:
             case "max":
                 return float(statistic.max())

@@ -1,7 +1,5 @@
 """The boundary score of an input, and Welch's test of two samples of scores (Section 3, Appendix E)."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -21,22 +19,11 @@ def symmetrised_kl(moments: Moments, prior_variance: Tensor) -> Tensor:
     return 0.25 * ((variance - k).square() / (variance * k) + square * (1 / k + 1 / variance))
 
 
-class WelchTest(NamedTuple):
-    """The statistic and its Welch–Satterthwaite degrees of freedom, one per function [C]."""
-
-    statistic: Tensor
-    dof: Tensor
-
-
-def welch(old: Tensor, new: Tensor) -> WelchTest:
-    """Welch's t for "the mean of `new` is smaller than the mean of `old`"; [n_old, C], [n_new, C], unequal variances.
+def welch(old: Tensor, new: Tensor) -> Tensor:
+    """Welch's t [C] for "the mean of `new` is smaller than that of `old`"; [n_old, C], [n_new, C], unequal variances.
 
     t = (m_old − m_new) / √(s²_old/n_old + s²_new/n_new)
     """
-    part_old = old.var(0, correction=1) / len(old)
-    part_new = new.var(0, correction=1) / len(new)
     difference = old.mean(0) - new.mean(0)
-    error = part_old + part_new
-    statistic = torch.where(difference == 0, 0.0, difference / error.sqrt())
-    dof = error.square() / (part_old.square() / (len(old) - 1) + part_new.square() / (len(new) - 1))
-    return WelchTest(statistic, dof)
+    error = old.var(0, correction=1) / len(old) + new.var(0, correction=1) / len(new)
+    return torch.where(difference == 0, 0.0, difference / error.sqrt())

@@ -71,7 +71,7 @@ def run(
         for name in ("figures", "tables"):
             shutil.rmtree(folder / name, ignore_errors=True)
         write_atomically(folder / "config.toml", to_toml(config).encode())
-        return _lead(Keeper(config, folder, Progress(), observer, agreed(stop)), source, first, None, after)
+        return _carry_out(Keeper(config, folder, Progress(), observer, agreed(stop)), source, first, None, after)
 
 
 def check_free(folder: Path, *, overwrite: bool) -> None:
@@ -93,13 +93,7 @@ def resume(folder: Path, observer: Observer, *, stop: Stop = lambda: False, afte
         progress, states = read_checkpoint(folder)
         source = source_of(config)
         keeper = Keeper(config, folder, progress, observer, agreed(stop))
-        return _lead(keeper, source, source(config.seeds[0]), states, after)
-
-
-def _lead(keeper: Keeper, source: Source, first: Benchmark, states: States, after: After) -> Result:
-    """Tell the other processes, if there are any, where the run stands, and carry it out."""
-    from_first(lambda: (to_toml(keeper.config), to_json(keeper.progress), states))
-    return _carry_out(keeper, source, first, states, after)
+        return _carry_out(keeper, source, source(config.seeds[0]), states, after)
 
 
 def _follow(observer: Observer, stop: Stop, after: After) -> Result:
@@ -181,11 +175,6 @@ class Seed:
         task = self.benchmark.task(number)
         return self.learner.learn(task.train.x, task.train.y, size=task.size, augment=self.augment)
 
-    def score(self, on: int, task: int) -> float:
-        """The score of the learner's `task` on the test data of task `on` of the benchmark."""
-        split = self.benchmark.test_split(on)
-        return score(self.learner.predict(split.x, task=task), split.y)
-
 
 def seeds_at_once(config: Config) -> int:
     """The number of seeds that are trained as one program.
@@ -199,6 +188,8 @@ def seeds_at_once(config: Config) -> int:
 def _carry_out(keeper: Keeper, source: Source, first: Benchmark, states: States, after: After) -> Result:
     """Learn the seeds that are left; `first` is the benchmark of the first seed of all."""
     config, progress = keeper.config, keeper.progress
+    if not is_follower():  # tells the others, if there are any, where the run stands
+        from_first(lambda: (to_toml(config), to_json(progress), states))
     progress.started = progress.started or datetime.now(UTC).isoformat(timespec="seconds")
     with environment.threads(config.run.threads, tf32=config.run.tf32):
         group = _next_seeds(keeper, source, first, states)
@@ -213,7 +204,7 @@ def _carry_out(keeper: Keeper, source: Source, first: Benchmark, states: States,
     return result
 
 
-def _next_seeds(keeper: Keeper, source: Source, first: Benchmark, states: list[dict[str, Any]] | None) -> list[Seed]:
+def _next_seeds(keeper: Keeper, source: Source, first: Benchmark, states: States) -> list[Seed]:
     """The next seeds, to be learned together; their learners in the `states` of a checkpoint, if there is one."""
     config, progress, group = keeper.config, keeper.progress, list[Seed]()
     augment = config.stream.augmentation
@@ -301,4 +292,5 @@ def _learn_alone(config: Config, group: list[Seed], number: int) -> None:
     new = [replace(one, learner=new_learner(config, one.benchmark, one.seed)) for one in group]
     finish([one.learn(number) for one in new])
     for one in new:
-        one.record.alone.append(one.score(number, 0))
+        split = one.benchmark.test_split(number)
+        one.record.alone.append(score(one.learner.predict(split.x, task=0), split.y))

@@ -188,7 +188,8 @@ def tune(
 
 def _beyond(grid: Grid, done: Sequence[Trial], search: Search) -> Iterator[tuple[str, Any, Any]]:
     """For each option whose best value is at an edge of its numbers: one value beyond it, in the same ratio."""
-    best = max(trial.merit(search.by) for trial in done)
+    winner = max(done, key=lambda trial: trial.merit(search.by))
+    best = winner.merit(search.by)
     if best == -math.inf:
         return
     for name, values in grid.items():
@@ -201,12 +202,8 @@ def _beyond(grid: Grid, done: Sequence[Trial], search: Search) -> Iterator[tuple
             if winners == [edge] and edge != 0:  # zero switches a term off
                 value = edge * edge / inner if edge * inner > 0 else 2 * edge - inner
                 value = round(value) if type(edge) is int else float(f"{value:.6g}")
-                if value not in numbers and _is_possible(search, {**_options_of(best, done, search), name: value}):
+                if value not in numbers and _is_possible(search, {**winner.options, name: value}):
                     yield name, edge, value
-
-
-def _options_of(best: float, done: Sequence[Trial], search: Search) -> dict[str, Any]:
-    return next(trial.options for trial in done if trial.merit(search.by) == best)
 
 
 def _is_possible(search: Search, options: Mapping[str, Any]) -> bool:

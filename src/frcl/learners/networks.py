@@ -51,23 +51,18 @@ def _is_plain(value: Any) -> bool:
 
 def build(description: Any, weights: Mapping[str, Tensor], allow: Sequence[str]) -> nn.Module:
     """The network of a description, with weights like these; its shapes are checked before any memory is taken."""
-    if not isinstance(description, dict) or description.keys() != {"name", "arguments", "dtype", "training"}:
-        raise CheckpointError("the description of the network in the file cannot be read; give the network")
-    name, arguments, dtype, training = (description[key] for key in ("name", "arguments", "dtype", "training"))
+    given, keys = description if isinstance(description, dict) else {}, ("name", "arguments", "dtype", "training")
+    name, arguments, dtype, training = (given.get(key) for key in keys)
     dtypes = {str(one): one for one in (torch.float32, torch.float64, torch.bfloat16)}
-    if (
-        not isinstance(arguments, dict)
-        or not _is_plain(arguments)
-        or str(dtype) not in dtypes
-        or type(training) is not bool
-    ):
+    fits = given.keys() == {*keys} and _is_plain(arguments) and str(dtype) in dtypes and type(training) is bool
+    if not fits or not isinstance(arguments, dict):
         raise CheckpointError("the description of the network in the file cannot be read; give the network")
     kind = _class_of(name, allow)
     try:
         if name in OURS:
             with torch.device("meta"):  # shapes without memory
                 check_fits(kind(**arguments).to(dtypes[str(dtype)]).state_dict(), dict(weights))
-        net = kind(**arguments).to(dtypes[str(dtype)]).train(training)
+        net = kind(**arguments).to(dtypes[str(dtype)]).train(training is True)
     except CheckpointError:
         raise
     except DAMAGED as error:

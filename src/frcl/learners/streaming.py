@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -167,16 +167,6 @@ def reopen(model: Model, predictor: Predictor, state: LearnerState, number: int,
             learned[name].copy_(value)
     current.window = Window(model.options.window)
     current.window.add(summary.Z, targets, state.streams["window"])
-
-
-def settle(state: LearnerState, number: int) -> None:
-    """A task that returned has ended: what was kept of it last replaces what was kept of it before."""
-    state.past[number] = state.past.pop()
-    for regulariser in state.regularisers:
-        for item in fields(regulariser):
-            value = getattr(regulariser, item.name)
-            if not item.init and isinstance(value, list) and len(value) == len(state.past) + 1:
-                setattr(regulariser, item.name, [*value[:number], value[-1], *value[number + 1 : -1]])
 
 
 # -- labels that appear --------------------------------------------------------------------------------------------

@@ -161,6 +161,11 @@ class Regulariser(ABC):
         """
         drop_task(self, [one for one in fields(self) if not one.init], task, last=last)
 
+    def replace(self, task: int) -> None:
+        """The task that has just ended is a past one, learned further: its new entries take the place of the old."""
+        state = [one for one in fields(self) if not one.init]
+        edit_lists(self, state, lambda each: [*each[:task], each[-1], *each[task + 1 : -1]])
+
     def kept(self, theta: Params) -> Kept:
         """What is kept of past tasks, by kind; θ is what a copy of the network would hold."""
         return {}
@@ -194,12 +199,16 @@ class Regulariser(ABC):
 def drop_task(kept: Any, state: Sequence[Field[Any]], task: int, *, last: bool) -> None:
     """Replace the lists among the fields `state` of a dataclass by lists without one task; all of them by defaults
     if it was the `last`."""
+    edit_lists(kept, state, lambda each: [*each[:task], *each[task + 1 :]])
+    for one in state if last else ():
+        setattr(kept, one.name, one.default_factory() if callable(one.default_factory) else one.default)
+
+
+def edit_lists(kept: Any, state: Sequence[Field[Any]], edit: Callable[[list[Any]], list[Any]]) -> None:
+    """Replace the lists among the fields `state` of a dataclass, which have an entry for each task; empty ones stay."""
     for one in state:
-        value = getattr(kept, one.name)
-        if last:
-            setattr(kept, one.name, one.default_factory() if callable(one.default_factory) else one.default)
-        elif isinstance(value, list) and value:
-            setattr(kept, one.name, [*value[:task], *value[task + 1 :]])
+        if isinstance(value := getattr(kept, one.name), list) and value:
+            setattr(kept, one.name, edit(value))
 
 
 REGULARISERS: Registry[type[Regulariser]] = Registry("regulariser")

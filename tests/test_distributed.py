@@ -239,12 +239,12 @@ def test_several_methods_by_torchrun_print_once(tmp_path):
 
 
 def test_other_commands_refuse_torchrun(monkeypatch, tmp_path):
-    from frcl.cli.sweep import engine_of
+    from frcl.cli.sweep import Place
 
     for name, value in environment(0).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(OptionError, match="torchrun is for frcl run"):
-        engine_of("none", 1, 1.0, 0.0)
+        Place().engine("cpu")
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ def test_a_config_survives_its_file(tmp_path):
         ({"stream": {"tasks": 0}}, "tasks must be"),
         ({"detector": {"aggregate": "sum"}}, "aggregate=.sum. is unknown; choose one of max, median, mean"),
         ({"run": {"checkpoint_seconds": "often"}}, "checkpoint_seconds must be a number, not 'often'"),
-        ({"hidden_boundaries": 3}, "must be of type bool"),
+        ({"hidden_boundaries": 3}, "must be True or False, not 3"),
     ],
 )
 def test_mistakes_are_named(layer, message):

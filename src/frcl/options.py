@@ -63,7 +63,7 @@ def _check(name: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> None:
         if isinstance(number, int) and abs(number) > LARGEST_INT:
             raise OptionError(f"{name} is a number of {number.bit_length()} bits; at most 63 are possible")
     if get_origin(hint) is tuple:
-        return _check_tuple(name, value, get_args(hint)[0])
+        return _check_tuple(name, value, get_args(hint)[0], 0 if limits.get("limits") == NOT_NEGATIVE else 1)
     kinds, words = _members(hint), choices_of(hint)
     if value in words or (value is None and type(None) in kinds):
         return None
@@ -79,13 +79,13 @@ def _check(name: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> None:
     return None
 
 
-def _check_tuple(name: str, values: Any, kind: type) -> None:
+def _check_tuple(name: str, values: Any, kind: type, least: int) -> None:
     def fits(value: Any) -> bool:
         whole = isinstance(value, int) and not isinstance(value, bool)
-        return whole and value >= 1 if kind is int else whole or (isinstance(value, float) and math.isfinite(value))
+        return whole and value >= least if kind is int else whole or (isinstance(value, float) and math.isfinite(value))
 
     if not isinstance(values, tuple) or not values or not all(map(fits, values)):
-        wanted = "whole numbers of at least 1" if kind is int else "finite numbers"
+        wanted = f"whole numbers of at least {least}" if kind is int else "finite numbers"
         raise OptionError(f"{name} must be {wanted}, at least one, not {values!r}")
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 from typer import Option
 
-from frcl.cli.console import err, out, say
+from frcl.cli.console import bar, out, say
 from frcl.errors import OptionError
 from frcl.registry import suggestion
 
@@ -87,7 +86,7 @@ def _on_cpu(only: list[str] | None, quick: bool, repeat: int | None, threads: in
     from frcl.bench import cpu
 
     chosen = [(case, case.count(repeat, quick)) for case in _chosen({case.goal.name: case for case in cpu.CASES}, only)]
-    with _progress(sum(count for _, count in chosen)) as advance:
+    with bar("", sum(count for _, count in chosen)) as advance:
         size = cpu.Sizes(threads=threads)
         return [case.measure(size, count, partial(advance, case.goal.what)) for case, count in chosen]
 
@@ -104,7 +103,7 @@ def _on_cuda(
     goals = {goal.name: goal for goal in cuda.GOALS}
     chosen = _chosen(goals, only or [name for name in goals if omniglot or name != "omniglot"])
     configs = cuda.configurations(chosen, device, data)
-    with _progress(repeat * len(configs)) as advance:
+    with bar("", repeat * len(configs)) as advance:
         found = cuda.measure_runs(chosen, configs, repeat, partial(advance, "whole runs"))
     return found, next(iter(configs.values())).run.threads
 
@@ -114,13 +113,3 @@ def _chosen(known: Mapping[str, T], only: list[str] | None) -> list[T]:
         if name not in known:
             raise OptionError(f"--only {name!r} is unknown{suggestion(name, known)}")
     return [one for name, one in known.items() if not only or name in only]
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A progress bar on a terminal, and the function that counts a repetition of the measure it names."""
-    from rich.progress import Progress
-
-    with Progress(console=err, transient=True, disable=not err.is_terminal) as bars:
-        bar = bars.add_task("", total=total)
-        yield lambda what: bars.update(bar, description=what, advance=1)

@@ -50,14 +50,14 @@ def show_table(rows: Iterable[Iterable[object]], *headings: str, right: bool = F
 
 
 @contextmanager
-def bar(what: str, total: int | None = None, *, quiet: bool = False) -> Iterator[Callable[[], None]]:
-    """A progress bar on a terminal, and the function that counts one more."""
+def bar(what: str, total: int | None = None, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
+    """A progress bar on a terminal, and the function that counts one more; it may name what comes next."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, disable=quiet or not err.is_terminal) as bars:
         task = bars.add_task(what, total=total)
-        yield lambda: bars.advance(task)
+        yield lambda what=what: bars.update(task, description=what, advance=1)
 
 
 def say_result(result: Result, page: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from itertools import chain, count
 from pathlib import Path
@@ -153,20 +153,25 @@ class Flags:
 
 
 def shares_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command with every field of `Flags` as an option of its own, in place of its parameter `flags`."""
-    hints, own = get_type_hints(Flags, include_extras=True), inspect.signature(command, eval_str=True)
+    """The command with every field of `Flags`, and of its other dataclasses, as an option in place of the parameter."""
+    own = inspect.signature(command, eval_str=True)
+    groups: dict[str, Any] = {
+        name: item.annotation for name, item in own.parameters.items() if is_dataclass(item.annotation)
+    }
     shared = [
         inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=hints[one.name])
-        for one in fields(Flags)
+        for kind in groups.values()
+        for hints in [get_type_hints(kind, include_extras=True)]
+        for one in fields(kind)
     ]
     kept = [
-        item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, item in own.parameters.items() if name != "flags"
+        item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, item in own.parameters.items() if name not in groups
     ]
 
     @wraps(command)
     def call(**values: Any) -> Any:
-        flags = Flags(**{one.name: values.pop(one.name) for one in fields(Flags)})
-        return command(flags=flags, **values)
+        made = {name: kind(**{one.name: values.pop(one.name) for one in fields(kind)}) for name, kind in groups.items()}
+        return command(**made, **values)
 
     parameters = [*kept[:2], *shared, *kept[2:]]  # the benchmark and the method come first in the help
     call.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]

@@ -3,6 +3,7 @@
 import json
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -32,52 +33,46 @@ GPUS = "With Ray: GPUs for each job, as 1 or 0.25; by default 1 on CUDA."
 RESUME = "Go on with what is in this folder; of the other options only those are needed that say where."
 _addresses = completed(lambda: ("none", "local", "auto"))
 
-Address = Annotated[str, Option(help=ADDRESS, autocompletion=_addresses)]
-Jobs = Annotated[int, Option(min=1, help=JOBS)]
-Cpus = Annotated[float, Option(min=0.0, help=CPUS)]
-Gpus = Annotated[float | None, Option(min=0.0, help=GPUS)]
-Resume = Annotated[Path | None, Option(help=RESUME)]
 
+@dataclass(frozen=True)
+class Place:
+    """Options that say where jobs are carried out, and of which folder."""
 
-def engine_of(address: str, jobs: int, cpus: float, gpus: float) -> Engine:
-    """Where jobs are carried out."""
-    if is_launched():
-        raise OptionError("torchrun is for frcl run and frcl resume; start this command by itself")
-    if address == "none":
-        return in_turn if jobs == 1 else in_processes(jobs)
-    from frcl.adapters.ray import on_ray
+    address: Annotated[str, Option(help=ADDRESS, autocompletion=_addresses)] = "none"
+    jobs: Annotated[int, Option(min=1, help=JOBS)] = 1
+    cpus: Annotated[float, Option(min=0.0, help=CPUS)] = 1.0
+    gpus: Annotated[float | None, Option(min=0.0, help=GPUS)] = None
+    resume: Annotated[Path | None, Option(help=RESUME)] = None
 
-    return on_ray(address, cpus=cpus, gpus=gpus)
+    def engine(self, device: str) -> Engine:
+        """What carries out jobs that compute on this device."""
+        if is_launched():
+            raise OptionError("torchrun is for frcl run and frcl resume; start this command by itself")
+        if self.address == "none":
+            return in_turn if self.jobs == 1 else in_processes(self.jobs)
+        from frcl.adapters.ray import on_ray
 
+        return on_ray(self.address, cpus=self.cpus, gpus=self.gpus_for(device))
 
-def gpus_for(gpus: float | None, device: str) -> float:
-    """GPUs of a job: as said, or one where it computes on CUDA."""
-    return float(device.startswith("cuda")) if gpus is None else gpus
+    def gpus_for(self, device: str) -> float:
+        """GPUs of a job: as said, or one where it computes on CUDA."""
+        return float(device.startswith("cuda")) if self.gpus is None else self.gpus
 
 
 @shares_flags
-def sweep(
-    flags: Flags,
-    benchmark: Benchmark = None,
-    method: MethodNames = None,
-    address: Address = "none",
-    jobs: Jobs = 1,
-    cpus: Cpus = 1.0,
-    gpus: Gpus = None,
-    resume: Resume = None,
-) -> None:
+def sweep(flags: Flags, place: Place, benchmark: Benchmark = None, method: MethodNames = None) -> None:
     """Learn with several methods and options, as in --method frcl,ewc --set lr=[1e-3,1e-2], and write one report.
 
     A job is all seeds of one configuration, trained as one program. A list given by --set is a list of values to try;
     for an option that is a list itself give a list of lists. Any process may be killed: frcl sweep --resume FOLDER
     ends with the results of an uninterrupted sweep.
     """
-    folder = resume or _planned(flags, benchmark, method)
+    folder = place.resume or _planned(flags, benchmark, method)
     if folder is None:
         return
     texts, found, silent = read_plan(folder), dict[str, Result | str](), flags.quiet or flags.as_json
     cuda = next((text for text in texts.values() if tomllib.loads(text).get("device") != "cpu"), None)
-    engine = engine_of(address, jobs, cpus, gpus_for(gpus, "cuda" if cuda else "cpu"))
+    engine = place.engine("cuda" if cuda else "cpu")
     with alone_in(folder), bar("jobs", len(texts), quiet=silent) as advance:
         try:
             for job, one in carried_out(texts, folder, engine):

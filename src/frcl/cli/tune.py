@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from frcl.cli.console import bar, say
 from frcl.cli.options import Benchmark, Flags, completed, free_folder, keys, methods, shares_flags
-from frcl.cli.sweep import Address, Cpus, Gpus, Jobs, Resume, engine_of, gpus_for
+from frcl.cli.sweep import Place
 from frcl.errors import OptionError
 from frcl.experiment.config import over, to_toml
 from frcl.experiment.keeper import Interrupted
@@ -31,6 +31,7 @@ _engines = completed(lambda: ("grid", "ray"))
 @shares_flags
 def tune(
     flags: Flags,
+    place: Place,
     method: Annotated[str | None, Argument(help=METHOD, autocompletion=methods)] = None,
     benchmark: Benchmark = None,
     trials: Annotated[int | None, Option(min=1, help="Only this many combinations, chosen by Optuna.")] = None,
@@ -38,11 +39,6 @@ def tune(
     by: Annotated[str, Option(help=f"What decides: {', '.join(BY)}.", autocompletion=_measures)] = "accuracy",
     extend: Annotated[int, Option(min=0, help=EXTEND)] = EXTENSIONS,
     engine: Annotated[str, Option(help=ENGINE, autocompletion=_engines)] = "grid",
-    address: Address = "none",
-    jobs: Jobs = 1,
-    cpus: Cpus = 1.0,
-    gpus: Gpus = None,
-    resume: Resume = None,
 ) -> None:
     """Choose options among a grid on validation data of the first tasks; test data is never touched.
 
@@ -51,7 +47,7 @@ def tune(
     if engine not in ("grid", "ray"):
         raise OptionError(f"--engine {engine} is unknown; choose grid or ray")
     tell: Callable[[str], None] = (lambda _: None) if flags.as_json or flags.quiet else say
-    if resume is None:
+    if place.resume is None:
         search = _search(flags, method, benchmark, trials, tries or [], by, extend)
         if flags.dry_run:
             config = search.config({name: values[0] for name, values in search.grid.items()})
@@ -60,7 +56,7 @@ def tune(
         folder = flags.out or free_folder(f"{Path(search.benchmark).stem}-{method}-tune")
         search.write(folder)
     else:
-        folder, search = resume, Search.read(resume)
+        folder, search = place.resume, Search.read(place.resume)
     shown = ", ".join(f"{name}={json.dumps(values)}" for name, values in search.grid.items())
     tell(f"tuning {search.method} on {search.benchmark}: {shown}")
 
@@ -68,18 +64,19 @@ def tune(
         advance()
         tell(f"{trial.show()}  {trial.options}")
 
-    needed = gpus_for(gpus, search.config({}).device)
+    device = search.config({}).device
     with alone_in(folder), bar("trials", quiet=flags.quiet or flags.as_json) as advance:
         try:
             if engine == "ray":
                 from frcl.adapters.ray import search_on_ray
 
-                found = search_on_ray(search, folder, "local" if address == "none" else address, cpus=cpus, gpus=needed)
+                address = "local" if place.address == "none" else place.address
+                found = search_on_ray(search, folder, address, cpus=place.cpus, gpus=place.gpus_for(device))
                 for trial in found:
                     show(trial)
             else:
                 found = search_in(
-                    search, folder, engine_of(address, jobs, cpus, needed), on_trial=show,
+                    search, folder, place.engine(device), on_trial=show,
                     on_extended=lambda name, edge, value: tell(edge_wins(name, edge, value)),
                 )  # fmt: skip
         except KeyboardInterrupt:

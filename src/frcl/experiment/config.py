@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from frcl.boundary import BoundaryDetector, DetectorSettings
-from frcl.codec import short
 from frcl.data import BENCHMARKS
 from frcl.data.options import BenchmarkOptions
 from frcl.errors import OptionError
 from frcl.files import read_document
 from frcl.learners.options import FRCLOptions
 from frcl.methods import METHODS, default_options
-from frcl.options import LARGEST_INT, NOT_NEGATIVE, MethodOptions, Options, from_plain, option
+from frcl.options import NOT_NEGATIVE, MethodOptions, Options, from_plain, option
 from frcl.registry import suggestion
 
 Scenario = Literal["task", "class"]  # whether the task is named at test time, or inferred
@@ -71,12 +70,12 @@ class RunOptions(Options):
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Options):
     """One run: a benchmark, a method, seeds, and the options of each part."""
 
     benchmark: str = "split-digits"
     method: str = "frcl"
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: tuple[int, ...] = option((0, 1, 2), "root seeds, one learner for each", NOT_NEGATIVE)
     device: str = "cpu"
     data: str | None = None
     hidden_boundaries: bool = False
@@ -88,23 +87,13 @@ class Config:
     run: RunOptions = field(default_factory=RunOptions)
 
     def __post_init__(self) -> None:
-        for name, kind in (("device", str), ("hidden_boundaries", bool)):
-            if not isinstance(getattr(self, name), kind):
-                raise OptionError(f"{name} must be of type {kind.__name__}, not {getattr(self, name)!r}")
-        if self.scenario not in SCENARIOS:
-            raise OptionError(f"scenario is {' or '.join(SCENARIOS)}, not {self.scenario!r}")
-        if not isinstance(self.data, str | None):
-            raise OptionError(f"data is the path of a folder, not {self.data!r}")
-        if not isinstance(self.seeds, tuple) or any(
-            type(seed) is not int or not 0 <= seed <= LARGEST_INT for seed in self.seeds
-        ):
-            raise OptionError(f"seeds must be whole numbers from 0 to 2⁶³ − 1; got {short(self.seeds)}")
+        super().__post_init__()
         if self.hidden_boundaries and self.run.forward_transfer:
             raise OptionError("forward_transfer is not measured with hidden boundaries; leave one of the two out")
         if self.hidden_boundaries and self.stream.augmentation is not None:
             raise OptionError("crop and flip change the minibatches of a task; leave them out with hidden boundaries")
-        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
-            raise OptionError(f"seeds must be different whole numbers, at least one; got {list(self.seeds)}")
+        if len(set(self.seeds)) != len(self.seeds):
+            raise OptionError(f"seeds must be different whole numbers; got {list(self.seeds)}")
 
 
 PARTS = ("stream", "network", "learner", "detector", "run")
@@ -136,9 +125,7 @@ def resolve(benchmark: str, *layers: Mapping[str, Any]) -> Config:
         merged = over(merged, layer)
     merged |= {"benchmark": benchmark, "method": method}
     built = {part: from_plain(parts[part], merged.pop(part)) for part in PARTS}
-    merged |= {"seeds": tuple(merged["seeds"])} if isinstance(merged.get("seeds"), list) else {}
-    merged |= {"data": None} if merged.get("data") == "none" else {}
-    return Config(**merged, **built)
+    return from_plain(Config(**built), merged)
 
 
 def over(below: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:

@@ -127,7 +127,7 @@ class Several(Observer):
             for observer in observers:
                 getattr(observer, event)(*values)
 
-        for event in ("begin", "step", "evaluated", "end", "close"):
+        for event in ("begin", "step", "evaluated", "close"):
             setattr(self, event, partial(pass_on, event))
 
 

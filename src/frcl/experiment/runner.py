@@ -199,7 +199,6 @@ def _carry_out(keeper: Keeper, source: Source, first: Benchmark, states: States,
             _learn_group(keeper, group)
             group = _next_seeds(keeper, source, first, None)
         result = from_first(partial(keeper.result, first))
-    keeper.observer.end(result)
     after(result)
     return result
 

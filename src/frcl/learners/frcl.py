@@ -34,7 +34,7 @@ from frcl.learners.objective import Objective
 from frcl.learners.options import FRCLKeywords, FRCLOptions
 from frcl.learners.predict import Predictor
 from frcl.learners.state import CurrentTask, Declared, LearnerState, Score, Window, estimated_size, remember
-from frcl.learners.streaming import rehearse, watch, with_new_labels
+from frcl.learners.streaming import rehearse, settle, watch, with_new_labels
 from frcl.learners.task import Examples, Model, close_task, open_task, program_of, split
 from frcl.learners.types import Beliefs, OnStep, StepLog, Summary, learner_html, progress_bar
 from frcl.likelihoods import Label, Likelihood, check_name, likelihood_for, plain_labels
@@ -389,9 +389,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
             if self._inference.sums is not None:
                 after.task_sums = self._ended(after.task_sums, summary.likelihood, x, y, current.returned)
             if current.returned is not None:
-                after.past[number] = after.past.pop()
-                for one in after.regularisers:
-                    one.replace(number)
+                settle(after, number)
             if self.options.memory is not None:
                 summary = within_memory(self._model, after, current, number, x)
             if held is not None:

@@ -169,6 +169,13 @@ def reopen(model: Model, predictor: Predictor, state: LearnerState, number: int,
     current.window.add(summary.Z, targets, state.streams["window"])
 
 
+def settle(state: LearnerState, number: int) -> None:
+    """A task that returned has ended: what was kept of it last replaces what was kept of it before."""
+    state.past[number] = state.past.pop()
+    for regulariser in state.regularisers:
+        regulariser.replace(number)
+
+
 # -- labels that appear --------------------------------------------------------------------------------------------
 
 

@@ -223,14 +223,15 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         tree = self._trained()
         for _, tensor in named_tensors(tree):
             tensor.requires_grad_(True)
-        return Optimiser(tree, self.options.lr)
+        return Optimiser(tree, self.options.lr, rule=self.options.rule)
 
     def _program(
         self, loss: Loss, constants: Tree, x: Tensor, y: Tensor, stop: int,
         draw: Callable[[int, Tensor], Drawn] = lambda _, rows: Drawn(rows, ()), **settings: Any,
     ) -> Program:  # fmt: skip
         """Steps up to `stop` with this loss; `draw` is told how many steps, and the rows of their minibatches."""
-        state, now = self._state, self._now
+        state, now, options = self._state, self._now, self.options
+        options.schedule(self._optimiser, stop - now.first)
 
         def drawn(steps: int) -> Drawn:
             return draw(steps, self._pick(steps, len(x)))

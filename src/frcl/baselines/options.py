@@ -5,27 +5,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from frcl.engine.schedule import OptimiserOptions
+from frcl.errors import OptionError
 from frcl.exact.fixed import FeatureKind
 from frcl.inference import FromHeads, TaskInference, task_inference
-from frcl.options import NOT_NEGATIVE, POSITIVE, MethodOptions, option
+from frcl.options import NOT_NEGATIVE, POSITIVE, option
 from frcl.regularisers import EWC, CurrentInputs, Curvature, PathIntegral, Regulariser, Replay
 from frcl.regularisers.fisher import FisherMode
 from frcl.regularisers.mean_field import Coreset
 
 
 @dataclass(frozen=True)
-class TrainingOptions(MethodOptions):
+class TrainingOptions(OptimiserOptions):
     """What every method has."""
 
-    steps: int = option(1000, "gradient steps per task")
-    batch_size: int = option(128, "minibatch size")
-    lr: float = option(1e-3, "Adam's learning rate", POSITIVE)
+    shares_weights: ClassVar[bool] = True  # whether the network's weights are trained as they are
+
     task_inference: FromHeads = option(
         "heads", "p(task | x) where no task is named: from the largest probability of each head, or sums over examples"
     )
     task_features: int = option(500, "exact: random features of the input; their sums take 2 bytes times its square")
     task_kind: FeatureKind = option("auto", "exact: 'conv' for images, 'dense' for flat inputs; auto: by the shape")
     seed: int = option(0, "root of every random stream of the learner", NOT_NEGATIVE)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.shares_weights and (self.weight_decay or self.backbone_lr is not None):
+            raise OptionError(
+                f"weight_decay and backbone_lr are for weights that all tasks share, and {type(self).__name__} trains "
+                "others: leave them out"
+            )
 
     def inference_of_task(self) -> TaskInference:
         """How the task of an input is inferred."""
@@ -146,6 +155,8 @@ class LwFOptions(TrainingOptions):
 class VCLOptions(TrainingOptions):
     """Variational continual learning, mean-field (Nguyen et al., 2018)."""
 
+    shares_weights: ClassVar[bool] = False
+
     coreset: Coreset = option("none", "how the coreset of a task is chosen")
     points: int = option(40, "examples of the coreset of a task, left out of its training")
     points_per_class: int | None = option(None, "instead of `points`: this many for each class of a task")
@@ -161,10 +172,14 @@ class VCLOptions(TrainingOptions):
 class ProgressiveOptions(TrainingOptions):
     """Progressive networks: a new column per task, with lateral connections from the frozen ones."""
 
+    shares_weights: ClassVar[bool] = False
+
 
 @dataclass(frozen=True)
 class PnCOptions(OnlineEWCOptions):
     """Progress & compress: an active column learns, then is distilled into the knowledge base (online EWC)."""
+
+    shares_weights: ClassVar[bool] = False
 
     strength: float = option(10.0, "of the online EWC penalty; 10 and 100 did best on the digits", NOT_NEGATIVE)
     compress_steps: int = option(1000, "steps of distillation after the `steps` of the active column")

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 from frcl.budget import parsed_bytes
-from frcl.engine.train import Method, Rule
+from frcl.engine.schedule import OptimiserOptions
+from frcl.engine.train import Method
 from frcl.errors import OptionError
 from frcl.exact.fixed import FeatureKind
 from frcl.inference import FromSummaries, TaskInference, task_inference
 from frcl.likelihoods import check_name
-from frcl.options import NOT_NEGATIVE, POSITIVE, SHARE, MethodOptions, option
+from frcl.options import NOT_NEGATIVE, POSITIVE, SHARE, option
 from frcl.posterior import Covariance, Prior
 from frcl.regularisers import (
     CurrentInputs,
@@ -31,7 +32,7 @@ Dropped = Literal["trace", "random"]
 
 
 @dataclass(frozen=True)
-class FRCLOptions(MethodOptions):
+class FRCLOptions(OptimiserOptions):
     """Everything that can be set on an `FRCL` learner."""
 
     points: int = option(40, "inducing points kept per task")
@@ -74,18 +75,6 @@ class FRCLOptions(MethodOptions):
         1.0, "weight of the current task's own KL; the ELBO has 1, and above it q is wider", POSITIVE
     )
 
-    steps: int = option(1000, "gradient steps of fit() per task")
-    batch_size: int = option(128, "minibatch size of fit()")
-    lr: float = option(1e-3, "learning rate", POSITIVE)
-    backbone_lr: float | None = option(None, "learning rate of the network's weights; None: lr", POSITIVE)
-    optimiser: Method = option("adam", "Adam, AdamW, or stochastic gradient descent with momentum")
-    momentum: float = option(0.9, "of 'sgd'", SHARE)
-    weight_decay: float = option(
-        0.0, "of the network's weights: added to their gradient times them; 'adamw': apart from it", NOT_NEGATIVE
-    )
-    clip_norm: float | None = option(None, "largest norm of a gradient, which is scaled down to it", POSITIVE)
-    warm_up: float = option(0.0, "fit(): over this share of the steps, the first ones, lr rises from zero", SHARE)
-    lr_decay: float = option(0.0, "fit(): over this share of the steps, the last ones, lr falls to zero", SHARE)
     past_tasks_per_step: int | None = option(None, "at most this many past tasks are regularised per step; None: all")
 
     functional: float = option(1.0, "weight of the paper's KL at the inducing points; 0: off", NOT_NEGATIVE)
@@ -164,11 +153,6 @@ class FRCLOptions(MethodOptions):
     def prior(self) -> Prior:
         """The prior of the last-layer weights."""
         return Prior(1.0 if self.inference == "function" and self.prior_std == "learned" else self.prior_std)
-
-    @property
-    def rule(self) -> Rule:
-        """How parameters are moved."""
-        return Rule(self.optimiser, self.momentum, self.weight_decay, self.backbone_lr, self.clip_norm)
 
     @property
     def recipe(self) -> Recipe:

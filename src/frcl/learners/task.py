@@ -277,10 +277,8 @@ def program_of(
     """The steps left of the current task: those of fit() up to `stop`, or one per minibatch of a stream."""
     options, likelihood, streams = model.options, current.likelihood, state.streams
     regularisers, tasks = state.regularisers, len(state.past)
-    if options.lr_decay and not stream:
-        current.optimiser.decay = float(stop), options.lr_decay * stop
     if not stream:
-        current.optimiser.rise = options.warm_up * stop
+        options.schedule(current.optimiser, stop)
     program: Program
 
     def draw(steps: int) -> Drawn:

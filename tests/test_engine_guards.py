@@ -12,9 +12,9 @@ from frcl import FRCL, MLP, CheckpointError, ConvNet, Ensemble, NumericalError, 
 from frcl.experiment import runner
 from frcl.experiment.config import resolve
 from frcl.experiment.keeper import Interrupted, Observer
-from frcl.learners.base import data_mark
 from frcl.learners.lockstep import together
 from frcl.methods import METHODS, make_learner
+from frcl.trees import data_mark
 from streams import blobs
 
 SMALL = {"points": 6, "steps": 30, "batch_size": 16, "search_steps": 5}

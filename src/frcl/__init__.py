@@ -19,6 +19,7 @@ from frcl.errors import (
     TaskError,
 )
 from frcl.features import MLP, ConvNet
+from frcl.frozen import FrozenFront
 from frcl.image_networks import CifarNet, ResNet18
 from frcl.inputs import MultiInput
 from frcl.learners.ensemble import Ensemble, load
@@ -60,6 +61,7 @@ __all__ = [
     "FRCLOptions",
     "FRCLPlus",
     "FrclError",
+    "FrozenFront",
     "FunctionalKL",
     "KroneckerCurvature",
     "LabelError",

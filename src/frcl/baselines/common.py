@@ -23,14 +23,14 @@ from frcl.engine.train import AdamState, Optimiser
 from frcl.errors import CheckpointError, DataError, OptionError
 from frcl.features import FeatureMap, check_features, fixed_parts, in_chunks, is_stackable, trained_parts
 from frcl.inference import Asked
-from frcl.learners.base import SequentialLearner, State, checked_size, data_mark
+from frcl.learners.base import SequentialLearner, State, checked_size
 from frcl.learners.loaded import SavedLearner, check_like, expect, restored_parts, saved_parts, width_of
 from frcl.learners.lockstep import Work
 from frcl.learners.types import Beliefs, OnStep, Prediction
 from frcl.likelihoods import Likelihood, Softmax, as_values
-from frcl.regularisers.protocol import Kept, Regulariser, Task, augmentation, drop_task
+from frcl.regularisers.protocol import Kept, Regulariser, Task, drop_task, hooks
 from frcl.seeding import fork
-from frcl.trees import Params, Tree, detached, named_tensors
+from frcl.trees import Params, Tree, data_mark, detached, named_tensors
 
 O = TypeVar("O", bound=TrainingOptions)  # noqa: E741
 Own = TypeVar("Own")
@@ -108,7 +108,8 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
                     f"regulariser {one.name!r} reads the inducing points of past tasks, and this learner keeps none; "
                     "use frcl.FRCL(net, regularisers=[...])"
                 )
-        self.features = FeatureMap(self.net)
+        self.features = FeatureMap(self.net, options.bfloat16)
+        self._ahead = self.features  # of the inputs of training
         self._inference = options.inference_of_task()
         self._changes: Augmentation | None = None  # of the minibatches of the task that is learned by fit()
         self._state = BaselineState(
@@ -160,8 +161,9 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         inputs = self._inputs(x, y)
         N = float(len(inputs) if size is None else checked_size(size))
         targets = self._open(inputs, y, N) if self._state.current is None else self._continued(inputs, y)
-        state, seed = self._state, self.options.seed
-        self._changes = augmentation(augment, state.regularisers, seed, len(state.past))
+        state, number = self._state, len(self._state.past)
+        self._changes = hooks(state.regularisers, self.options.seed, number, augment)["augment"]
+        self._ahead = self.features.ahead() if augment is None else self.features
         for program in self._programs(inputs, targets):
             yield replace(program, augment=self._changes)
         self._close(inputs, targets)
@@ -191,7 +193,7 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         refuse_non_finite("parameter", self._optimiser.params)
         with self._changing() as state:
             head = self._finish()
-            task = replace(self._task(), head=head)
+            task = replace(self._task(), features=replace(self.features, bfloat16=False), head=head)
             for one in state.regularisers:
                 one.end(task, x, y, state.streams["selection"])
             if self._inference.sums is not None:
@@ -231,7 +233,7 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
     ) -> Program:  # fmt: skip
         """Steps up to `stop` with this loss; `draw` is told how many steps, and the rows of their minibatches."""
         state, now, options = self._state, self._now, self.options
-        options.schedule(self._optimiser, stop - now.first)
+        self._optimiser.schedule(stop - now.first, options.warm_up, options.lr_decay)
 
         def drawn(steps: int) -> Drawn:
             return draw(steps, self._pick(steps, len(x)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from frcl.engine.schedule import OptimiserOptions
+from frcl.engine.options import OptimiserOptions
 from frcl.errors import OptionError
 from frcl.exact.fixed import FeatureKind
 from frcl.inference import FromHeads, TaskInference, task_inference
@@ -20,6 +20,7 @@ class TrainingOptions(OptimiserOptions):
     """What every method has."""
 
     shares_weights: ClassVar[bool] = True  # whether the network's weights are trained as they are
+    is_one_network: ClassVar[bool] = True  # without further columns
 
     task_inference: FromHeads = option(
         "heads", "p(task | x) where no task is named: from the largest probability of each head, or sums over examples"
@@ -30,6 +31,8 @@ class TrainingOptions(OptimiserOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.bfloat16 and not self.is_one_network:
+            raise OptionError(f"bfloat16 is for methods with one network; {type(self).__name__} is not one of them")
         if not self.shares_weights and (self.weight_decay or self.backbone_lr is not None):
             raise OptionError(
                 f"weight_decay and backbone_lr are for weights that all tasks share, and {type(self).__name__} trains "
@@ -173,6 +176,7 @@ class ProgressiveOptions(TrainingOptions):
     """Progressive networks: a new column per task, with lateral connections from the frozen ones."""
 
     shares_weights: ClassVar[bool] = False
+    is_one_network: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
@@ -180,6 +184,7 @@ class PnCOptions(OnlineEWCOptions):
     """Progress & compress: an active column learns, then is distilled into the knowledge base (online EWC)."""
 
     shares_weights: ClassVar[bool] = False
+    is_one_network: ClassVar[bool] = False
 
     strength: float = option(10.0, "of the online EWC penalty; 10 and 100 did best on the digits", NOT_NEGATIVE)
     compress_steps: int = option(1000, "steps of distillation after the `steps` of the active column")

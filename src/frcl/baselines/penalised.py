@@ -6,7 +6,7 @@ in nats per example, the same scale as FRCL's.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch.nn.functional as F
@@ -62,8 +62,8 @@ class Penalised(Baseline[TrainingOptions, Heads]):
         return Parameters(trained_parts(self.net), self._own.head, self._own.heads)
 
     def _programs(self, x: Tensor, y: Tensor) -> Iterator[Program]:
-        state, options, task = self._state, self.options, self._task()
-        features, regularisers, tasks = self.features, state.regularisers, len(state.past)
+        state, options, features = self._state, self.options, self._ahead
+        task, regularisers, tasks = replace(self._task(), features=features), state.regularisers, len(state.past)
 
         def loss(params: Parameters, constants: Constants, x: Tensor, y: Tensor, draws: PenaltyDraws) -> Terms:
             theta, head = {**constants.fixed, **params.theta}, params.head
@@ -80,9 +80,9 @@ class Penalised(Baseline[TrainingOptions, Heads]):
 
         N, constants = exact_number(task.N, self.dtype, self.device), tuple(one.constants(task) for one in regularisers)
         yield self._program(
-            loss, Constants(N, task.fixed, constants), x, y, options.steps, draw,
-            **hooks(regularisers, options.seed, tasks),
-            stackable=is_stackable(self.net) and all(one.batchable for one in regularisers),
+            loss, Constants(N, task.fixed, constants), features.inputs(x), y, options.steps, draw,
+            **hooks(regularisers, options.seed, tasks, None if self._changes is None else self._changes.function),
+            stackable=is_stackable(self.net, prepared=features.prepared) and all(one.batchable for one in regularisers),
         )  # fmt: skip
 
     def _finish(self) -> Tensor:

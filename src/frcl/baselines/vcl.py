@@ -121,7 +121,7 @@ class VCL(Baseline[VCLOptions, Posterior]):
             rest = torch.ones(len(x), dtype=torch.bool, device=self.device)
             rest[own.left_out] = False
             x, y = x[rest], y[rest]
-        options.schedule(self._optimiser, options.steps)
+        self._optimiser.schedule(options.steps, options.warm_up, options.lr_decay)
         yield self._steps(self._optimiser, own.prior, now.N, (x, y), streams, options.steps)
 
     def _steps(

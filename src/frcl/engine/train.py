@@ -115,6 +115,11 @@ class Optimiser:
         device = next((p.device for p in self.params.values()), torch.device("cpu"))
         self._count = torch.zeros((), device=device)  # `steps` as the kernel reads it, on the device
 
+    def schedule(self, stop: int, warm_up: float, lr_decay: float) -> None:
+        """Have lr rise over a share `warm_up` of `stop` steps, the first ones, and fall over a share of the last."""
+        self.rise = warm_up * stop
+        self.decay = (float(stop), lr_decay * stop) if lr_decay else None
+
     def apply(self, gradients: Mapping[str, Tensor]) -> None:
         """Move the parameters down a gradient; whoever calls this counts the step."""
         with torch.no_grad():

@@ -18,6 +18,7 @@ from frcl.files import read_document
 from frcl.learners.options import FRCLOptions
 from frcl.methods import METHODS, default_options
 from frcl.options import NOT_NEGATIVE, MethodOptions, Options, from_plain, option
+from frcl.pretrained import Trained
 from frcl.registry import suggestion
 
 Scenario = Literal["task", "class"]  # whether the task is named at test time, or inferred
@@ -38,6 +39,10 @@ class NetworkOptions(Options):
     )
     last: Literal["linear", "relu"] = option("linear", "mlp: whether the last layer is followed by ReLU")
     pooling: Literal["same", "valid"] = option("same", "conv: padding of the max pooling")
+
+    trained: Trained = option(
+        "all", "efficientnet-lite0: weights that are trained; what comes before the 'last' stage is computed once"
+    )
 
     @property
     def batched_on_cpu(self) -> bool:

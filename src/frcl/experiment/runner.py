@@ -140,7 +140,7 @@ def build_network(options: NetworkOptions, input_shape: tuple[int, ...], seed: i
         *filters, width = options.widths
         return CifarNet(input_shape[-1], channels=channels, filters=filters, width=width, seed=seed)
     if options.kind == "efficientnet-lite0":
-        return efficientnet_lite0()
+        return efficientnet_lite0(trained=options.trained)
     if options.kind == "resnet18":
         return ResNet18(channels=channels, seed=seed)
     return ConvNet(input_shape[-1], channels=channels, filters=options.widths, pooling=options.pooling, seed=seed)

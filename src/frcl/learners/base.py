@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,10 +32,7 @@ from frcl.likelihoods import Likelihood
 from frcl.options import MethodOptions
 from frcl.regularisers.protocol import Kept, Regulariser
 from frcl.selection import TraceSearch, run_searches
-from frcl.trees import Params
-
-SLICE = 1 << 20  # numbers that are summed up at once
-ODD = -0x61C8864680B583EB  # 2⁶⁴ over the golden ratio, as a signed number
+from frcl.trees import Params, data_mark
 
 
 @dataclass(eq=False)
@@ -364,27 +360,3 @@ def checked_size(given: int) -> int:
     if not isinstance(given, int | np.integer) or isinstance(given, bool) or given < 1:
         raise OptionError(f"size is the number of examples of the task, a whole number of at least 1; got {given!r}")
     return int(given)
-
-
-def data_mark(x: Tensor, *rest: object) -> str:
-    """A digest that tells one data set from another: the content of tensors, the text of everything else.
-
-    Of a tensor Σ_j w_j · mixed(bits of number j) modulo 2⁶⁴, w_j odd, for each slice; computed where the tensor is.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    for part in (x, *rest):
-        if not isinstance(part, Tensor):
-            digest.update(repr(part).encode())
-            continue
-        whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[part.element_size()]
-        bits = part.detach().contiguous().flatten()
-        bits = bits.to(torch.uint8) if bits.dtype == torch.bool else bits.view(whole)
-        weights = torch.arange(1, 2 * min(SLICE, max(len(bits), 1)), 2, device=part.device) * ODD
-        sums = []
-        for some in bits.split(SLICE):
-            wide = some.to(torch.int64) * ODD
-            mixed = wide ^ (wide >> 32)  # bits that differ in the high half alone, as 0.0 and 1.0 do, differ in the low
-            sums.append((mixed * weights[: len(some)]).sum())
-        content = torch.stack(sums).tolist() if sums else []
-        digest.update(f"{part.dtype}{tuple(part.shape)}{content}".encode())
-    return digest.hexdigest()

@@ -25,7 +25,7 @@ from frcl.graphs import put_back
 from frcl.inference import InputFeatures
 from frcl.inputs import gathered
 from frcl.learners import checkpoint
-from frcl.learners.base import SequentialLearner, checked_size, checked_steps, data_mark
+from frcl.learners.base import SequentialLearner, checked_size, checked_steps
 from frcl.learners.budget import check_memory, within_memory
 from frcl.learners.deploy import Deployed, example_of, frcl_module
 from frcl.learners.lockstep import Work, finish
@@ -42,7 +42,7 @@ from frcl.options import changed, shows_options
 from frcl.regularisers import Regulariser
 from frcl.regularisers.protocol import Kept, copied_regularisers
 from frcl.summary import prior_kl, prior_kl_terms
-from frcl.trees import Params, copied
+from frcl.trees import Params, copied, data_mark
 
 
 @shows_options(FRCLOptions())

@@ -328,7 +328,9 @@ def check_regulariser(
             if "precision" in f"{item.name}/{path}" or item.name in ("importance", "heads"):
                 expect(bool((tensor >= 0).all()), f"{what} is negative")
         for mean in value if item.name == "means" else ():
-            check_like(mean, (math.prod(saved.input_shape or ()),), next(iter(weights.values())).dtype, what)
+            has_front = any(name.startswith("front.") for name in saved.net)  # the means are those of its output
+            size = len(value[0]) if has_front else math.prod(saved.input_shape or ())
+            check_like(mean, (size,), next(iter(weights.values())).dtype, what)
         for head, task in zip(value, past, strict=False) if item.name == "heads" else ():
             expect(isinstance(head, Tensor) and head.ndim == 2 and len(head) == task.likelihood.functions, what)
             expect(task.head is None or (task.head.shape, task.head.dtype) == (head.shape, head.dtype), what)

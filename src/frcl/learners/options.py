@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 from frcl.budget import parsed_bytes
-from frcl.engine.schedule import OptimiserOptions
+from frcl.engine.options import OptimiserOptions
 from frcl.engine.train import Method
 from frcl.errors import OptionError
 from frcl.exact.fixed import FeatureKind

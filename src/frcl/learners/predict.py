@@ -126,6 +126,8 @@ class Predictor:
             if state.is_open(number):
                 return torch.cat([self._moments(state, number, rows, None).mean for rows in x.split(self._model.chunk)])
             weights = self._head(state, number).weights.to(self._model.dtype)
+            if self._model.map.bfloat16:
+                return self._model.features(x) @ weights
             linear, bias = self._model.scale * weights[:-1], weights[-1]
             net = self._model.net
             return in_chunks(lambda rows: torch.addmm(bias, net(rows), linear), x, self._model.chunk)

@@ -42,7 +42,7 @@ from frcl.posterior import (
     weight_moments,
 )
 from frcl.regularisers.heads import trained_heads, with_trained_heads
-from frcl.regularisers.protocol import Task, augmentation, draw_penalties, hooks, stacked_points
+from frcl.regularisers.protocol import Task, draw_penalties, hooks, stacked_points
 from frcl.seeding import fork
 from frcl.selection import (
     CRITERIA,
@@ -84,17 +84,34 @@ class Model:
 
     @cached_property
     def map(self) -> FeatureMap:
-        return FeatureMap(self.net)
+        return FeatureMap(self.net, self.options.bfloat16)
 
     @cached_property
     def scale(self) -> Tensor:
         """What the network's outputs are multiplied by; set from the first data of the first task."""
         return torch.ones((), dtype=self.dtype, device=self.device)
 
+    @cached_property
+    def map_ahead(self) -> FeatureMap:
+        """The same for inputs that have passed through the frozen part of the network, where it has one."""
+        return self.map.ahead()
+
     @property
     def weights(self) -> Params:
         """All weights of the network, and the scale of its outputs."""
         return {**dict(self.net.named_parameters()), FEATURE_SCALE: self.scale}
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        return self.options.recipe
+
+    @cached_property
+    def rule(self) -> Rule:
+        return self.options.rule
+
+    @cached_property
+    def stackable(self) -> bool:
+        return is_stackable(self.net)
 
     @property
     def is_natural(self) -> bool:
@@ -117,18 +134,6 @@ class Model:
     @cached_property
     def prior(self) -> Prior:
         return self.options.prior
-
-    @cached_property
-    def recipe(self) -> Recipe:
-        return self.options.recipe
-
-    @cached_property
-    def rule(self) -> Rule:
-        return self.options.rule
-
-    @cached_property
-    def stackable(self) -> bool:
-        return is_stackable(self.net)
 
     def features(self, x: Tensor) -> Tensor:
         """Φ [n, K] under the current θ, without gradient."""
@@ -256,15 +261,18 @@ def open_task(
     return current
 
 
-def constants_of(model: Model, state: LearnerState, current: CurrentTask) -> Constants:
-    """What the objective of the current task reads besides its parameters."""
-    task = model.task(state, current.likelihood, current.N)
+def constants_of(model: Model, state: LearnerState, current: CurrentTask, features: FeatureMap) -> Constants:
+    """What the objective of the current task reads besides its parameters; `features` are those of its inputs."""
+    task = replace(model.task(state, current.likelihood, current.N), features=features)
     uses_points = bool(state.past) and any(one.uses_points for one in state.regularisers)
+    points = [one.points.inputs for one in state.past] if uses_points else []
+    if features.prepared:
+        points = [features.through_front(Z) for Z in points]
     return Constants(
         N=exact_number(current.N, model.dtype, model.device),
         past_tasks=len(state.past),
         fixed=detached(task.fixed),
-        points=stacked_points([summary.points.inputs for summary in state.past]) if uses_points else None,
+        points=stacked_points(points) if uses_points else None,
         Z=current.Z,
         regularisers=tuple(one.constants(task) for one in state.regularisers),
     )
@@ -277,8 +285,11 @@ def program_of(
     """The steps left of the current task: those of fit() up to `stop`, or one per minibatch of a stream."""
     options, likelihood, streams = model.options, current.likelihood, state.streams
     regularisers, tasks = state.regularisers, len(state.past)
+    ahead = augment is None and not stream and options.inference == "weight"
+    features = model.map_ahead if ahead else model.map
+    stackable = is_stackable(model.net, prepared=True) if features.prepared else model.stackable
     if not stream:
-        options.schedule(current.optimiser, stop)
+        current.optimiser.schedule(stop, options.warm_up, options.lr_decay)
     program: Program
 
     def draw(steps: int) -> Drawn:
@@ -293,11 +304,11 @@ def program_of(
         return Drawn(rows, Draws(draws, past.tasks, past.own))
 
     program = Program(
-        net=model.net, loss=Objective(model.map, likelihood, options, regularisers, model.prior),
-        optimiser=current.optimiser, constants=constants_of(model, state, current), x=x, y=y, draw=draw,
-        streams=streams, stop=stop, **hooks(regularisers, options.seed, tasks),
-        augment=augmentation(augment, regularisers, options.seed, tasks),
-        stackable=model.stackable and all(one.batchable for one in regularisers),
+        net=model.net, loss=Objective(features, likelihood, options, regularisers, model.prior),
+        optimiser=current.optimiser, constants=constants_of(model, state, current, features),
+        x=features.through_front(x) if features.prepared else x, y=y, draw=draw,
+        streams=streams, stop=stop, **hooks(regularisers, options.seed, tasks, augment),
+        stackable=stackable and all(one.batchable for one in regularisers),
         chunk=1 if stream else STEPS, lock=model.lock, share=partial(draws_of_rows, likelihood),
         signature=(
             repr({name: value for name, value in vars(options).items() if name != "seed"}), repr(regularisers),
@@ -317,8 +328,9 @@ def close_task(model: Model, current: CurrentTask, state: LearnerState, x: Tenso
     """
     summary = yield from _summarise(model, current, x, y, state.streams["selection"])
     task = replace(
-        model.task(state, current.likelihood, current.N), head=summary.head, likelihood_params=summary.likelihood_params
-    )
+        model.task(state, current.likelihood, current.N), features=replace(model.map, bfloat16=False),
+        head=summary.head, likelihood_params=summary.likelihood_params,
+    )  # fmt: skip
     if model.options.prediction == "summary" and not any(one.uses_heads for one in state.regularisers):
         summary = replace(summary, head=None)
     with network_failures():

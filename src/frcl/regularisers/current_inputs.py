@@ -80,13 +80,14 @@ class CurrentInputs(Regulariser):
         apart = divergence(1 / tau * old, 1 / tau * new, block)  # [k, B]
         if means is not None:
             known = means if step.tasks is None else means[step.tasks]
-            apart = apart * (known @ centred(step.x.flatten(1)).mT).clamp_min(0.0)
+            inputs = step.x if step.features.prepared else step.features.through_front(step.x)
+            apart = apart * (known @ centred(inputs.flatten(1)).mT).clamp_min(0.0)
         return self.weight * (tau**2 * (apart.mean(1).sum() * step.scale))
 
     def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         self.theta = {}
-        if self.trust and x.is_floating_point() and x[0].numel() >= MANY:
-            self.means = [*self.means, x.flatten(1).mean(0)]
+        if self.trust and (inputs := task.features.through_front(x))[0].numel() >= MANY and inputs.is_floating_point():
+            self.means = [*self.means, inputs.flatten(1).mean(0)]
 
     def check_resumed(self, task: Task) -> None:
         expected = shapes(task.theta) if task.past else []

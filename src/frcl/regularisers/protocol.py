@@ -255,11 +255,11 @@ def draw_penalties(
     return PenaltyDraws(used, tuple(one.draw(steps, past_tasks, generator) for one in regularisers))
 
 
-def hooks(regularisers: Sequence[Regulariser], seed: int, task: int) -> dict[str, Any]:
+def hooks(regularisers: Sequence[Regulariser], seed: int, task: int, augment: Augment | None = None) -> dict[str, Any]:
     """What a Program does for the regularisers after each step: `carry`, `follow` and `look`, where one needs them.
 
-    The trees that `follow` is given have the shared weights as `theta`, the constants have those of each regulariser as
-    `regularisers`.
+    And the `augment` of its minibatches, of which the regularisers are told. The trees that `follow` is given have the
+    shared weights as `theta`, the constants have those of each regulariser as `regularisers`.
     """
 
     def follow(carry: Tree, constants: Tree, gradient: Tree, before: Tree, after: Tree) -> None:
@@ -272,20 +272,19 @@ def hooks(regularisers: Sequence[Regulariser], seed: int, task: int) -> dict[str
             if regulariser.looks:
                 regulariser.look(x, y, fork(seed, f"look/{i}/{task}/{step}"))
 
+    if augment is not None and not callable(augment):
+        raise OptionError(f"augment is a function of inputs and a generator, or frcl.CropFlip(); got {augment!r}")
+    for one in regularisers:
+        one.augment = augment if isinstance(augment, PureAugment) else None
+    changes = None if augment is None else Augmentation(augment, seed, task)
     carry = tuple(getattr(one, one.carries) if one.carries else {} for one in regularisers)
     looks = any(one.looks for one in regularisers)
-    return {"carry": carry, "follow": follow if any(carry) else None, "look": look if looks else None}
-
-
-def augmentation(
-    function: Augment | None, regularisers: Sequence[Regulariser], seed: int, task: int
-) -> Augmentation | None:
-    """The function in the training of one task, if there is one; the regularisers are told of it."""
-    if function is not None and not callable(function):
-        raise OptionError(f"augment is a function of inputs and a generator, or frcl.CropFlip(); got {function!r}")
-    for one in regularisers:
-        one.augment = function if isinstance(function, PureAugment) else None
-    return None if function is None else Augmentation(function, seed, task)
+    return {
+        "carry": carry,
+        "follow": follow if any(carry) else None,
+        "look": look if looks else None,
+        "augment": changes,
+    }
 
 
 def copied_regularisers(given: Sequence[Regulariser]) -> list[Regulariser]:

@@ -77,8 +77,9 @@ class Replay(Regulariser):
         sampled = task.tasks_per_step is not None and len(self.x) > task.tasks_per_step
         if sampled and (self.batch is not None or any(one.likelihood.classes is None for one in task.past)):
             raise DataError("past_tasks_per_step with replay is for tasks with classes and whole buffers; leave it out")
+        inputs = [task.features.inputs(x) for x in self.kept_inputs()]
         return Constants(
-            x=stacked_points(self.kept_inputs()) if sampled else tuple(self.kept_inputs()),
+            x=stacked_points(inputs) if sampled else tuple(inputs),
             y=stacked_points(self.y) if sampled else tuple(self.y),
             block=make_block(task.past),
             tasks=tuple((one.likelihood, one.likelihood_params) for one in task.past),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from frcl.engine.train import Method, Optimiser, Rule
+from frcl.engine.train import Method, Rule
 from frcl.options import NOT_NEGATIVE, POSITIVE, SHARE, MethodOptions, option
 
 
@@ -25,13 +25,11 @@ class OptimiserOptions(MethodOptions):
     warm_up: float = option(0.0, "fit(): over this share of the steps, the first ones, lr rises from zero", SHARE)
     lr_decay: float = option(0.0, "fit(): over this share of the steps, the last ones, lr falls to zero", SHARE)
 
+    bfloat16: bool = option(
+        False, "the network's passes in bfloat16 (torch.autocast); everything after its features stays as it is"
+    )
+
     @property
     def rule(self) -> Rule:
         """How parameters are moved."""
         return Rule(self.optimiser, self.momentum, self.weight_decay, self.backbone_lr, self.clip_norm)
-
-    def schedule(self, optimiser: Optimiser, stop: int) -> None:
-        """Have the rate rise and fall over the first and the last of `stop` steps."""
-        optimiser.rise = self.warm_up * stop
-        if self.lr_decay:
-            optimiser.decay = float(stop), self.lr_decay * stop

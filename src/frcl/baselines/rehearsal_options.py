@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from frcl.baselines.options import TrainingOptions
-from frcl.options import NOT_NEGATIVE, option
+from frcl.options import NOT_NEGATIVE, SHARE, option
 
 
 @dataclass(frozen=True)
@@ -14,8 +13,7 @@ class SharedHeadOptions(TrainingOptions):
     """What the methods with one head for all labels have."""
 
     points: int = option(200, "examples kept of all tasks together")
-    optimiser: Literal["adam", "sgd"] = option("adam", "Adam, or SGD as the authors of these methods use it")
-    momentum: float = option(0.0, "of SGD", NOT_NEGATIVE)
+    momentum: float = option(0.0, "of 'sgd', which the authors of these methods use without it", SHARE)
     classes: int | None = option(
         None, "the head has the labels 0 to classes − 1 from the beginning; None: it grows with the labels"
     )

@@ -16,7 +16,7 @@ from frcl.baselines.common import Baseline, Current, Finished, Saved, initial_he
 from frcl.baselines.memory import Memory
 from frcl.baselines.rehearsal_options import SharedHeadOptions
 from frcl.engine.program import CHUNK, Program, Values
-from frcl.engine.train import AdamState, Optimiser, Rule, train
+from frcl.engine.train import AdamState, Optimiser, train
 from frcl.errors import DataError, LabelError, OptionError, TaskError
 from frcl.features import check_features
 from frcl.learners.loaded import check_like, check_stored, expect
@@ -25,7 +25,6 @@ from frcl.learners.types import Beliefs, Prediction, StepLog
 from frcl.likelihoods import Label, Likelihood, Softmax, as_values
 from frcl.regularisers.protocol import Kept
 from frcl.seeding import fork
-from frcl.trees import named_tensors
 
 STREAM = "stream"  # in the place of the digest of its data: the task was opened by observe()
 
@@ -91,12 +90,6 @@ class SharedHead(Baseline[O, Own]):
         parts += [new_head(missing)] if missing else []
         memory = None if own.memory is None else _wider(own.memory.opened(), missing)
         return replace(own, labels=(*known, *new), head=torch.cat(parts).clone(), memory=memory)
-
-    def _new_optimiser(self) -> Optimiser:
-        tree, options = self._trained(), self.options
-        for _, tensor in named_tensors(tree):
-            tensor.requires_grad_(True)
-        return Optimiser(tree, options.lr, rule=Rule(options.optimiser, options.momentum))
 
     def _finish(self) -> None:
         own = self._own

@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 
 from frcl.baselines.options import TrainingOptions
+from frcl.engine.options import OptimiserOptions
 from frcl.learners.options import FRCLOptions
 from frcl.methods import Method
 from frcl.options import Options, described
@@ -41,7 +42,8 @@ def _of_options(source: type[Options] | Options) -> list[tuple[str, ...]]:
     if isinstance(source, Options):
         usual = {name: value for name, _, value, _ in described(type(source)())}
         return [row[1:] for row in _rows("", source) if _changed(row, usual)]
-    inherited = {f"`{item.name}`" for base in source.__bases__ for item in fields(base)}
+    documented = [base for base in source.__bases__ if base is not OptimiserOptions]  # in a table of their own
+    inherited = {f"`{item.name}`" for base in documented for item in fields(base)}
     return [row[1:] for row in _rows("", source()) if row[1] not in inherited]
 
 

@@ -29,9 +29,10 @@ from paper.markdown import (
 )
 from paper.measure import COMMAND
 from paper.numbers import agreement, agrees_f1, boundary_scores, paired, percent, printed
+from paper.reasons import NOT_KNOWN, read_reasons
 from paper.store import Document, differences
 
-NOT_MADE, NOT_KNOWN = "not made yet", "not known"
+NOT_MADE = "not made yet"
 COLUMNS = (
     "", "paper %", "ours %", "seeds", "agrees", "just after learning %", "forgetting %", "NLL", "ECE", "bytes kept",
 )  # fmt: skip
@@ -279,11 +280,6 @@ def read_choices() -> list[dict[str, str]]:
     """
     found: list[dict[str, str]] = tomllib.loads((HERE / "choices.toml").read_text(encoding="utf-8"))["choice"]
     return found
-
-
-def read_reasons() -> dict[str, dict[str, str]]:
-    """Why cells differ from the paper, by table and name."""
-    return tomllib.loads((HERE / "reasons.toml").read_text(encoding="utf-8"))
 
 
 def _choices(*, explicit: bool) -> Iterator[str]:

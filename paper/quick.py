@@ -46,7 +46,7 @@ def _small(cell: Cell) -> Cell:
     config = cell.config()
     given = asdict(config.learner)
     learner: dict[str, Any] = {name: value for name, value in SMALL.items() if name in given}
-    if "points" in given and given["points_per_class"] is None:
+    if "points" in given and given.get("points_per_class") is None:
         learner["points"] = min(POINTS, given["points"])
     if config.hidden_boundaries:
         learner["steps"] = STREAM_STEPS

@@ -14,12 +14,13 @@ from paper.figures.base import FigureSpec
 from paper.frontier import FRONTIER
 from paper.library import suggestion
 from paper.page import write_page
+from paper.peers import PEERS_TABLE
 from paper.quick import reduced, reduced_figure
 from paper.readme import write_readme
 from paper.scenarios import SCENARIOS
 
 ALL = "all"
-TABLES = (*cells.TABLES, FRONTIER, SCENARIOS)
+TABLES = (*cells.TABLES, FRONTIER, SCENARIOS, PEERS_TABLE)
 PAPER_FIGURES = (*gp.FIGURES, *criteria.FIGURES, *points.FIGURES, *detection.FIGURES)
 FIGURES = (*sorted(PAPER_FIGURES, key=lambda figure: figure.name), *regularisers.FIGURES)
 

@@ -12,8 +12,9 @@ from frcl.experiment.metrics import accuracy_matrix, forgetting
 from frcl.report.drawing import style
 from paper.figures.base import FOLDER, read_record
 from paper.figures.sheets import read_sheet
-from paper.page import page, read_reasons
+from paper.page import page
 from paper.readme import BEGIN, END, readme_tables, write_readme
+from paper.reasons import read_reasons
 from paper.scenarios import ROWS
 from paper.store import differences, read_document, to_text
 from paper.targets import FIGURES, TABLES

@@ -46,6 +46,12 @@ def whole_fisher(task: Task, x: Tensor) -> Tensor:
 CASES = {
     "one linear layer, constant G": (nn.Linear(3, 2).double(), models.Gaussian(4), 6, 3),
     "one example, softmax": (nn.Sequential(nn.Linear(3, 2)).double(), models.Softmax((0, 1, 2)), 1, 3),
+    "a convolution at one position": (
+        nn.Sequential(nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 2, 2), nn.Flatten()).double(),
+        models.Softmax((0, 1, 2)),
+        1,
+        8,
+    ),
     "no bias": (nn.Sequential(nn.Linear(3, 2, bias=False)).double(), models.Bernoulli((0, 1)), 1, 3),
 }
 
@@ -97,6 +103,69 @@ def test_the_trace_over_examples_is_that_of_the_fisher_information():
     A, G = (part["weight"] for part in kronecker_factors(task, x))
     torch.testing.assert_close(A.trace() * G.trace(), whole_fisher(task, x).trace())
     torch.testing.assert_close(A, 20.0 / 7 * x.mT @ x)
+
+
+SHAPES = [
+    {"stride": 2, "padding": 1, "dilation": 1},
+    {"stride": (1, 2), "padding": (0, 2), "dilation": (2, 1)},
+    {"padding": "same"},
+    {"padding": "valid", "bias": False},
+]
+
+
+@pytest.mark.parametrize("settings", SHAPES)
+def test_the_rows_of_a_convolution_are_the_patches_under_its_kernel(settings):
+    """Against the convolution itself: a position's output is the kernel times its row; A and G sum over positions."""
+    conv = nn.Conv2d(2, 3, (3, 3) if settings["padding"] == "same" else (3, 2), **settings).double()
+    net, x = nn.Sequential(conv, nn.Flatten(), nn.LazyLinear(4).double()), randn(5, 2, 6, 7, seed=1)
+    net(x)
+    likelihood = models.Softmax((0, 1, 2))
+    task = ended(net, likelihood, randn(3, 5, seed=2), 40.0)
+    A, G = (part["0.weight"] for part in kronecker_factors(task, x))
+    maps = conv(x).detach().requires_grad_()  # [B, 3, ...]
+    padded = x
+    if settings["padding"] == "same":
+        padded = nn.functional.pad(x, [1, 1, 1, 1])
+    elif settings["padding"] != "valid":
+        side = settings["padding"] if isinstance(settings["padding"], tuple) else (settings["padding"],) * 2
+        padded = nn.functional.pad(x, [side[1], side[1], side[0], side[0]])
+    steps, spread = ((n, n) if isinstance(n, int) else n for n in (conv.stride, conv.dilation))
+    rows = []
+    for b in range(5):
+        for i in range(maps.shape[2]):
+            for j in range(maps.shape[3]):
+                top, left = i * steps[0], j * steps[1]
+                patch = padded[
+                    b,
+                    :,
+                    top : top + 2 * spread[0] + 1 : spread[0],
+                    left : left + (conv.kernel_size[1] - 1) * spread[1] + 1 : spread[1],
+                ]
+                rows.append(patch.flatten() if conv.bias is None else torch.cat([patch.flatten(), randn(1) ** 0]))
+    a = torch.stack(rows)
+    weight = conv.weight.flatten(1) if conv.bias is None else torch.cat([conv.weight.flatten(1), conv.bias[:, None]], 1)
+    torch.testing.assert_close(a @ weight.mT, maps.movedim(1, -1).flatten(0, -2))
+    torch.testing.assert_close(A, a.mT @ a * 40.0 / 5)
+    f = net[1:](maps) @ task.head[:, :-1].mT + task.head[:, -1]
+    g = 0.0
+    for c in range(3):
+        (one,) = torch.autograd.grad(f.log_softmax(1)[:, c].sum(), maps, retain_graph=True)
+        each = one.movedim(1, -1)
+        weighted = each * f.softmax(1)[:, c].reshape(-1, 1, 1, 1)
+        g = g + weighted.flatten(0, -2).mT @ each.flatten(0, -2)
+    torch.testing.assert_close(G, g.detach() / len(a))
+
+
+def test_examples_in_parts_have_the_factors_of_all_together(monkeypatch):
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)).double()
+    task = ended(net, models.Bernoulli((0, 1)), randn(1, 4, seed=2), 40.0)
+    x = randn(7, 1, 4, 4, seed=1)
+    whole = kronecker_factors(task, x)
+    monkeypatch.setattr("frcl.regularisers.kronecker.MAPS", 3)
+    for one, other in zip(whole, kronecker_factors(task, x), strict=True):
+        assert one.keys() == other.keys() == {"0.weight", "3.weight"}
+        for name in one:
+            torch.testing.assert_close(one[name], other[name])
 
 
 def test_merged_factors_have_the_trace_of_the_sum_and_equal_it_where_the_outputs_agree():

@@ -1,4 +1,4 @@
-"""A running quadratic anchor on θ whose curvature is a Kronecker product for each linear layer (K-FAC Laplace).
+"""A running quadratic anchor on θ whose curvature is a Kronecker product for each layer (K-FAC Laplace).
 
     penalty = weight/N · ½ Σ_l ⟨ΔW_l, G_l ΔW_l A_l⟩ + the diagonal anchor of all other weights        nats per example
 
@@ -6,6 +6,9 @@
 is a aᵀ ⊗ E_y[g gᵀ], g = ∂ log p(y | x)/∂s; over the N_i examples of a task it is approximated by A_i ⊗ G_i with
 A_i = N_i E[a aᵀ] and G_i = E[g gᵀ] (Martens and Grosse, 2015; Ritter et al., 2018). Unlike a diagonal it knows which
 *directions* of the inputs of a layer a task uses: tasks whose inputs span other directions do not hinder each other.
+
+A convolution is a linear layer whose inputs are the patches under its kernel. Its positions count as examples of their
+own: A_i sums over the positions of an image, G_i averages over them (Grosse and Martens, 2016).
 
 The sum over tasks is kept as one product. With τ_i = tr A_i · tr G_i,
 
@@ -16,6 +19,8 @@ which has the trace of Σ_i A_i ⊗ G_i, and equals it where all G_i are proport
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -24,10 +29,13 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from frcl.features import has_convolutions
 from frcl.regularisers.fisher import some_rows, task_information
 from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, number, register, remembered
 from frcl.regularisers.quadratic import quadratic, running_sum
 from frcl.trees import Params, Tree, copied
+
+MAPS = 250  # examples whose gradients by the maps of a convolutional network are computed at once
 
 
 class Factors(NamedTuple):
@@ -37,19 +45,53 @@ class Factors(NamedTuple):
     outputs: Params
 
 
+class _Call(NamedTuple):
+    """One use of a layer: its rows a [n, in], examples or positions, and its outputs s, with the outputs in `axis`."""
+
+    rows: Tensor
+    out: Tensor
+    axis: int
+
+
 class _Layers(TorchFunctionMode):
-    """Notes inputs and outputs of the linear layers whose weights are in `theta`, while a network computes."""
+    """Notes the calls of the layers whose weights are in `theta`, while a network computes."""
 
     def __init__(self, theta: Params) -> None:
         super().__init__()
         self.names = {id(value): name for name, value in theta.items()}
-        self.calls: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        self.calls: dict[str, list[_Call]] = {}
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func is torch.nn.functional.linear and id(args[1]) in self.names:
-            self.calls.setdefault(self.names[id(args[1])], []).append((args[0].detach(), out))
+        if func in (torch.nn.functional.linear, torch.nn.functional.conv2d):
+            found = inspect.signature(_linear if func is torch.nn.functional.linear else _conv2d)
+            given = found.bind(*args, **(kwargs or {}))
+            given.apply_defaults()
+            name = self.names.get(id(given.arguments["weight"]))
+            if name is not None and given.arguments.get("groups", 1) == 1:
+                rows, axis = (_linear if func is torch.nn.functional.linear else _conv2d)(**given.arguments)
+                self.calls.setdefault(name, []).append(_Call(rows, out, axis))
         return out
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, int]:
+    """The rows of a call of `torch.nn.functional.linear`: positions of a sequence count as examples."""
+    return input.detach().flatten(0, -2), -1
+
+
+def _conv2d(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
+    groups: int = 1,
+) -> tuple[Tensor, int]:  # fmt: skip
+    """The rows of a call of `torch.nn.functional.conv2d`: the patch under the kernel at each position."""
+    a, size = input.detach(), weight.shape[2:]
+    if isinstance(padding, str):
+        steps = dilation if isinstance(dilation, tuple | list) else (dilation, dilation)
+        whole = [step * (n - 1) if padding == "same" else 0 for step, n in zip(steps, size, strict=True)]
+        a = torch.nn.functional.pad(a, [side for n in reversed(whole) for side in (n // 2, n - n // 2)])
+        padding = 0
+    patches = torch.nn.functional.unfold(a, size, dilation=dilation, padding=padding, stride=stride)
+    return patches.mT.flatten(0, 1), 1
 
 
 def bias_of(weight: str, theta: Mapping[str, Tensor]) -> str | None:
@@ -59,7 +101,18 @@ def bias_of(weight: str, theta: Mapping[str, Tensor]) -> str | None:
 
 
 def kronecker_factors(task: Task, x: Tensor) -> Factors:
-    """A_i = N E[a aᵀ] and G_i = E[g gᵀ] of every linear layer, over the examples x; exact over y."""
+    """A_i = N E[a aᵀ] and G_i = E[g gᵀ] of every layer, over the examples x; exact over y."""
+    found, rows = Factors({}, {}), dict[str, int]()
+    for part in x.split(MAPS if has_convolutions(task.features.net) else len(x)):
+        for name, (A, G, n) in _sums(task, part).items():
+            found.inputs[name] = found.inputs.get(name, 0.0) + A * (task.N / len(x))
+            found.outputs[name] = found.outputs.get(name, 0.0) + G
+            rows[name] = rows.get(name, 0) + n
+    return Factors(found.inputs, {name: G / rows[name] for name, G in found.outputs.items()})
+
+
+def _sums(task: Task, x: Tensor) -> dict[str, tuple[Tensor, Tensor, int]]:
+    """Of every layer Σ a aᵀ and Σ E_y[g gᵀ] over its rows, and how many rows there are."""
     theta = {name: value.detach().requires_grad_() for name, value in task.theta.items()}
     whole = {name: value for name, value in theta.items() if not bias_of(name, task.fixed)}  # no bias is frozen
     assert task.head is not None
@@ -67,24 +120,23 @@ def kronecker_factors(task: Task, x: Tensor) -> Factors:
         with _Layers(whole) as layers:
             f = task.features({**task.fixed, **theta}, x) @ task.head.detach().mT
         values, weights = task.likelihood.fisher_terms(f, task.likelihood_params)
-        outs = [out for calls in layers.calls.values() for _, out in calls]
+        outs = [call.out for calls in layers.calls.values() for call in calls]
         by_value = [
             torch.autograd.grad(value.sum(), outs, retain_graph=True, allow_unused=True, materialize_grads=True)
             for value in (values.unbind(1) if outs else ())
         ]
-    found = Factors({}, {})
-    at = 0
+    found, at = dict[str, tuple[Tensor, Tensor, int]](), 0
     for name, calls in layers.calls.items():
-        rows = torch.cat([a.flatten(0, -2) for a, _ in calls])  # positions of a sequence count as examples
+        rows = torch.cat([call.rows for call in calls])
         if bias_of(name, task.theta):
             rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
-        found.inputs[name] = rows.mT @ rows * (task.N / len(x))
         G = torch.zeros((), device=x.device)
         for r, gradients in enumerate(by_value):
-            for g in gradients[at : at + len(calls)]:
-                weighted = g * weights[:, r].reshape(-1, *[1] * (g.ndim - 1))
-                G = G + weighted.flatten(0, -2).mT @ g.flatten(0, -2) / len(rows)
-        found.outputs[name] = G
+            for call, g in zip(calls, gradients[at : at + len(calls)], strict=True):
+                each = g.movedim(call.axis, -1)
+                weighted = each * weights[:, r].reshape(-1, *[1] * (g.ndim - 1))
+                G = G + weighted.flatten(0, -2).mT @ each.flatten(0, -2)
+        found[name] = rows.mT @ rows, G, len(rows)
         at += len(calls)
     return found
 
@@ -107,7 +159,7 @@ def merged(old: Factors, new: Factors, decay: float) -> Factors:
 @register
 @dataclass
 class KroneckerCurvature(Regulariser):
-    """One running anchor with Kronecker-factored curvature for linear layers, diagonal for all other weights."""
+    """One running anchor, Kronecker-factored for linear layers and 2-d convolutions, diagonal for all other weights."""
 
     weight: float = number(1.0)
     decay: float = number(1.0)
@@ -128,7 +180,7 @@ class KroneckerCurvature(Regulariser):
         total = step.Phi.new_zeros(())
         for name, A in inputs.items():
             bias = bias_of(name, anchor)
-            parts = [step.theta[name] - anchor[name]]
+            parts = [(step.theta[name] - anchor[name]).flatten(1)]
             moved = torch.cat(parts if bias is None else [*parts, (step.theta[bias] - anchor[bias])[:, None]], 1)
             with torch.no_grad():
                 gradient = outputs[name] @ moved @ A
@@ -154,7 +206,7 @@ class KroneckerCurvature(Regulariser):
         shape = tuple(weights[weight].shape)
         if part not in ("inputs", "outputs"):
             return shape
-        size = shape[0] if part == "outputs" else shape[-1] + (bias_of(weight, self.anchor) is not None)
+        size = shape[0] if part == "outputs" else math.prod(shape[1:]) + (bias_of(weight, self.anchor) is not None)
         return size, size
 
     def kept(self, theta: Params) -> Kept:

@@ -24,7 +24,7 @@ from frcl.frozen import FrozenFront
 from frcl.seeding import fork
 
 FEATURE_SCALE = "frcl/feature_scale"  # no name of a parameter: these have no "/"
-SIZE = 3.0  # root mean square of the features: the larger, the faster the last layer learns beside the network
+SIZE = 1.0  # root mean square of the features: the larger, the faster the last layer learns beside the network
 PROBE_SIZE = 8
 ROUNDING = 0.02  # largest difference between batch sizes in TF32 or bfloat16, relative to the largest feature
 
@@ -75,7 +75,7 @@ class FeatureMap:
 
 
 def common_scale(outputs: Tensor) -> Tensor:
-    """The s with which a network's outputs have a root mean square of 3; 1 where no number of their type is that s."""
+    """The s with which a network's outputs have a root mean square of 1; 1 where no number of their type is that s."""
     s = (SIZE * outputs.double().square().mean().rsqrt()).to(outputs)
     return torch.where(s.isfinite() & (s > 0), s, 1.0)
 

@@ -92,6 +92,26 @@ def initial_posterior(
     return Posterior(mean, factor, low_rank)
 
 
+RIDGE = 0.01  # of the mean square of a feature, over the examples
+
+
+def aligned_mean(Phi: Tensor, gradient: Tensor, std: float, otherwise: Tensor) -> Tensor:
+    """A mean of q(w) [C, K] along which functions of fixed features first learn, small: r (ΦᵀΦ + λ I)⁻¹ Φᵀ g.
+
+    g [n, C] is the gradient of log p(y | f) at f = 0, for a Gaussian likelihood y/σ². λ is a hundredth of the mean
+    diagonal of ΦᵀΦ. r makes the root mean square of these functions `std` at the examples; where they are zero,
+    `otherwise` is returned.
+    """
+    X = Phi.double()
+    gram = X.mT @ X
+    ridge = RIDGE * float(gram.diagonal().mean())
+    chol = torch.linalg.cholesky_ex(gram + ridge * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)).L
+    mean = torch.cholesky_solve(X.mT @ gradient.double(), chol).mT
+    size = (X @ mean.mT).square().mean().sqrt()
+    aligned = (std / size) * mean
+    return torch.where(aligned.isfinite().all() & (size > 0), aligned, otherwise.double()).to(otherwise)
+
+
 def triangular(q: Posterior) -> Posterior:
     """q with square factors as L, zeros above the diagonal."""
     return q._replace(factor=q.factor.tril()) if q.is_square else q

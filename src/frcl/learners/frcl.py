@@ -290,7 +290,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
 
     @property
     def feature_scale(self) -> float:
-        """What the network's outputs are multiplied by, so that on the first data their root mean square is 3."""
+        """What the network's outputs are multiplied by, so that on the first data their root mean square is 1."""
         return float(self._model.scale) if self._state.past or self._state.current is not None else 1.0
 
     def mean(self, x: Any, task: int) -> Tensor:

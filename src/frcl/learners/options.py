@@ -28,6 +28,7 @@ from frcl.selection import Recipe, Search, Start
 Inference = Literal["weight", "function"]
 Predicted = Literal["summary", "head", "corrected"]
 Structure = Literal["diagonal", "kronecker"]
+Mean = Literal["auto", "aligned", "random", "zero"]
 Dropped = Literal["trace", "random"]
 
 
@@ -65,8 +66,10 @@ class FRCLOptions(OptimiserOptions):
         "auto", "weight space: structure of each task's q(w); 'auto': full up to C K² = 4,000,000 (docs/maths.md)"
     )
     rank: int = option(4, "rank r of V with covariance='lowrank'")
-    initial_mean: Literal["zero", "random"] = option(
-        "random", "weight space: the mean of q(w) is drawn around zero for each task, or starts at zero"
+    initial_mean: Mean = option(
+        "auto",
+        "weight space: the mean of q(w) as a task begins: zero, drawn around zero, or 'aligned' with the task's data, "
+        "where fit() has them; 'auto': aligned in the first task, drawn in the others",
     )
     initial_std: float = option(
         0.3, "standard deviation of each function under q, and of its random mean, when a task begins", POSITIVE
@@ -93,7 +96,7 @@ class FRCLOptions(OptimiserOptions):
     )  # fmt: skip
     curvature: float = option(0.0, "weight of a running Fisher anchor on the shared weights", NOT_NEGATIVE)
     curvature_structure: Structure = option(
-        "diagonal", "of the Fisher information: 'diagonal', or 'kronecker' factors for linear layers (K-FAC)"
+        "diagonal", "of the Fisher information: 'diagonal', or 'kronecker' factors for linear layers and 2-d convolutions (K-FAC)"
     )
     curvature_decay: float = option(
         1.0, "γ: what remains of the old Fisher information when a task is added", NOT_NEGATIVE
@@ -179,7 +182,7 @@ class FRCLOptions(OptimiserOptions):
 
 PLUS = FRCLOptions(
     lr_decay=0.5, functional=0.0, current_inputs=0.3, memory_targets=1.0, curvature=1.0,
-    curvature_structure="kronecker", train_heads=False, prediction="head", head_variance=0.1,
+    curvature_structure="kronecker", initial_mean="aligned", train_heads=False, prediction="head", head_variance=0.1,
 )  # fmt: skip
 """FRCL+: predictions stored at the points instead of the paper's KL there, current inputs, curvature; lr decays.
 
@@ -205,7 +208,7 @@ class FRCLKeywords(TypedDict, total=False):
     learn_inputs: bool
     covariance: Literal["auto"] | Covariance
     rank: int
-    initial_mean: Literal["zero", "random"]
+    initial_mean: Mean
     initial_std: float
     prior_weight: float
     steps: int

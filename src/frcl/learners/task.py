@@ -36,6 +36,7 @@ from frcl.likelihoods import Likelihood
 from frcl.posterior import (
     Posterior,
     Prior,
+    aligned_mean,
     initial_posterior,
     kernel_features,
     triangular,
@@ -128,8 +129,14 @@ class Model:
         return initial_posterior(
             C, n, spread, self.dtype, self.device, covariance, generator=generator,
             rank=min(options.rank, n) if covariance == "lowrank" else 0,
-            random_mean=weights and options.initial_mean == "random",
+            random_mean=weights and options.initial_mean != "zero",
         )  # fmt: skip
+
+    def aligns(self, task: int) -> bool:
+        """Whether the mean of q(w) of this task, the first being 0, begins aligned with its data."""
+        start = self.options.initial_mean
+        chosen = start == "aligned" or (start == "auto" and task == 0)
+        return chosen and self.options.inference == "weight" and not self.is_natural
 
     @cached_property
     def prior(self) -> Prior:
@@ -247,6 +254,8 @@ def open_task(
         if options.learn_inputs:
             trained_Z, Z = leaf(Z), None
     q = model.start_of_q(likelihood.functions, n, state.streams["posterior"])
+    if len(x) == examples and model.aligns(len(state.past)):
+        q = q._replace(mean=_aligned(model, likelihood, learned, x, y, q.mean))
     trains_heads = any(one.trains_heads for one in state.regularisers)
     heads = trained_heads(state.regularisers, state.past) if trains_heads else None
     params = Parameters(trained_parts(model.net), tree_map(leaf, q), learned, heads, trained_Z)
@@ -259,6 +268,21 @@ def open_task(
     state.current, state.declared = current, None
     state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
     return current
+
+
+def _aligned(
+    model: Model, likelihood: Likelihood, learned: Params, x: Tensor, y: Tensor, otherwise: Tensor
+) -> Tensor:
+    """`aligned_mean` of some examples, under the features with which the task begins."""
+    std, rows = model.options.initial_std, slice(None, None, max(1, len(x) // SPREAD))
+    with network_failures():
+        Phi = model.features(x[rows])
+    f = Phi.new_zeros(len(Phi), len(otherwise)).requires_grad_()
+    draws = f.new_zeros(likelihood.draws_shape(len(f), training=True))
+    with torch.enable_grad():
+        log_p = likelihood.expected_log_prob(f, torch.full_like(f, std**2), y[rows], draws, learned)
+        (gradient,) = torch.autograd.grad(log_p.sum(), f)
+    return aligned_mean(Phi, gradient, std, otherwise)
 
 
 def constants_of(model: Model, state: LearnerState, current: CurrentTask, features: FeatureMap) -> Constants:

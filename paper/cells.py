@@ -61,7 +61,10 @@ View = Callable[[Table, Path, bool], Iterator[str]]  # the table, the folder of 
 TEN, FIVE, THREE, ONE = tuple(range(10)), tuple(range(5)), tuple(range(3)), (0,)
 MNIST, OMNIGLOT = ("permuted-mnist", "split-mnist"), "omniglot"
 
-RECENTRED: Layer = {"functional": 0.0, "recentred": 1.0, "prediction": "corrected"}
+RECENTRED: Layer = {
+    "functional": 0.0, "recentred": 1.0, "prediction": "corrected", "u_noise": 0.1, "lr_decay": 0.5,
+    "initial_mean": "aligned",
+}  # fmt: skip
 ROWS: dict[str, tuple[str, Layer]] = {
     "frcl-trace": ("FRCL (trace)", {"method": "frcl", "learner": {"selection": "trace"}}),
     "frcl-random": ("FRCL (random)", {"method": "frcl", "learner": {"selection": "random"}}),

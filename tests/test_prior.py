@@ -17,6 +17,7 @@ from frcl.learners.task import program_of
 from frcl.posterior import (
     Posterior,
     Prior,
+    aligned_mean,
     function_moments,
     initial_posterior,
     kernel_features,
@@ -383,8 +384,8 @@ def test_the_initial_mean_comes_from_the_learners_own_stream(global_random_state
 
 
 def test_every_task_begins_with_a_mean_of_its_own():
-    """Drawn again for each task, zero for the bias, with L = initial_std · I/(3√K)."""
-    one, starts = FRCL(MLP(4, (16, 8), seed=1), points=5, steps=1, lr=1e-12, initial_std=0.3), []
+    """Drawn again for each task, zero for the bias, with L = initial_std · I/√K."""
+    one, starts = FRCL(MLP(4, (16, 8), seed=1), points=5, steps=1, lr=1e-12, initial_std=0.3, initial_mean="random"), []
     for seed in (1, 2):
         one.fit(*blobs((0, 1, 2), 60, seed), on_step=lambda log: starts.append(one._state.current.params.posterior))
     first, second = (q.mean.detach() for q in starts)
@@ -392,7 +393,56 @@ def test_every_task_begins_with_a_mean_of_its_own():
     assert not first[:, -1].abs().max() > 1e-6
     assert not torch.allclose(first, second, atol=1e-3)
     for q in starts:
-        torch.testing.assert_close(q.factor.detach(), 0.3 / 9 * torch.eye(9).expand(3, -1, -1))
+        torch.testing.assert_close(q.factor.detach(), 0.3 / 3 * torch.eye(9).expand(3, -1, -1))
+
+
+def randn(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=D)
+
+
+def test_an_aligned_mean_is_the_posterior_mean_of_a_gaussian_model_made_small():
+    """Against ridge regression solved by least squares, and the size that is asked for."""
+    Phi, y = randn(40, 6, seed=1), randn(40, 3, seed=2)
+    ridge = 0.01 * float(Phi.square().sum()) / 6
+    rows, targets = torch.cat([Phi, ridge**0.5 * torch.eye(6, dtype=D)]), torch.cat([y, torch.zeros(6, 3, dtype=D)])
+    expected = torch.linalg.lstsq(rows, targets).solution.mT
+    found = aligned_mean(Phi, y / 0.7, 0.3, torch.zeros(3, 6, dtype=D))
+    torch.testing.assert_close(found / found.norm(), expected / expected.norm())
+    torch.testing.assert_close((Phi @ found.mT).square().mean().sqrt(), torch.tensor(0.3, dtype=D))
+    torch.testing.assert_close(aligned_mean(Phi, y / 0.7, 0.3, found), aligned_mean(Phi, 5.0 * y, 0.3, found))
+    otherwise = randn(3, 6, seed=4)
+    assert torch.equal(aligned_mean(Phi, 0.0 * y, 0.3, otherwise), otherwise)
+
+
+def test_the_first_mean_is_aligned_with_the_data_and_later_ones_are_drawn():
+    """The gradient at f = 0 is one-hot less 1/C for softmax and y − ½ for bernoulli: a regression on the classes."""
+    data = {"softmax": blobs((0, 1, 2), 60, 1), "bernoulli": blobs((0, 1), 60, 1)}
+    for name, (x, y) in data.items():
+        means = {}
+        for start in ("auto", "aligned", "random"):
+            one = FRCL(MLP(4, (16, 8), seed=1), points=5, steps=1, lr=1e-12, initial_mean=start)
+            each = means.setdefault(start, [])
+            for _ in range(2):
+                one.fit(x, y, on_step=lambda log, one=one, each=each: each.append(
+                    one._state.current.params.posterior.mean.detach().clone()))  # fmt: skip
+        Phi = torch.cat([one.feature_scale * MLP(4, (16, 8), seed=1)(x), torch.ones(len(x), 1)], 1).detach()
+        classes = torch.nn.functional.one_hot(y).float() - 1 / 3 if name == "softmax" else y[:, None] - 0.5
+        expected = aligned_mean(Phi, classes, 0.3, means["random"][0])
+        torch.testing.assert_close(means["auto"][0], expected, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(means["aligned"][1], expected, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(means["auto"][1], means["random"][1])
+        assert not torch.allclose(means["random"][0], expected, atol=0.01)
+
+
+def test_a_stream_begins_with_a_drawn_mean():
+    """Its first minibatch need not show every class."""
+    (x, y), starts = blobs((0, 1, 2), 60, 1), []
+    for start in ("aligned", "random"):
+        one = FRCL(MLP(4, (16, 8), seed=1), points=5, lr=1e-12, initial_mean=start)
+        one.start_task(labels=(0, 1, 2))
+        one.observe(x[:20], y[:20])
+        starts.append(one._state.current.params.posterior.mean.detach())
+    torch.testing.assert_close(*starts)
 
 
 def test_in_function_space_the_mean_is_zero_and_the_prior_is_given():

@@ -149,7 +149,7 @@ def test_the_penalty_is_the_weighted_sum_over_tasks(count_examples, u_noise):
     for summary in learner.tasks:
         Phi = torch.cat([learner.feature_scale * learner.net(summary.Z), torch.ones(6, 1, dtype=D)], 1)
         belief = summary.belief if u_noise is None else replace(summary.belief, u_noise=u_noise)
-        count = summary.size / 6 if count_examples else 1.0
+        count = (summary.size / 6) ** (1 - 6 / Phi.shape[1]) if count_examples else 1.0
         expected = expected + 0.7 * count * by_definition(Phi, belief, summary.head) / 500
     torch.testing.assert_close(penalty_of(learner), expected, rtol=1e-7, atol=1e-10)
     each = [penalty_of(learner, torch.tensor(chosen)) for chosen in itertools.combinations(range(2), 1)]

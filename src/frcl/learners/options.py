@@ -82,7 +82,7 @@ class FRCLOptions(OptimiserOptions):
 
     functional: float = option(1.0, "weight of the paper's KL at the inducing points; 0: off", NOT_NEGATIVE)
     recentred: float = option(
-        0.0, "weight of the paper's KL with priors centred on the kept heads, M points counting as N examples",
+        0.0, "weight of the paper's KL with priors centred on the kept heads, a few points counting as all examples",
         NOT_NEGATIVE,
     )  # fmt: skip
     current_inputs: float = option(
@@ -96,7 +96,8 @@ class FRCLOptions(OptimiserOptions):
     )  # fmt: skip
     curvature: float = option(0.0, "weight of a running Fisher anchor on the shared weights", NOT_NEGATIVE)
     curvature_structure: Structure = option(
-        "diagonal", "of the Fisher information: 'diagonal', or 'kronecker' factors for linear layers and 2-d convolutions (K-FAC)"
+        "diagonal",
+        "of the Fisher information: 'diagonal', or 'kronecker' factors for linear layers and 2-d convolutions (K-FAC)",
     )
     curvature_decay: float = option(
         1.0, "γ: what remains of the old Fisher information when a task is added", NOT_NEGATIVE

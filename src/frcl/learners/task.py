@@ -270,9 +270,7 @@ def open_task(
     return current
 
 
-def _aligned(
-    model: Model, likelihood: Likelihood, learned: Params, x: Tensor, y: Tensor, otherwise: Tensor
-) -> Tensor:
+def _aligned(model: Model, likelihood: Likelihood, learned: Params, x: Tensor, y: Tensor, otherwise: Tensor) -> Tensor:
     """`aligned_mean` of some examples, under the features with which the task begins."""
     std, rows = model.options.initial_std, slice(None, None, max(1, len(x) // SPREAD))
     with network_failures():

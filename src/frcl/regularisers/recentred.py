@@ -4,8 +4,13 @@
 
 v_i is the mean of q(w_i) when task i ended. In the paper the prior is centred on zero, so its KL pulls the function
 values towards zero even when nothing has moved. Here μ_u = Φ_Z v_i at that moment: the mean part and its gradient are
-zero, and drift of the features costs. The weight of a task is s_i = N_i/M_i, as in the paper's BASELINE: M_i points
-stand for N_i examples. Or s_i = 1.
+zero, and drift of the features costs. The weight of a task is
+
+    s_i = (N_i/M_i)^(1 − M_i/K),   1 where M_i ≥ K,
+
+or s_i = 1. A few of K directions of the last layer are held by M_i points that stand for N_i examples, as in the
+paper's BASELINE. K points hold the whole last layer; they need not stand for more than themselves, and make the
+features too stiff for later tasks if they do.
 """
 
 from collections.abc import Sequence
@@ -30,6 +35,11 @@ class Constants(NamedTuple):
     counts: Tensor
 
 
+def stands_for(N: int, M: int, K: int) -> float:
+    """(N/M)^(1 − M/K), and 1 where M ≥ K: how many examples each of M points stands for."""
+    return float((N / M) ** max(0.0, 1.0 - M / K))
+
+
 @register
 @dataclass
 class RecentredKL(Regulariser):
@@ -49,9 +59,10 @@ class RecentredKL(Regulariser):
         terms = prior_kl_terms([one.belief for one in past], with_mean=False)
         if self.u_noise is not None:
             terms = terms._replace(u_noise=torch.full_like(terms.u_noise, self.u_noise))
-        counts = [one.size / len(one.Z) if self.count_examples else 1.0 for one in past]
+        heads = make_block(past).heads
+        counts = [stands_for(one.size, len(one.Z), heads.shape[2]) if self.count_examples else 1.0 for one in past]
         means = padded([one.belief.mean.mT for one in past])
-        return Constants(terms, means, make_block(past).heads, terms.C.new_tensor(counts))
+        return Constants(terms, means, heads, terms.C.new_tensor(counts))
 
     def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
         if not constants or step.Phi_z is None:

@@ -289,6 +289,20 @@ def test_a_step_of_agem_goes_down_the_projected_gradient(generator):
     assert float(drawn.draws.batches[0].weight.sum()) == 0, "the first task has none before it"
 
 
+def test_agem_protects_past_tasks_alone():
+    """Also when the memory has examples of the current one."""
+    learner = make("agem")
+    for number, task in enumerate(TASKS[:2]):
+        for _ in range(3):
+            learner.observe(*task)
+        x, y = task
+        assert number in learner._own.memory.task
+        (old,) = learner._replayed(x, y).batches
+        assert bool((old.weight > 0).any()) == (number > 0)
+        assert set(old.row[old.weight > 0].tolist()) <= {0, 1}
+        learner.end_task()
+
+
 # -- one head --------------------------------------------------------------------------------------------------------
 
 
@@ -370,11 +384,8 @@ def stream(seed=0):
 def test_a_stream_is_the_same_steps_as_fit(name):
     """On the same minibatches: every tensor of the state is equal."""
     whole, streamed = (make(name, classes=7) for _ in range(2))
-    picked = next(make(name, classes=7).learn(*TASKS[0]))
     logs = []
     whole.fit(*TASKS[0], on_step=logs.append)
-    plan = make(name, classes=7)
-    plan.fit(*TASKS[0], on_step=lambda log: None)
     x, y = TASKS[0]
     order = make(name, classes=7)
     next(order.learn(x, y))
@@ -385,7 +396,6 @@ def test_a_stream_is_the_same_steps_as_fit(name):
         assert (log.task, log.step) == (0, step + 1)
         assert log.loss == pytest.approx(logs[step].loss, rel=1e-6)
     streamed.end_task()
-    assert picked is not None
     a, b = whole.state_dict(), streamed.state_dict()
     ignored = "streams/"  # fit() draws rows from one that observe() does not need
     for key, value in a["tensors"].items():
@@ -412,6 +422,12 @@ def test_labels_may_appear_at_any_time_and_no_boundary_is_needed(name):
     learner.end_task()
     assert learner.memory_bytes() > 0
     assert torch.equal(learner.predict(x).probs, learner.predict(x, task=0).probs)
+
+
+def test_the_learning_rate_of_a_stream_neither_rises_nor_falls():
+    plain, other = make("er"), make("er", warm_up=0.5, lr_decay=0.5)
+    for x, y in stream()[:5]:
+        assert plain.observe(x, y).loss == other.observe(x, y).loss
 
 
 @pytest.mark.parametrize("name", NAMES)

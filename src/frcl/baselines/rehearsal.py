@@ -109,6 +109,7 @@ class Rehearsal(SharedHead[O, Shared]):
     def _observed(self, x: Tensor, rows: Tensor) -> Values:
         self._changes = None
         program = self._steps(x, rows, self.step + 1, whole=True)
+        self._optimiser.schedule(1, 0.0, 0.0)  # a stream has no last step
         group = processes()
         program = program if group is None else sharded(program, group)
         with closing(eager_steps([Unit(program)], group)) as steps:

@@ -281,7 +281,7 @@ def test_a_test_beside_is_what_the_result_shows(tmp_path):
     apart = [at for at, value in zip(step, statistic, strict=True) if value > 2.0]
     expected = [at for place, at in enumerate(apart) if place == 0]
     for at in apart[1:]:
-        expected += [at] if at - expected[-1] > config.detector.detector().pause else []
+        expected += [at] if at - expected[-1] > config.detector.waits.pause else []
     assert list(result.found) == expected
     own = read_checkpoint(tmp_path / "beside")[0].records[0].found
     assert list(result.found) != own  # the learner acts on the other test

@@ -3,7 +3,7 @@
 import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TypeVar
 
@@ -37,7 +37,9 @@ def captured(step: Replay, changes: Sequence[Tensor], device: torch.device) -> R
         return step
     before = [tensor.detach().clone() for tensor in changes]
     try:
-        with torch.cuda.device(device), _repeatable(), _uncollected():
+        now = torch.backends.cudnn  # inside, convolutions are computed by algorithms that give the same bits every time
+        same = now.flags(enabled=now.enabled, benchmark=False, deterministic=True, allow_tf32=now.allow_tf32)
+        with torch.cuda.device(device), same, _uncollected():
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -58,15 +60,6 @@ def captured(step: Replay, changes: Sequence[Tensor], device: torch.device) -> R
         graph.replay()
 
     return replay
-
-
-def _repeatable() -> AbstractContextManager[None]:
-    """Inside, convolutions are computed by algorithms that give the same bits every time."""
-    now = torch.backends.cudnn
-    flags: AbstractContextManager[None] = now.flags(
-        enabled=now.enabled, benchmark=False, deterministic=True, allow_tf32=now.allow_tf32
-    )
-    return flags
 
 
 @contextmanager

@@ -153,11 +153,6 @@ def described(options: Options) -> list[tuple[str, str, Any, str]]:
     return shown
 
 
-def option_lines(options: Options) -> str:
-    """The options as an indented block for a docstring."""
-    return "\n".join(f"    {name}: {text} = {value!r}\n        {doc}" for name, text, value, doc in described(options))
-
-
 F = TypeVar("F", bound=Callable[..., Any])
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
@@ -174,7 +169,8 @@ def shows_options(defaults: Options) -> Callable[[F], F]:
             if item.name not in kept
         ]
         target.__signature__ = own.replace(parameters=[*kept.values(), *rest])  # type: ignore[attr-defined]
-        every = f"Every field of `{type(defaults).__name__}` is a keyword:\n\n{option_lines(defaults)}\n"
+        lines = [f"    {name}: {text} = {value!r}\n        {doc}\n" for name, text, value, doc in described(defaults)]
+        every = f"Every field of `{type(defaults).__name__}` is a keyword:\n\n{''.join(lines)}"
         target.__doc__ = f"{inspect.getdoc(target)}\n\n{every}"
         return target
 

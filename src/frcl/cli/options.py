@@ -31,15 +31,14 @@ DRY = "Print the resolved options, check the data files and the device, and stop
 Names = Callable[[], Sequence[str]]
 
 
-def _starting(names: Names, incomplete: str) -> list[str]:
-    """Completions of the last word of a list with commas."""
-    before, comma, word = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in names() if name.startswith(word)]
-
-
 def completed(names: Names) -> Callable[[str], list[str]]:
-    """What a shell completes a word to, given all the words it may be."""
-    return lambda incomplete: _starting(names, incomplete)
+    """What a shell completes a word to, or the last one of a list with commas, given all the words it may be."""
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, word = incomplete.rpartition(",")
+        return [f"{before}{comma}{name}" for name in names() if name.startswith(word)]
+
+    return complete
 
 
 def keys(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -245,7 +245,10 @@ def train(programs: Sequence[Program]) -> Generator[list[list[Values]], None, No
             recorded.close()
         if len(programs) > 1:
             with indivisible([program.lock for program in programs]):
-                _settle(programs)
+                for program in programs:  # no tensor of it is part of a stack any more
+                    program.optimiser.settle()
+                    for _, value in named_tensors(program.carry):
+                        value.data = value.data.clone()
 
 
 def can_record(programs: Sequence[Program]) -> bool:
@@ -321,14 +324,6 @@ class StreamSteps:
         if self.recorded is None:
             self.recorded = Recorded([Unit(self.program)])
         return self.recorded.steps()
-
-
-def _settle(programs: Sequence[Program]) -> None:
-    """No tensor of a program is part of a stack any more."""
-    for program in programs:
-        program.optimiser.settle()
-        for _, value in named_tensors(program.carry):
-            value.data = value.data.clone()
 
 
 def _units(programs: Sequence[Program]) -> list[Unit]:

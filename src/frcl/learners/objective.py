@@ -95,7 +95,8 @@ class Objective:
             return log_p.mean(), kl_now
 
         def held() -> list[Tensor]:
-            shared = _aliases(theta) if x.is_cuda else theta
+            # what uses aliases, to which gradients flow back from here, may run on another CUDA stream
+            shared = {name: value.view_as(value) for name, value in theta.items()} if x.is_cuda else theta
             step = Step(
                 self.features, shared, params.posterior.mean, params.heads, x, y, Phi_x, Phi_z, draws.tasks,
                 constants.past_tasks, constants.N,
@@ -137,8 +138,3 @@ def inducing_inputs(params: Parameters, Z: Tensor | None) -> Tensor:
     found = params.Z if Z is None else Z
     assert found is not None
     return found
-
-
-def _aliases(theta: Params) -> Params:
-    """The same tensors, to which gradients flow back from here: what uses them may run on another CUDA stream."""
-    return {name: value.view_as(value) for name, value in theta.items()}

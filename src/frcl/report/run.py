@@ -177,7 +177,10 @@ def run_labels(runs: Sequence[Run]) -> list[str]:
         differing = differing_options([other for other, kind in zip(runs, kinds, strict=True) if kind == kinds[place]])
         if len(differing) <= MOST_OPTIONS:
             options = run.options
-            labels[place] += "".join(f" {_last(key, options)}={options.get(key, 'null')}" for key in differing)
+            ends = Counter(name.rpartition(".")[2] for name in options)
+            for key in differing:  # by the last part of its dotted name, unless another option ends the same
+                last = key.rpartition(".")[2]
+                labels[place] += f" {last if ends[last] <= 1 else key}={options.get(key, 'null')}"
     for suffixes in ([run.folder.name for run in runs], range(1, len(runs) + 1)):
         names = [(benchmark, label) for (benchmark, _), label in zip(kinds, labels, strict=True)]
         seen = Counter(names)
@@ -201,9 +204,3 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         nested = isinstance(value, Mapping) and value
         found |= flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
     return found
-
-
-def _last(key: str, options: Mapping[str, str]) -> str:
-    """The last part of a dotted name, unless another option ends the same."""
-    last = key.rpartition(".")[2]
-    return last if sum(name.rpartition(".")[2] == last for name in options) <= 1 else key

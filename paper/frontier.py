@@ -254,7 +254,7 @@ def _calibration(one: Measured) -> list[str]:
 def _memory(one: Measured) -> list[str]:
     kept = [NOT if document is None else f"{bytes_of(document):,}" for document in (one.frcl, one.plus)]
     kinds = {} if one.plus is None else bytes_by_kind(one.plus)
-    parts = ", ".join(f"{kind} {size:,}" for kind, size in kinds.items())
+    parts = ", ".join(f"{kind} {size:,}" for kind, size in kinds.items() if kind != "sums")
     name = one.at_equal_bytes()
     if name is None or one.plus is None:
         return [one.line.title, *kept, parts, *["" if one.plus is None else NOT, "", "", ""]]
@@ -288,7 +288,7 @@ FRONTIER = Table(
     "predictions-without-the-task). FRCL+ keeps more than points, so it is compared twice: with FRCL with the same "
     "number of points, and with the smallest measured FRCL that keeps at least as many bytes "
     "(two cells of this table are for that). Differences are ± their standard error; differences and calibration are "
-    "over the common seeds.",
+    "over the common seeds. Bytes are without the sums that infer the task: accuracy here is with the task named.",
     tuple(_cells()),
     view=frontier_view,
 )

@@ -59,8 +59,11 @@ def plain_mean(one: Document | None, metric: str) -> str:
 
 
 def bytes_of(one: Document) -> int:
-    """Bytes that a learner keeps after the last task, for the first seed."""
-    return int(one["batches"][0]["memory_bytes"]["total"])
+    """Bytes that a learner keeps after the last task, for the first seed; without the sums that infer the task.
+
+    Tables in which the task is named do without those.
+    """
+    return int(one["batches"][0]["memory_bytes"]["total"]) - bytes_by_kind(one).get("sums", 0)
 
 
 def bytes_by_kind(one: Document) -> dict[str, int]:

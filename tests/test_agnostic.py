@@ -214,6 +214,17 @@ def test_heads_are_compared_by_their_largest_probability():
     close(found.log_probs.exp(), [[0.9 / 1.4, 0.5 / 1.4]], rtol=1e-6, atol=1e-7)
 
 
+def test_auto_answers_from_sums_where_there_are_some_else_from_the_summaries():
+    ways = {name: task_inference(name, 60, "auto", 0) for name in ("auto", "summaries", "exact")}
+    kept = Tasks()
+    for number, (x, y) in enumerate(TASKS):
+        kept = ways["auto"].sums.ended(kept, x, y - 2 * number, Softmax((0, 1)))
+    logs = {name: way.infer(kept, asked(points_of())).log_probs for name, way in ways.items()}
+    assert torch.equal(logs["auto"], logs["exact"])
+    assert not torch.equal(logs["auto"], logs["summaries"])
+    assert torch.equal(ways["auto"].infer(Tasks(), asked(points_of())).log_probs, logs["summaries"])
+
+
 # -- learners
 
 
@@ -236,23 +247,79 @@ def test_every_method_predicts_over_all_labels(name):
     assert (p.novelty is None) == (name not in ("frcl", "frcl-plus", "exact-gp"))
 
 
-@pytest.mark.parametrize("way", ["summaries", "exact", "both"])
+@pytest.mark.parametrize("way", ["auto", "summaries", "exact", "both"])
 def test_tasks_are_inferred(way, tmp_path):
     learner = learner_of(task_inference=way, points=30)
     p = learner.predict(X)
     assert float((p.task_probs.argmax(1) == OF_TASK).double().mean()) > 0.9
     assert float((p.labels == Y).double().mean()) > 0.85
-    assert ("statistics" in learner.memory_parts()) == (way != "summaries")
+    assert ("sums" in learner.memory_parts()) == (way != "summaries")
     learner.save(tmp_path / "learner.frcl")
     loaded = frcl.load(tmp_path / "learner.frcl", MLP(64, (32, 16)))
     assert torch.equal(loaded.predict(X).probs, p.probs)
     assert same_tensors(loaded.state_dict()["tensors"], learner.state_dict()["tensors"])
 
 
+def test_what_is_kept_to_infer_the_task_changes_nothing_where_it_is_named():
+    each = [learner_of("frcl-plus", task_inference=way, steps=20) for way in ("auto", "summaries")]
+    for k in range(3):
+        one, other = (learner.predict(X, task=k) for learner in each)
+        assert torch.equal(one.probs, other.probs)
+    parts, fewer = (learner.memory_parts() for learner in each)
+    assert parts.pop("sums") == 4 * (61 * 62 // 2 + 61 * 6 + 6 + 3)
+    assert parts == fewer
+
+
+def test_forgetting_without_the_data_drops_the_sums_and_the_points_infer_the_task():
+    """From then on the learner is one that never kept sums; with the data they go on."""
+    learner, plain = learner_of(steps=5), learner_of(task_inference="summaries", steps=5)
+    assert "sums" in learner.memory_parts()
+    for one in (learner, plain):
+        one.forget(1)
+        one.fit(*TASKS[1])
+    assert "sums" not in learner.memory_parts()
+    assert torch.equal(learner.predict(X).task_probs, plain.predict(X).task_probs)
+    twin = FRCL(MLP(64, (32, 16)), options=learner.options)
+    twin.load_state_dict(learner.state_dict())
+    assert torch.equal(twin.predict(X).task_probs, plain.predict(X).task_probs)
+    with_data, exact = learner_of(steps=5), learner_of(task_inference="exact", steps=5)
+    for one in (with_data, exact):
+        one.forget(1, *TASKS[1])
+        one.fit(*TASKS[1])
+    assert torch.equal(with_data.predict(X).task_probs, exact.predict(X).task_probs)
+    for _ in range(3):
+        learner.forget(0)
+    learner.fit(*TASKS[1])
+    assert "sums" in learner.memory_parts(), "no task is without its sums"
+
+
+def test_sums_take_no_more_bytes_than_the_first_task_has_numbers():
+    x, y = TASKS[0]
+    for rows, features in ((len(x), 105), (130, 63), (80, None)):
+        learner = learner_of(tasks=[(x[:rows], y[:rows]), *TASKS[1:]], task_features=400, steps=5)
+        if features is None:
+            assert "sums" not in learner.memory_parts(), "fewer than 50 features"
+        else:
+            K = features + 1
+            assert len(learner._state.task_sums.gram) == K
+            assert 4 * K * (K + 1) // 2 <= 64 * rows < 4 * (K + 1) * (K + 2) // 2
+            assert learner.memory_parts()["sums"] == 4 * (K * (K + 1) // 2 + 6 * K + 6 + 3)
+        twin = FRCL(MLP(64, (32, 16)), options=learner.options)
+        twin.load_state_dict(learner.state_dict())
+        assert torch.equal(twin.predict(X).task_probs, learner.predict(X).task_probs)
+
+
+def test_bounded_memory_is_all_for_points_by_default():
+    learner = learner_of(memory=4000, steps=5)
+    assert "sums" not in learner.memory_parts()
+    assert learner.predict(X).task_probs.shape == (150, 3)
+    assert "sums" in learner_of(memory=30_000, task_inference="exact", steps=5).memory_parts()
+
+
 def test_a_baseline_can_keep_sums_too():
     learner = learner_of("finetune", task_inference="exact")
     assert float((learner.predict(X).task_probs.argmax(1) == OF_TASK).double().mean()) > 0.9
-    assert learner.memory_parts()["statistics"] == 4 * (61 * 62 // 2 + 61 * 6 + 6 + 3)
+    assert learner.memory_parts()["sums"] == 4 * (61 * 62 // 2 + 61 * 6 + 6 + 3)
 
 
 @pytest.mark.parametrize("name", ["frcl", "frcl-plus", "exact-gp", "ewc", "vcl", "pnc"])
@@ -285,7 +352,7 @@ def test_features_are_computed_once_for_all_heads(name):
 
 def test_the_mean_stands_in_for_a_rare_task():
     """The mixture is within the probability of the rare tasks of what all heads give."""
-    learner = learner_of("frcl-plus", points=30)
+    learner = learner_of("frcl-plus", points=30, task_inference="summaries")
     p = learner.predict(X)
     each = [learner.predict(X, task=k).probs for k in range(3)]
     exact = torch.cat([p.task_probs[:, k, None] * each[k] for k in range(3)], 1)

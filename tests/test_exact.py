@@ -15,14 +15,17 @@ from frcl import MLP, ExactGP
 from frcl.errors import CheckpointError, DataError, LabelError, NumericalError, OptionError, TaskError
 from frcl.exact.fixed import LIMIT, STEPS, RandomFeatures, image_shape, whole_features
 from frcl.exact.linear import (
+    POWERS,
     TEMPER,
     class_log_probs,
     class_model,
     degrees_of_freedom,
     leverage,
+    losses_of_powers,
     solve,
     solve_by_evidence,
 )
+from frcl.exact.model import last_of_each_class
 from frcl.exact.sums import Sums, narrowed, plus, sums_of, symmetric, triangle
 
 
@@ -161,8 +164,24 @@ def test_more_classes_than_features_cost_no_more_than_features():
     S = within + linear.noise * leverage(linear, Phi).mean() * torch.eye(40)
     apart = f[:7, None] - means
     distance = torch.einsum("ncd,de,nce->nc", apart, torch.linalg.inv(S), apart)
-    expected = -0.5 * TEMPER * 43 * (distance / 3).log1p() - math.log(40)
+    expected = -0.5 * TEMPER * 9 * (distance / 3).log1p() - math.log(40)
     close(class_log_probs(model, Phi[:7]), expected.log_softmax(1), rtol=1e-7, atol=1e-7)
+
+
+def test_the_losses_of_powers_are_those_of_a_model_with_each_power():
+    Phi, y = clusters()
+    sums = sums_of(Phi, torch.nn.functional.one_hot(y, 3).double())
+    linear = solve(sums, torch.tensor(1.0, dtype=torch.float64))
+    losses = losses_of_powers(class_model(sums, linear), Phi[:50], y[:50])
+    for power, loss in zip(POWERS, losses, strict=True):
+        log_probs = class_log_probs(class_model(sums, linear, power), Phi[:50])
+        close(loss, -sum(log_probs[i, y[i]] for i in range(50)), rtol=1e-9, atol=1e-9)
+
+
+def test_the_last_examples_of_each_class_are_held_out():
+    classes = torch.tensor([2, 0, 2, 2, 0, 2, 1, 0, 2])
+    assert sorted(last_of_each_class(classes, 0.4).tolist()) == [5, 7, 8]
+    assert len(last_of_each_class(classes, 0.1)) == 0
 
 
 def test_no_features_no_posterior():
@@ -339,6 +358,40 @@ def test_the_size_is_given_in_features_or_bytes():
         assert 4 * K * (K + 1) // 2 <= memory < 4 * (K + 1) * (K + 2) // 2
     with pytest.raises(OptionError):
         ExactGP(features=0)
+
+
+def many_classes(examples, seed=0):
+    """Ten tasks of 8 classes that overlap, with more noise in some classes than in others."""
+    generator = torch.Generator().manual_seed(7)
+    centres, spread = torch.randn(80, 6, generator=generator), 0.2 + torch.rand(80, 1, generator=generator)
+    y = torch.arange(80).repeat(examples)
+    return centres[y] + spread[y] * torch.randn(len(y), 6, generator=torch.Generator().manual_seed(seed)), y
+
+
+def test_the_power_is_chosen_on_examples_that_are_held_out_and_then_added():
+    """The sums are those of all examples; the power is the best for examples not learned, over all labels so far."""
+    (x, y), (x_new, y_new) = many_classes(20), many_classes(10, seed=1)
+    plain, chosen = ExactGP(60, seed=1), ExactGP(60, seed=1, held_out=0.25)
+    losses = torch.zeros(len(POWERS), dtype=torch.float64)
+    for k in range(10):
+        own = y // 8 == k
+        rows, held = own & (torch.arange(len(y)) < 1200), own & (torch.arange(len(y)) >= 1200)
+        others = ExactGP(60, seed=1)
+        others.load_state_dict(plain.state_dict())
+        others.fit(x[rows], y[rows])
+        losses += losses_of_powers(others._model._solve()[2], others.features(x[held]), y[held])
+        for learner in (plain, chosen):
+            learner.fit(x[own], y[own])
+    for name, tensor in plain.state_dict()["tensors"].items():
+        assert torch.equal(chosen.state_dict()["tensors"][name], tensor), "all examples are added in the end"
+    assert chosen._model.power == POWERS[int(losses.argmin())]
+    assert chosen._model.power not in (POWERS[0], POWERS[-1])
+    nll = [float(-learner.predict(x_new).log_predictive(y_new).mean()) for learner in (plain, chosen)]
+    assert nll[1] < nll[0]
+    again = ExactGP(60, seed=1, held_out=0.25)
+    again.load_state_dict(chosen.state_dict())
+    assert torch.equal(again.predict(x_new).probs, chosen.predict(x_new).probs)
+    close(again.predict(x_new).mean, plain.predict(x_new).mean)
 
 
 def test_prediction_over_all_labels_and_in_a_task():

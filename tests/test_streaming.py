@@ -208,6 +208,16 @@ def test_a_task_returns_with_other_options(options):
     assert learner.predict(digits_tasks()["A"][0]).task_probs.shape[1] == 2
 
 
+def test_what_infers_the_task_of_an_input_decides_nothing_in_a_stream():
+    learners = [digits_learner(task_inference=way) for way in ("auto", "summaries")]
+    one, other = ([(log.task, log.returned, log.loss) for log in observed(own, "ABA", 40)] for own in learners)
+    assert one == other
+    learners[0].end_task()
+    examples = [float(block.examples) for block in learners[0]._state.task_sums.blocks]
+    assert len(examples) == 2
+    assert examples[0] > examples[1] > 500, "the task that returned has those of both stretches"
+
+
 def test_stored_examples_of_a_returned_task_replace_the_earlier_ones():
     learner = frcl.FRCL(
         frcl.MLP(64, (16, 8), seed=1), 10, detector=BoundaryDetector(), lr=3e-3, regularisers=[frcl.Replay(points=10)]

@@ -17,10 +17,11 @@ from torch import Tensor
 from frcl.errors import OptionError
 from frcl.exact.fixed import FeatureKind, RandomFeatures, whole_features
 from frcl.exact.model import Believed, ExactModel, Tasks, added
-from frcl.exact.sums import Sums
+from frcl.exact.sums import Sums, features_within
 from frcl.likelihoods import Likelihood
 
-FromSummaries = Literal["summaries", "exact", "both"]  # for learners that keep points of past tasks
+LEAST = 50  # of random features; with fewer the points say more of the task
+FromSummaries = Literal["auto", "summaries", "exact", "both"]  # for learners that keep points of past tasks
 FromHeads = Literal["heads", "exact"]  # for the others
 
 
@@ -56,6 +57,10 @@ class TaskInference(Protocol):
     def sums(self) -> Exact | None:
         """What takes in the examples of a task that ends, if anything does."""
 
+    @property
+    def needs_sums(self) -> bool:
+        """Whether it cannot do without the sums."""
+
     def infer(self, kept: Tasks, asked: Asked) -> Inferred:
         """The probability of each task for each input."""
 
@@ -72,7 +77,7 @@ class InputFeatures:
 
     def raw(self, x: Tensor) -> Tensor:
         """The features as they are, [n, count] float64."""
-        if self._made is None or self._made.shape != tuple(x.shape[1:]):
+        if self._made is None or (self._made.shape, self._made.count) != (tuple(x.shape[1:]), self.count):
             self._made = RandomFeatures(tuple(x.shape[1:]), self.count, self.kind, self.seed).to(x.device)
         found: Tensor = self._made(x)
         return found
@@ -86,18 +91,28 @@ def by_task(found: Believed, kept: Tasks) -> Inferred:
 
 
 class Exact:
-    """From sums over all examples of all tasks: exact and free of order, at the cost of their memory."""
+    """From sums over all examples of all tasks: exact and free of order, at the cost of their memory.
 
-    def __init__(self, features: InputFeatures) -> None:
+    `bounded`: there are no more features than fit, as a triangle of sums, in one byte for each number in the inputs of
+    the first task, and no sums if that is fewer than LEAST.
+    """
+
+    def __init__(self, features: InputFeatures, *, bounded: bool = False) -> None:
+        self._features, self._most, self._bounded = features, features.count, bounded
         self._model = ExactModel(features)
         self.sums: Exact | None = self
+        self.needs_sums = True
 
     def ended(self, kept: Tasks, x: Tensor, y: Tensor, likelihood: Likelihood, number: int | None = None) -> Tasks:
         """What is kept after one more task, with encoded targets y [N, ...] of its examples; or more of task `number`.
 
         Its classes then are columns of their own, unless they are as many as before.
         """
-        new = self.of(x, y, likelihood)
+        if self._bounded and kept.gram is None:
+            self._features.count = min(self._most, features_within(x.numel()))
+            if self._features.count < LEAST:
+                return kept
+        new = self.of(kept, x, y, likelihood)
         if number is None:
             return added(kept, len(kept.blocks), new, own_gram=False)
         old = kept.blocks[number]
@@ -107,16 +122,23 @@ class Exact:
             new = new._replace(cross=cross, squares=torch.cat([none, new.squares]))
         return added(kept, number, new, own_gram=False)
 
-    def of(self, x: Tensor, y: Tensor, likelihood: Likelihood) -> Sums:
-        """The sums of the examples of a task; numeric targets are one class."""
+    def of(self, kept: Tasks, x: Tensor, y: Tensor, likelihood: Likelihood) -> Sums:
+        """The sums of the examples of a task, of the features that the others have; numeric targets are one class."""
+        self._go_on_with(kept)
         classes = y if likelihood.classes is not None else torch.zeros(len(y), dtype=torch.int64, device=y.device)
         new = self._model.of(x, F.one_hot(classes, len(likelihood.classes or (None,))))
         seen = new.squares > 0  # a class without examples is no column
         return new._replace(cross=new.cross[:, seen], squares=new.squares[seen])
 
     def infer(self, kept: Tasks, asked: Asked) -> Inferred:
+        self._go_on_with(kept)
         self._model.tasks = kept
         return by_task(self._model.believe(asked.x), kept)
+
+    def _go_on_with(self, kept: Tasks) -> None:
+        """Use the features that the sums have; the last of them is the bias."""
+        if kept.gram is not None:
+            self._features.count = len(kept.gram) - 1
 
 
 class Summaries:
@@ -125,7 +147,7 @@ class Summaries:
     No memory beside the points; computed again when the network has moved.
     """
 
-    sums = None
+    sums, needs_sums = None, False
 
     def __init__(self, features: InputFeatures) -> None:
         self._features = features
@@ -153,8 +175,26 @@ class Summaries:
         return torch.cat([self._features(x), whole_features(features)], 1)
 
 
+class Auto:
+    """From the sums as long as a learner keeps those of every task, else from the summaries."""
+
+    needs_sums = False
+
+    def __init__(self, of_sums: InputFeatures, of_points: InputFeatures) -> None:
+        self.sums, self._summaries = Exact(of_sums, bounded=True), Summaries(of_points)
+
+    def among(self, kept: Tasks) -> Exact | Summaries:
+        """The one that answers."""
+        return self.sums if kept.blocks else self._summaries
+
+    def infer(self, kept: Tasks, asked: Asked) -> Inferred:
+        return self.among(kept).infer(kept, asked)
+
+
 class Both:
     """The geometric mean of the two."""
+
+    needs_sums = True
 
     def __init__(self, features: InputFeatures) -> None:
         self.sums, self._summaries = Exact(features), Summaries(features)
@@ -167,7 +207,7 @@ class Both:
 class Heads:
     """From the heads alone: p(task | x) ∝ the largest probability that the task gives to a class. Weak, but free."""
 
-    sums = None
+    sums, needs_sums = None, False
 
     def infer(self, kept: Tasks, asked: Asked) -> Inferred:
         sureness = torch.stack([one.amax(1) for one in asked.probs()], 1)
@@ -179,6 +219,8 @@ def task_inference(name: str, count: int, kind: FeatureKind, seed: int) -> TaskI
     """The way of that name, with `count` fixed random features."""
     features = InputFeatures(count, kind, seed)
     match name:
+        case "auto":
+            return Auto(features, InputFeatures(count, kind, seed))
         case "summaries":
             return Summaries(features)
         case "exact":
@@ -187,4 +229,4 @@ def task_inference(name: str, count: int, kind: FeatureKind, seed: int) -> TaskI
             return Both(features)
         case "heads":
             return Heads()
-    raise OptionError(f"unknown task inference {name!r}; choose summaries, exact, both or heads")
+    raise OptionError(f"unknown task inference {name!r}; choose auto, summaries, exact, both or heads")

@@ -91,7 +91,7 @@ def test_cells_are_those_of_the_tables_with_other_holds():
 def test_frcl_plus_has_one_configuration():
     """Nothing but what the paper's appendix and the budget set differs between the benchmarks, nor from Python."""
     appendix = {"points", "points_per_class", "start", "steps", "batch_size", "lr", "search_steps"}
-    appendix |= {"past_tasks_per_step", "task_kind", "seed"}
+    appendix |= {"past_tasks_per_step", "task_inference", "task_features", "task_kind", "seed"}
     for cell in FRONTIER.cells[:7]:
         options = asdict(cell.config().learner)
         own = {name for name, value in asdict(METHODS[METHOD].options).items() if options[name] != value}

@@ -20,6 +20,7 @@ from frcl.linalg import cholesky, inverse_lower, logdet_from_cholesky, lower_fac
 LEAST, MOST, ROUNDS = 1e-8, 1e2, 14
 FREEDOM = 3.0  # ν of the Student t of the functions, given the class
 TEMPER = 0.75  # its power: with 1 the class probabilities were too sure on validation data of MNIST
+POWERS = tuple(2.0 ** (step / 4) for step in range(-24, 5))  # among which one is chosen on examples held out
 TINY = 1e-12  # least share of the targets' squares that counts as noise
 
 
@@ -109,9 +110,10 @@ class Classes(NamedTuple):
     means: Tensor  # E[f | c] over the examples of each class, [r, C], one column per class
     chol: Tensor  # of the scale matrix S, [r, r]
     log_prior: Tensor  # log of the share of each class, [C]
+    power: float = TEMPER  # t, of the Student t
 
 
-def class_model(sums: Sums, linear: Linear) -> Classes:
+def class_model(sums: Sums, linear: Linear, power: float = TEMPER) -> Classes:
     """From the sums with indicators of classes as targets:
 
     E[f | c] = WᵀΦᵀY_c / n_c,   S = WᵀΦᵀΦW / N − Σ_c (n_c/N) E[f | c] E[f | c]ᵀ + σ² (df/N) I
@@ -122,21 +124,28 @@ def class_model(sums: Sums, linear: Linear) -> Classes:
     means = W.mT @ sums.cross / sums.squares
     within = W.mT @ sums.gram @ W / sums.examples - (means * share) @ means.mT
     variance = linear.noise * degrees_of_freedom(sums, linear) / sums.examples
-    return Classes(W, means, cholesky(within, variance), share.log())
+    return Classes(W, means, cholesky(within, variance), share.log(), power)
 
 
 def class_log_probs(classes: Classes, Phi: Tensor) -> Tensor:
-    """log p(c | x) [n, C] for features [n, K]: Bayes' rule with p(f | c) ∝ (1 + d_c²/ν)^{−t(ν + C)/2}.
+    """log p(c | x) [n, C] for features [n, K]: Bayes' rule with p(f | c) ∝ (1 + d_c²/ν)^{−t(ν + r)/2}.
 
-    d_c² = (f − E[f | c])ᵀ S⁻¹ (f − E[f | c]), t the power TEMPER.
+    d_c² = (f − E[f | c])ᵀ S⁻¹ (f − E[f | c]), r the dimensions of f, t the power.
     """
-    return log_probs_at(class_distances(classes, Phi @ classes.weights), classes.log_prior)
+    return log_probs_at(class_distances(classes, Phi @ classes.weights), classes)
 
 
-def log_probs_at(distance: Tensor, log_prior: Tensor) -> Tensor:
+def log_probs_at(distance: Tensor, classes: Classes) -> Tensor:
     """The same from d_c² [n, C]."""
-    density = -0.5 * TEMPER * (FREEDOM + len(log_prior)) * (distance / FREEDOM).log1p()
-    return (density + log_prior).log_softmax(-1)
+    density = -0.5 * classes.power * (FREEDOM + len(classes.chol)) * (distance / FREEDOM).log1p()
+    return (density + classes.log_prior).log_softmax(-1)
+
+
+def losses_of_powers(classes: Classes, Phi: Tensor, labels: Tensor) -> Tensor:
+    """−Σ log p(c | x) of examples with features [n, K] and classes [n], for each power of POWERS."""
+    distance = class_distances(classes, Phi @ classes.weights)
+    each = [log_probs_at(distance, classes._replace(power=power)) for power in POWERS]
+    return torch.stack([-found.gather(1, labels[:, None]).sum() for found in each])
 
 
 def class_distances(classes: Classes, f: Tensor) -> Tensor:

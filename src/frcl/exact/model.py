@@ -10,17 +10,21 @@ from torch import Tensor
 
 from frcl.errors import CheckpointError, NumericalError, TaskError
 from frcl.exact.linear import (
+    POWERS,
+    TEMPER,
     Classes,
     Linear,
     class_log_probs,
     class_model,
     degrees_of_freedom,
     leverage,
+    losses_of_powers,
     solve_by_evidence,
 )
-from frcl.exact.sums import LARGEST_EXACT, Sums, narrowed, plus, sums_of, symmetric, triangle
+from frcl.exact.sums import LARGEST_EXACT, Sums, minus, narrowed, plus, sums_of, symmetric, triangle
 from frcl.trees import total_bytes
 
+NUMBERS = 2**25  # of inputs that are held at once, in float64
 Features = Callable[[Tensor], Tensor]  # inputs [n, ...] → whole numbers [n, K]
 
 
@@ -135,6 +139,15 @@ def stored_bytes(tasks: Tasks) -> int:
     return total_bytes([part for part in parts if part is not None])
 
 
+def last_of_each_class(classes: Tensor, share: float) -> Tensor:
+    """The rows of the last examples of each class, this share of them, rounded down.
+
+    Copies of an example that follow one another stay on one side, but for the first that is held out.
+    """
+    rows = [(classes == one).nonzero()[:, 0] for one in classes.unique()]
+    return torch.cat([own[len(own) - int(share * len(own)) :] for own in rows])
+
+
 @dataclass(eq=False)
 class ExactModel:
     """The sums of all tasks and the posterior, which is solved once after every change."""
@@ -143,29 +156,53 @@ class ExactModel:
     classes: bool = True  # whether targets are indicators of classes
     chunk: int = 4096  # examples whose features are held at once
     tasks: Tasks = Tasks()
+    power: float = TEMPER  # of the class probabilities
     _solved: tuple[Tasks, Sums, Linear, Classes | None, Tensor] | None = field(default=None, repr=False)
 
     def of(self, x: Tensor, Y: Tensor) -> Sums:
         """The sums of examples x, Y [n, C]."""
         total: Sums | None = None
         with torch.no_grad():
-            for some, targets in zip(x.split(self.chunk), Y.double().split(self.chunk), strict=True):
+            rows = self._at_once(x)
+            for some, targets in zip(x.split(rows), Y.double().split(rows), strict=True):
                 part = sums_of(self.features(some), targets)
                 total = part if total is None else plus(total, part)
         assert total is not None
         return total
 
+    def losses(self, x: Tensor, Y: Tensor, new: Sums, share: float) -> list[float]:
+        """−Σ log p(class | x) for each of POWERS on a share of a new task's examples, learned from all the others.
+
+        x, Y [n, C] are the examples of the task, and `new` their sums.
+        """
+        classes = Y.argmax(1)
+        rows = last_of_each_class(classes, share)
+        if not len(rows):
+            return [0.0] * len(POWERS)
+        number, rest = len(self.tasks.blocks), minus(new, self.of(x[rows], Y[rows]))
+        sums = all_sums(added(self.tasks, number, rest, own_gram=False), classes=True)
+        model = class_model(sums, solve_by_evidence(sums))
+        columns = sum(len(block.squares) for block in self.tasks.blocks) + classes[rows]
+        at_once = self._at_once(x)
+        parts = zip(x[rows].split(at_once), columns.split(at_once), strict=True)
+        found: list[float] = sum(losses_of_powers(model, self.features(some), own) for some, own in parts).tolist()
+        return found
+
     def believe(self, x: Tensor) -> Believed:
         """Mean, variance and class probabilities of all inputs, under all that was added."""
         sums, linear, classes, freedom = self._solve()
         parts = []
-        for some in x.split(self.chunk):
+        for some in x.split(self._at_once(x)):
             Phi = self.features(some)
             f, h = Phi @ linear.weights, leverage(linear, Phi)
             log_probs = f.new_empty(0) if classes is None else class_log_probs(classes, Phi)
             parts.append((f, linear.noise * h, log_probs, h * sums.examples / freedom))
         mean, variance, log_probs, novelty = (torch.cat(each) for each in zip(*parts, strict=True))
         return Believed(mean, variance, None if classes is None else log_probs, novelty)
+
+    def _at_once(self, x: Tensor) -> int:
+        """The number of inputs whose features are held at once: fewer than `chunk` where the inputs are large."""
+        return max(1, min(self.chunk, NUMBERS // x[0].numel()))
 
     @property
     def noise(self) -> Tensor:
@@ -176,6 +213,6 @@ class ExactModel:
         if self._solved is None or self._solved[0] is not self.tasks:
             sums = all_sums(self.tasks, classes=self.classes)
             linear = solve_by_evidence(sums)
-            model = class_model(sums, linear) if self.classes else None
+            model = class_model(sums, linear, self.power) if self.classes else None
             self._solved = self.tasks, sums, linear, model, degrees_of_freedom(sums, linear)
         return self._solved[1:]

@@ -5,6 +5,7 @@ whole number, exact in float64 up to 2⁵³. So the order of examples does not m
 for each number keep all of it.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -33,11 +34,21 @@ def plus(a: Sums, b: Sums) -> Sums:
     return Sums(*(one + other for one, other in zip(a, b, strict=True)))
 
 
+def minus(a: Sums, b: Sums) -> Sums:
+    """Of the examples of a without those of b."""
+    return Sums(*(one - other for one, other in zip(a, b, strict=True)))
+
+
 def narrowed(x: Tensor) -> Tensor:
     """The same numbers as they are kept: whole ones in 32 bits where they fit, else in 64; others as float64."""
     if not bool((x == x.round()).all()):
         return x
     return x.to(torch.int32 if not x.numel() or float(x.abs().max()) <= LARGEST_INT32 else torch.int64)
+
+
+def features_within(size: int) -> int:
+    """The number of features, a bias not counted, whose triangle takes this number of bytes with 32 bits per sum."""
+    return (math.isqrt(1 + 8 * (size // 4)) - 1) // 2 - 1
 
 
 def triangle(gram: Tensor) -> Tensor:

@@ -293,7 +293,7 @@ def memory_of(state: State, kept: Kept, theta: Params) -> Parts:
     if not state.past:
         return {}
     parts = [parts_of(kept), *(parts_of(one.kept(theta)) for one in state.regularisers)]
-    return added([*parts, {"statistics": stored_bytes(state.task_sums)} if state.task_sums.blocks else {}])
+    return added([*parts, {"sums": stored_bytes(state.task_sums)} if state.task_sums.blocks else {}])
 
 
 # -- checks of the user's data ----------------------------------------------------------------------------------------

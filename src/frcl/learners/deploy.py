@@ -18,7 +18,7 @@ from frcl.errors import FrclError, OptionError, TaskError
 from frcl.exact.fixed import RandomFeatures, rounded
 from frcl.exact.linear import Classes, Linear, log_probs_at
 from frcl.files import write_atomically
-from frcl.inference import Both, Summaries
+from frcl.inference import Auto, Both, Summaries
 from frcl.learners.mixture import all_labels, mixture_moments
 from frcl.likelihoods import Label, Likelihood, tempered
 from frcl.linalg import inverse_lower
@@ -83,11 +83,11 @@ class ClassModel(nn.Module):
         super().__init__()
         whiten = inverse_lower(classes.chol)
         self.weights, self.centres = classes.weights @ whiten.mT, (whiten @ classes.means).mT
-        self.log_prior = classes.log_prior
+        self.classes = classes
 
     def forward(self, Phi: Tensor) -> Tensor:
         distance = ((Phi @ self.weights)[:, None] - self.centres).square().sum(-1)
-        return log_probs_at(distance, self.log_prior)
+        return log_probs_at(distance, self.classes)
 
 
 class Products(nn.Module):
@@ -240,11 +240,12 @@ def frcl_module(learner: Any, task: int | None) -> DeployedFRCL:
     if len(numbers) > 1:
         learner.predict(example_of(learner).to(learner.device))  # solves what infers the task
         inference = learner._inference
+        if isinstance(inference, Auto):
+            inference = inference.among(state.task_sums)
         for way in (inference.sums, inference._summaries) if isinstance(inference, Both) else (inference,):
             network, own = isinstance(way, Summaries), way._model.tasks
-            made = RandomFeatures(
-                state.input_shape, model.options.task_features, model.options.task_kind, model.options.seed
-            )
+            count = model.options.task_features if network else len(own.gram) - 1
+            made = RandomFeatures(state.input_shape, count, model.options.task_kind, model.options.seed)
             sizes = [len(block.squares) for block in own.blocks]
             solved: Any = way._model._solve()[2]
             ways.append(TaskModel(solved, sizes, Products(made), network=network))

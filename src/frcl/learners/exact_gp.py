@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from frcl.augment import Augment
 from frcl.engine.program import Program
 from frcl.errors import CheckpointError, DataError, LabelError, OptionError, TaskError
 from frcl.exact.fixed import RandomFeatures, whole_features
+from frcl.exact.linear import POWERS, TEMPER
 from frcl.exact.model import Believed, ExactModel, Tasks, added, restored, stored, stored_bytes, without
 from frcl.features import check_features, check_network, network_failures
 from frcl.files import save_state
@@ -37,6 +39,7 @@ class ExactState:
     """Everything that changes."""
 
     labels: list[list[Label]] = field(default_factory=list)  # of each task, in the order of its columns
+    losses: list[float] = field(default_factory=list)  # with each of POWERS, on examples held out of every task
     outputs: int = 0  # width of numeric targets; 0: the targets are labels
     input_shape: tuple[int, ...] | None = None
     input_floating: bool | None = None
@@ -103,7 +106,7 @@ class ExactGP:
 
     def fit(self, x: Any, y: Any, *, size: int | None = None, on_step: OnStep = None) -> None:
         """Add all data of a new task. `size` and `on_step` have no meaning: every example counts once, in no steps."""
-        self._add(x, y, len(self._state.labels))
+        self._add(x, y, len(self._state.labels), self.options.held_out)
 
     def learn(self, x: Any, y: Any, *, size: int | None = None, augment: Augment | None = None) -> Work[None]:
         """The work of fit()."""
@@ -133,7 +136,7 @@ class ExactGP:
         tasks = without(self._model.tasks, number, old)
         labels = [own for i, own in enumerate(self._state.labels) if i != number]
         self._state = replace(self._state, labels=labels) if labels else ExactState()
-        self._model = ExactModel(self.features, not self._state.outputs, self.options.batch_size, tasks)
+        self._model = self._model_of(tasks)
 
     # -- prediction -------------------------------------------------------------------------------------
 
@@ -222,8 +225,10 @@ class ExactGP:
         widths = [len(block.squares) for block in tasks.blocks]
         if widths != [own.outputs or len(labels) for labels in own.labels]:
             raise CheckpointError("the labels of this state do not fit its sums")
+        if len(own.losses) not in (0, len(POWERS)) or not all(map(math.isfinite, own.losses)):
+            raise CheckpointError("the losses of powers in this state are damaged")
         self._state, self._random = own, None
-        self._model = ExactModel(self.features, not own.outputs, self.options.batch_size, tasks)
+        self._model = self._model_of(tasks)
 
     def save(self, path: str | Path) -> None:
         """Write the state to one file, atomically; `frcl.load` reads it. A network of the user is not in it."""
@@ -241,17 +246,27 @@ class ExactGP:
             self._random = made.to(self.device)
         return whole_features(self._random(x))
 
-    def _add(self, x: Any, y: Any, number: int) -> None:
+    def _add(self, x: Any, y: Any, number: int, held_out: float = 0.0) -> None:
         inputs = self._inputs(x, y)
         if self.net is not None and not self._state.labels:
             check_features(self.net, inputs)
         state = self._with_targets(y, number)
-        with network_failures():
-            new = self._model.of(inputs, self._targets(y, state, number))
+        with network_failures(), torch.no_grad():
+            targets = self._targets(y, state, number)
+            new, losses = self._model.of(inputs, targets), state.losses
+            if held_out and not state.outputs:
+                found = self._model.losses(inputs, targets, new, held_out)
+                losses = [one + other for one, other in zip(found, losses or [0.0] * len(found), strict=True)]
         tasks = added(self._model.tasks, number, new, own_gram=self.options.per_task)
-        floating = inputs.is_floating_point()
-        self._state = replace(state, input_shape=tuple(inputs.shape[1:]), input_floating=floating)
-        self._model.tasks, self._model.classes = tasks, not state.outputs
+        shape, floating = tuple(inputs.shape[1:]), inputs.is_floating_point()
+        self._state = replace(state, input_shape=shape, input_floating=floating, losses=losses)
+        self._model = self._model_of(tasks)
+
+    def _model_of(self, tasks: Tasks) -> ExactModel:
+        """The model of these sums, with the power of the least loss."""
+        losses = self._state.losses
+        power = POWERS[losses.index(min(losses))] if any(losses) else TEMPER
+        return ExactModel(self.features, not self._state.outputs, self.options.batch_size, tasks, power)
 
     def _with_targets(self, y: Any, number: int) -> ExactState:
         """The state with what these targets of a task bring: labels that it has not had, or the width of numbers."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from frcl.exact.fixed import FeatureKind
-from frcl.options import NOT_NEGATIVE, MethodOptions, option
-
-BYTES = 4  # of a number in the triangle
+from frcl.exact.sums import features_within
+from frcl.options import NOT_NEGATIVE, SHARE, MethodOptions, option
 
 
 @dataclass(frozen=True)
@@ -23,6 +21,13 @@ class ExactGPOptions(MethodOptions):
     kind: FeatureKind = option("auto", "random features: 'conv' of images, 'dense' of flat inputs; auto: by the shape")
     per_task: bool = option(False, "keep the sums of every task too, so that forget() needs no data; T times the bytes")
 
+    held_out: float = option(
+        0.0,
+        "fit(): share of each class's examples, the last ones, on which the power of the class probabilities is chosen "
+        "before they are added; 0: it is 3/4",
+        SHARE, 0.5,
+    )  # fmt: skip
+
     steps: int = option(1, "has no meaning: there are no gradient steps")
     batch_size: int = option(4096, "examples whose features are held at once")
     seed: int = option(0, "root of the random features", NOT_NEGATIVE)
@@ -32,4 +37,4 @@ class ExactGPOptions(MethodOptions):
         """The number of random features, without the bias."""
         if self.memory is None:
             return self.features
-        return max(1, (math.isqrt(1 + 8 * (self.memory // BYTES)) - 1) // 2 - 1)
+        return max(1, features_within(self.memory))

@@ -20,8 +20,9 @@ def forget(self: Any, task: int, x: Any = None, y: Any = None) -> None:
     `PathIntegral`, the standard deviations of VCL). With a frozen network nothing of it is shared but the scale;
     an `ExactGP` is then equal to one that never learned the task.
 
-    `x` and `y` are the data of the task, as fit() was given them, where the inference of the task keeps sums over
-    all examples (`task_inference` "exact" or "both"); otherwise they are not needed.
+    `x` and `y` are the data of the task, as fit() was given them. They are needed where the inference of the task cannot
+    do without its sums over all examples (`task_inference` "exact" or "both"). By default ("auto") the sums of all
+    tasks are dropped where the data are not given, and the task is inferred from the points from then on.
     """
     with self._lock:
         number, past = check_task(task, len(self._state.past), self._opens), self._state.past
@@ -47,11 +48,11 @@ def forget_in(state: Any, number: int, inference: TaskInference, data: tuple[Ten
 def _sums_without(
     kept: Tasks, number: int, inference: TaskInference, likelihood: Likelihood, data: tuple[Tensor, Tensor] | None
 ) -> Tasks:
-    if len(kept.blocks) < 2 or inference.sums is None:
+    if len(kept.blocks) < 2 or inference.sums is None or (data is None and not inference.needs_sums):
         return Tasks()
     if data is None:
         raise TaskError(
             "the sums that infer the task were taken over the examples of all tasks together; to take one out give its "
-            f'data, as forget({number}, x, y). With task_inference="summaries" there are no such sums.'
+            f'data, as forget({number}, x, y). With task_inference="auto" they would be dropped instead.'
         )
-    return without(kept, number, inference.sums.of(*data, likelihood))
+    return without(kept, number, inference.sums.of(kept, *data, likelihood))

@@ -384,9 +384,10 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         with self._lock:
             after = self._state.branch()
             number = len(after.past) if current.returned is None else current.returned
+            complete = len(after.task_sums.blocks) == len(after.past)
             summary = yield from close_task(self._model, current, after, x, y)
             after.past[-1] = summary = replace(summary, profile=profile)
-            if self._inference.sums is not None:
+            if self._inference.sums is not None and complete:
                 after.task_sums = self._ended(after.task_sums, summary.likelihood, x, y, current.returned)
             if current.returned is not None:
                 settle(after, number)

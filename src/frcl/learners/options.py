@@ -10,7 +10,7 @@ from frcl.engine.options import OptimiserOptions
 from frcl.engine.train import Method
 from frcl.errors import OptionError
 from frcl.exact.fixed import FeatureKind
-from frcl.inference import FromSummaries, TaskInference, task_inference
+from frcl.inference import FromSummaries, InputFeatures, Summaries, TaskInference, task_inference
 from frcl.likelihoods import check_name
 from frcl.options import NOT_NEGATIVE, POSITIVE, SHARE, option
 from frcl.posterior import Covariance, Prior
@@ -30,6 +30,7 @@ Predicted = Literal["summary", "head", "corrected"]
 Structure = Literal["diagonal", "kronecker"]
 Mean = Literal["auto", "aligned", "random", "zero"]
 Dropped = Literal["trace", "random"]
+RETURNING_FEATURES = 500  # random features of the input by which a stream knows a task that returns
 
 
 @dataclass(frozen=True)
@@ -114,10 +115,12 @@ class FRCLOptions(OptimiserOptions):
     )
 
     task_inference: FromSummaries = option(
-        "summaries", "p(task | x) where no task is named: from the points alone, from sums over all examples, or both"
+        "auto",
+        "p(task | x) where no task is named: from the points alone ('summaries'), from sums over all examples ('exact') "
+        "or both; auto: sums that take no more bytes than the first task has numbers, or the points (docs/scenarios.md)",
     )
     task_features: int = option(
-        500, "fixed random features of the input for it; the sums take 2 bytes times its square"
+        400, "fixed random features of the input for it, auto: at most; the sums take 2 bytes times its square"
     )
     task_kind: FeatureKind = option("auto", "'conv' for images, 'dense' for flat inputs; auto: by the shape")
 
@@ -164,8 +167,13 @@ class FRCLOptions(OptimiserOptions):
         return Recipe(self.selection, self.search, self.search_steps, self.search_examples)
 
     def inference_of_task(self) -> TaskInference:
-        """How the task of an input is inferred."""
-        return task_inference(self.task_inference, self.task_features, self.task_kind, self.seed)
+        """How the task of an input is inferred; where memory is bounded all of it is for points by default."""
+        name = "summaries" if self.task_inference == "auto" and self.memory is not None else self.task_inference
+        return task_inference(name, self.task_features, self.task_kind, self.seed)
+
+    def inference_by_points(self) -> Summaries:
+        """How a stream knows a task that returns: from the points alone, whatever else is kept."""
+        return Summaries(InputFeatures(RETURNING_FEATURES, self.task_kind, self.seed))
 
     def regularisers(self) -> list[Regulariser]:
         """The regularisers that the weights ask for, fresh."""

@@ -59,7 +59,7 @@ def watch(learner: FRCL, current: CurrentTask, x: Tensor, y: Any) -> tuple[Decis
     finish([learner._close(current, *window.data_without(decision.age, points), profile=detector.ended)])
     with torch.no_grad(), network_failures():
         M = points if options.inference == "function" else None
-        known = known_task(learner._predictor, learner._inference, learner._state, x, y, features, M)
+        known = known_task(learner._predictor, options.inference_by_points(), learner._state, x, y, features, M)
     if known is None:
         learner._open_stream(target, x, target.encode(y, learner.device, learner.dtype))
     else:

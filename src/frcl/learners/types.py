@@ -24,6 +24,7 @@ KINDS = {
     "posterior": "Gaussian beliefs, and what was learned with a likelihood",
     "heads": "last-layer weights of past tasks; twice where a task goes on training them",
     "statistics": "sums over examples, from which a posterior is solved when asked",
+    "sums": "sums over examples, from which the task of an input is inferred where it is not named",
     "fisher": "importances of weights: Fisher information, or what a method has in its place",
     "anchor": "weights that the importances refer to",
     "network": "other copies of a network; also those that are held only while a task is learned",

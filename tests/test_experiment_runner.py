@@ -22,7 +22,7 @@ from frcl.experiment.config import resolve
 from frcl.experiment.environment import describe
 from frcl.experiment.keeper import CHECKPOINT, Interrupted, Observer, read_checkpoint
 from frcl.experiment.metrics import score_boundaries
-from frcl.experiment.results import MEASURED, Memory, Result, SeedRecord, read_result
+from frcl.experiment.results import MEASURED, Result, SeedRecord, read_result
 from frcl.files import alone_in, load_state, save_state
 
 TINY = {
@@ -79,8 +79,10 @@ def test_what_a_run_writes(finished):
 def test_bytes_kept_are_those_of_the_summaries(finished):
     _, result = finished
     points, posterior = 5 * 64 + 4 * 17, 4 * (5 + 5 * 5)  # bytes and a table of 17 values; mean and 5×5 factor
-    one_task = points + posterior
-    assert result.memory_bytes == Memory(3 * one_task, (one_task,) * 3, {"points": 3 * points, "posterior": 360})
+    memory = result.memory_bytes
+    sums = memory.parts["sums"]  # of the inference of the task
+    assert memory.parts == {"points": 3 * points, "posterior": 3 * posterior, "sums": sums}
+    assert memory.total == sum(memory.per_task) == 3 * (points + posterior) + sums
 
 
 def test_every_step_is_logged(finished):
@@ -333,10 +335,10 @@ def test_targets_without_any_spread_have_a_finite_score():
 def test_a_stream_counts_what_it_keeps(tmp_path):
     result = runner.run(tiny(HIDDEN, seeds=[0]), tmp_path / "run", Observer())
     profile = 4 * 64 * (64 + 1)  # mean and covariance of the fixed features of its inputs
-    one_task = 5 * 64 + 4 * (17 + 5 + 5 * 5) + profile
-    found = len(result.boundaries.found) + 1
+    found, memory = len(result.boundaries.found) + 1, result.memory_bytes
     parts = {"points": found * (5 * 64 + 4 * 17), "posterior": found * 120, "statistics": found * profile}
-    assert result.memory_bytes == Memory(found * one_task, (one_task,) * found, parts)
+    assert {kind: size for kind, size in memory.parts.items() if kind != "sums"} == parts
+    assert memory.total == sum(memory.parts.values()) == sum(memory.per_task)
     assert len(np.load(tmp_path / "run" / "points.npz").files) == found
     with pytest.raises(OptionError, match="not measured with hidden boundaries"):
         tiny({**HIDDEN, "run": {"forward_transfer": True}})
@@ -345,7 +347,7 @@ def test_a_stream_counts_what_it_keeps(tmp_path):
 @pytest.mark.parametrize("hidden", [False, True])
 def test_what_is_kept_besides_summaries_is_counted_with_the_first_task(hidden, tmp_path):
     layer = {**(HIDDEN if hidden else TINY), "method": "frcl-plus", "seeds": [0]}
-    config = tiny(layer, learner={**layer["learner"], "fisher_examples": 5})
+    config = tiny(layer, learner={**layer["learner"], "fisher_examples": 5, "task_inference": "summaries"})
     memory = runner.run(config, tmp_path / "run", Observer()).memory_bytes
     network, fisher = 4 * (64 * 12 + 12), 4 * (65 * 65 + 12 * 12)  # Kronecker factors of one layer
     one_task = 5 * 64 + 4 * (17 + 5 + 5 * 5 + 13 + 1)

@@ -24,7 +24,8 @@ from paper.markdown import (
 from paper.numbers import attains, percent
 from paper.store import Document
 
-OF_DATA = ("points", "posterior", "heads", "statistics", "sums")  # kinds of bytes; the others have the size of the network
+# kinds of bytes; the others have the size of the network
+OF_DATA = ("points", "posterior", "heads", "statistics", "sums")
 AGNOSTIC = "agnostic_accuracy"
 
 

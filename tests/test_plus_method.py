@@ -22,7 +22,7 @@ def test_the_method_is_the_learner_with_other_defaults():
 
 @pytest.mark.parametrize("benchmark", list(BENCHMARKS))
 def test_on_every_benchmark_it_is_what_it_is_from_python(benchmark):
-    """No weight, prior or start of q differs by benchmark: only points, steps, batch, lr, the search and p(k | x) do."""
+    """No weight, prior or start of q differs by benchmark: points, steps, batch, lr, the search and p(k | x) do."""
     own = {"points", "points_per_class", "steps", "batch_size", "lr", "search_steps", "past_tasks_per_step", "seed"}
     own |= {"task_kind"}  # whether flat inputs are images
     own |= {"task_inference", "task_features"}  # permuted-mnist: no further memory

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEVICE = "cpu: ratios of two functions timed in turn. cuda: whole runs of the paper, in seconds."
-ONLY = """Only this; may be repeated. cpu: past-kl, frcl-step, plus-step, flat, plus-flat, trace-swap, prediction, no-task,
-ten-seeds. cuda: split-mnist, permuted-mnist, ten-to-one, omniglot."""
+ONLY = """Only this; may be repeated. cpu: past-kl, frcl-step, plus-step, flat, plus-flat, trace-swap, prediction,
+no-task, ten-seeds. cuda: split-mnist, permuted-mnist, ten-to-one, omniglot."""
 AGAINST = "The JSON file of an earlier bench: prints old and new side by side."
 PROFILE = "cpu: print the 15 most expensive operators of an FRCL step, and stop."
 

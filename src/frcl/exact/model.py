@@ -185,8 +185,9 @@ class ExactModel:
         columns = sum(len(block.squares) for block in self.tasks.blocks) + classes[rows]
         at_once = self._at_once(x)
         parts = zip(x[rows].split(at_once), columns.split(at_once), strict=True)
-        found: list[float] = sum(losses_of_powers(model, self.features(some), own) for some, own in parts).tolist()
-        return found
+        found = [losses_of_powers(model, self.features(some), own) for some, own in parts]
+        each: list[float] = torch.stack(found).sum(0).tolist()
+        return each
 
     def believe(self, x: Tensor) -> Believed:
         """Mean, variance and class probabilities of all inputs, under all that was added."""

@@ -244,10 +244,10 @@ def frcl_module(learner: Any, task: int | None) -> DeployedFRCL:
             inference = inference.among(state.task_sums)
         for way in (inference.sums, inference._summaries) if isinstance(inference, Both) else (inference,):
             network, own = isinstance(way, Summaries), way._model.tasks
-            count = model.options.task_features if network else len(own.gram) - 1
-            made = RandomFeatures(state.input_shape, count, model.options.task_kind, model.options.seed)
             sizes = [len(block.squares) for block in own.blocks]
             solved: Any = way._model._solve()[2]
+            count = model.options.task_features if network else len(solved.weights) - 1  # without the bias
+            made = RandomFeatures(state.input_shape, count, model.options.task_kind, model.options.seed)
             ways.append(TaskModel(solved, sizes, Products(made), network=network))
     return DeployedFRCL(model.net, model.scale, outputs, ways)
 

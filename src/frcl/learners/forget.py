@@ -20,9 +20,9 @@ def forget(self: Any, task: int, x: Any = None, y: Any = None) -> None:
     `PathIntegral`, the standard deviations of VCL). With a frozen network nothing of it is shared but the scale;
     an `ExactGP` is then equal to one that never learned the task.
 
-    `x` and `y` are the data of the task, as fit() was given them. They are needed where the inference of the task cannot
-    do without its sums over all examples (`task_inference` "exact" or "both"). By default ("auto") the sums of all
-    tasks are dropped where the data are not given, and the task is inferred from the points from then on.
+    `x` and `y` are the data of the task, as fit() was given them. They are needed where the inference of the task
+    cannot do without its sums over all examples (`task_inference` "exact" or "both"). By default ("auto") the sums of
+    all tasks are dropped where the data are not given, and the task is inferred from the points from then on.
     """
     with self._lock:
         number, past = check_task(task, len(self._state.past), self._opens), self._state.past

@@ -116,8 +116,8 @@ class FRCLOptions(OptimiserOptions):
 
     task_inference: FromSummaries = option(
         "auto",
-        "p(task | x) where no task is named: from the points alone ('summaries'), from sums over all examples ('exact') "
-        "or both; auto: sums that take no more bytes than the first task has numbers, or the points (docs/scenarios.md)",
+        "p(task | x) where no task is named: from the points alone ('summaries'), sums over all examples ('exact') or "
+        "both; auto: sums of no more bytes than the first task has numbers, or the points (docs/scenarios.md)",
     )
     task_features: int = option(
         400, "fixed random features of the input for it, auto: at most; the sums take 2 bytes times its square"

@@ -117,7 +117,7 @@ def features_of(learner: FRCL, x: Tensor) -> Tensor:
 def predict_from_summary(learner: FRCL, summary: Summary, x: Tensor) -> Moments:
     """Mean and variance of a task's functions, from its summary and the features of `learner`."""
     head = make_head(learner._model.features(summary.Z), summary.belief)
-    return head_moments(head, summary.belief, learner._model.features(x))
+    return head_moments(head, learner._model.features(x))
 
 
 def summary_points(summary: Summary) -> tuple[Tensor, Tensor, Tensor]:

@@ -58,7 +58,7 @@ def some_probs(n, C, seed):
 
 def in_classes(classes, seed, n=5):
     probs = some_probs(n, len(classes), seed)
-    return Prediction(probs, probs, probs, None, classes)
+    return Prediction(probs, probs, probs, classes)
 
 
 def test_labels_of_tasks_are_mixed_with_the_probabilities_of_the_tasks():
@@ -120,7 +120,7 @@ def test_rare_tasks_are_predicted_by_their_mean_and_the_others_in_full():
 
     def within(task, rows):
         asked_for.append((task, None if rows is None else rows.tolist()))
-        return full[task] if rows is None else Prediction(*[full[task].probs[rows]] * 3, None, (0, 1))
+        return full[task] if rows is None else Prediction(*[full[task].probs[rows]] * 3, (0, 1))
 
     weights = torch.tensor([[1.0, 0.0], [0.5, 0.5], [1 - RARE, RARE], [1 - RARE / 2, RARE / 2], [0.9, 0.1]])
     each = in_each_task(Beliefs(asked(), within, lambda task: quick[task]), weights)

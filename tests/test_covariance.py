@@ -131,7 +131,7 @@ def test_old_tasks_are_held_as_by_full_covariances(structure, M, generator):
 def test_prediction_through_a_summary_is_the_printed_formula(structure, M, generator):
     q, Phi, x = random(structure, generator), randn(generator, M, K), randn(generator, 7, K)
     belief = belief_from_weights(q, Phi, 0.05)
-    moments = head_moments(make_head(Phi, belief), belief, x)
+    moments = head_moments(make_head(Phi, belief), x)
     for ours, theirs in zip(moments, direct_prediction(x, Phi, belief), strict=True):
         torch.testing.assert_close(ours, theirs)
 

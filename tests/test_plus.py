@@ -348,7 +348,7 @@ def test_a_recentred_head_is_gp_regression_around_it(M, generator):
     torch.testing.assert_close(Phi_x @ found.weights, expected, rtol=1e-9, atol=1e-10)
     torch.testing.assert_close(recentred(plain, Phi_z, belief, 0 * v).weights, plain.weights)
     assert torch.equal(found.P, plain.P)
-    assert torch.equal(found.Q, plain.Q)
+    assert torch.equal(found.blocks, plain.blocks)
 
 
 def means_of(learner: FRCL, x: Tensor, task: int) -> dict[str, Tensor]:

@@ -182,9 +182,9 @@ def test_a_given_std_is_the_features_scaled_by_hand(generator, M, K):
     torch.testing.assert_close(
         prior_kl(Phi[None], prior_kl_terms([belief])), prior_kl(std * Phi[None], prior_kl_terms([plain]))
     )
-    found = head_moments(make_head(Phi, belief), belief, Phi_x)
+    found = head_moments(make_head(Phi, belief), Phi_x)
     for expected in (
-        head_moments(make_head(std * Phi, plain), plain, std * Phi_x),
+        head_moments(make_head(std * Phi, plain), std * Phi_x),
         direct_prediction(std * Phi_x, std * Phi, belief),
     ):
         for ours, other in zip(found, expected, strict=True):

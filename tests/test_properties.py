@@ -50,7 +50,7 @@ def test_prediction_for_every_shape(shape, B):
     g = torch.Generator().manual_seed(seed)
     belief = belief_from_weights(rand_posterior(C, K, g), torch.randn(M, K, generator=g, dtype=D), 1e-2)
     moved, Phi_x = torch.randn(M, K, generator=g, dtype=D), torch.randn(B, K, generator=g, dtype=D)
-    mean, variance = head_moments(make_head(moved, belief), belief, Phi_x)
+    mean, variance = head_moments(make_head(moved, belief), Phi_x)
     direct_mean, direct_variance = direct_prediction(Phi_x, moved, belief)
     torch.testing.assert_close(mean, direct_mean, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(variance, direct_variance, rtol=1e-6, atol=1e-7)

@@ -196,7 +196,7 @@ def test_prediction_equals_the_printed_formula(generator, M, K):
     belief = belief_from_weights(rand_posterior(3, K, generator), features(M, K, generator), 1e-2)
     moved, Phi_x = features(M, K, generator), features(7, K, generator)
     head = make_head(moved, belief)
-    mean, variance = head_moments(head, belief, Phi_x)
+    mean, variance = head_moments(head, Phi_x)
     direct_mean, direct_variance = direct_prediction(Phi_x, moved, belief)
     torch.testing.assert_close(mean, direct_mean, rtol=1e-7, atol=1e-8)
     torch.testing.assert_close(variance, direct_variance, rtol=1e-7, atol=1e-8)
@@ -207,7 +207,7 @@ def test_prediction_equals_the_printed_formula(generator, M, K):
 def test_prediction_equals_weight_space_without_noise(generator, M):
     q, Phi, Phi_x = rand_posterior(3, 8, generator), features(M, 8, generator), features(7, 8, generator)
     belief = belief_from_weights(q, Phi, 1e-10)
-    mean, variance = head_moments(make_head(Phi, belief), belief, Phi_x)
+    mean, variance = head_moments(make_head(Phi, belief), Phi_x)
     expected = weight_moments(triangular(q), Phi_x)
     torch.testing.assert_close(mean, expected.mean, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(variance, expected.variance, rtol=1e-4, atol=1e-4)
@@ -217,7 +217,7 @@ def test_predictions_at_the_points_stay_when_features_move(generator):
     belief = belief_from_weights(rand_posterior(3, 12, generator), features(6, 12, generator), 1e-9)
     for _ in range(3):
         moved = features(6, 12, generator)
-        mean, variance = head_moments(make_head(moved, belief), belief, moved)
+        mean, variance = head_moments(make_head(moved, belief), moved)
         torch.testing.assert_close(mean, belief.mean.T, rtol=0, atol=1e-6)
         torch.testing.assert_close(variance, covariances(belief).diagonal(dim1=1, dim2=2).T, rtol=1e-5, atol=1e-6)
 
@@ -229,7 +229,7 @@ def test_far_from_the_points_the_prediction_falls_back_to_the_prior(generator):
     belief = belief_from_weights(rand_posterior(2, 6, generator), Phi, 1e-3)
     far = torch.zeros(1, 6, dtype=D)
     far[0, 5] = 2.0
-    mean, variance = head_moments(make_head(Phi, belief), belief, far)
+    mean, variance = head_moments(make_head(Phi, belief), far)
     torch.testing.assert_close(mean, torch.zeros(1, 2, dtype=D))
     torch.testing.assert_close(variance, torch.full((1, 2), 4.0, dtype=D))
 
@@ -240,7 +240,7 @@ def test_function_space_moments_and_kl_equal_the_summary_of_the_same_q(generator
     q, Phi_z, Phi_x = rand_posterior(3, M, generator), features(M, K, generator), features(5, K, generator)
     moments, kl = function_moments(q, Phi_x, Phi_z, 1e-2)
     belief = belief_from_function(q, 1e-2)
-    expected = head_moments(make_head(Phi_z, belief), belief, Phi_x)
+    expected = head_moments(make_head(Phi_z, belief), Phi_x)
     torch.testing.assert_close(moments.mean, expected.mean)
     torch.testing.assert_close(moments.variance, expected.variance)
     torch.testing.assert_close(kl, prior_kl(Phi_z[None], prior_kl_terms([belief]))[0])

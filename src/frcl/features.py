@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -53,9 +52,7 @@ class FeatureMap:
                 out: Tensor = functional_call(self.net, weights, (x,), given).float()
         else:
             out = functional_call(self.net, weights, (x,), given)
-        if scale is not None:
-            out = scale * out
-        return torch.cat([out, out.new_ones(out.shape[0], 1)], dim=1)
+        return with_bias(out if scale is None else scale * out)
 
     def ahead(self) -> FeatureMap:
         """The same for inputs that have passed through the frozen part of the network, where it has one."""
@@ -72,6 +69,18 @@ class FeatureMap:
         with network_failures(), torch.autocast(x.device.type, torch.bfloat16, self.bfloat16, cache_enabled=False):
             found: Tensor = self.net.prepare(x)
         return found.float() if self.bfloat16 else found
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """The network's outputs with the weights that it has."""
+        if not self.bfloat16:
+            return self.net(x)  # type: ignore[no-any-return]
+        with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
+            return self.net(x).float()  # type: ignore[no-any-return]
+
+
+def with_bias(outputs: Tensor) -> Tensor:
+    """[outputs, 1]: a column of ones for the bias."""
+    return torch.cat([outputs, outputs.new_ones(outputs.shape[0], 1)], dim=1)
 
 
 def common_scale(outputs: Tensor) -> Tensor:
@@ -108,15 +117,16 @@ def is_stackable(net: nn.Module, *, prepared: bool = False) -> bool:
     )
 
 
-@contextmanager
-def network_failures() -> Iterator[None]:
+class network_failures:
     """A context in which the errors that a network raises on unsuitable inputs become a NetworkError."""
-    try:
-        yield
-    except (torch.OutOfMemoryError, FrclError):
-        raise
-    except (RuntimeError, IndexError, ValueError) as error:
-        raise NetworkError(f"the network failed on these inputs: {error}") from error
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, RuntimeError | IndexError | ValueError) and not isinstance(
+            error, torch.OutOfMemoryError | FrclError
+        ):
+            raise NetworkError(f"the network failed on these inputs: {error}") from error
 
 
 def in_chunks(function: Callable[[Tensor], Tensor], x: Tensor, size: int) -> Tensor:

@@ -10,6 +10,11 @@ from torch import Tensor
 SMALL = 1e-12  # added to a variance under a square root, so that its gradient stays finite at zero
 
 
+def all_finite(x: Tensor) -> bool:
+    """Whether all numbers are finite: one that is not makes their sum so too; the reverse is looked into."""
+    return math.isfinite(x.sum().item()) or bool(x.isfinite().all())
+
+
 def cholesky(A: Tensor, diagonal: Tensor | float = 0.0) -> Tensor:
     """Lower Cholesky factor of A + diag(d) [..., n, n], d a number or [..., n]; NaN where it is not positive definite.
 

@@ -7,18 +7,21 @@ task themselves: K_Z = σ_w² Φ_Z Φ_Zᵀ. In the formulas Φ' = σ_w Φ. Squar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from frcl.linalg import cholesky, inverse_lower, logdet_from_cholesky, low_rank_factor, lower_factor, solve_lower
+from frcl.linalg import cholesky, inverse_lower, logdet_from_cholesky, low_rank_factor, lower_factor
 from frcl.posterior import Moments, Posterior, weight_moments
 from frcl.trees import total_bytes, tree_map
 
+Array = np.ndarray[Any, np.dtype[Any]]
 LEVELS = 256  # different values that one byte can number
 
 
@@ -285,32 +288,69 @@ def _kl_through_features(Phi: Tensor, terms: PriorKL) -> tuple[Tensor, Tensor, T
     return value, gradient, rest / u_noise[:, None, None]
 
 
-class Head(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Head:
     """An old task's predictor under the current θ (Section 2.5): constant until θ moves.
 
-    weights [K, C] = σ_w Φ'_Zᵀ K̃⁻¹ μ_u, the mean prediction for w; P [M, K] = K̃⁻¹ Φ'_Z; the prior variance left
-    after observing u is ‖φ'‖² − ‖Qφ'‖² ("points", M ≤ K) or σ²‖Qφ'‖² ("features").
+    weights [K, C] = σ_w Φ'_Zᵀ K̃⁻¹ μ_u, the mean prediction for w; P [M, K] = K̃⁻¹ Φ'_Z.
+
+    Variances are sums of squares, one block of `blocks` for each function, or one for all of them. For M > K a block
+    [K, K] is a factor of the covariance of w, σ_w² (σ² B⁻¹ + Pᵀ cov(u_c) P), B = Φ'_ZᵀΦ'_Z + σ²I. For M ≤ K blocks are
+    [M, M] and begin from s = L⁻¹Φ'_Z φ', with L Lᵀ = K̃ and root [K, M] = σ_w (L⁻¹Φ'_Z)ᵀ: L⁻¹L_c for each factor of
+    q(u), L⁻¹ times the std of its noise, and I, since the prior variance left after observing u is ‖φ'‖² − ‖s‖².
+    scale [C] are the t_c of q(u): then the blocks of M > K are two, one to be scaled and what all functions share.
+    share [C] is the part of these variances that counts.
     """
 
     weights: Tensor
     P: Tensor
-    Q: Tensor
-    through_points: bool
+    root: Tensor | None
+    blocks: Tensor
+    prior_std: float
+    scale: Tensor | None = None
+    share: Tensor | None = None
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """What moments are computed from."""
+        first = self.weights if self.root is None else torch.cat([self.root, self.weights], 1)
+        variances = None if self.root is None else self.weights.new_full((len(self.weights),), self.prior_std**2)
+        return first, self.blocks, variances, self.scale, self.share
+
+    @cached_property
+    def arrays(self) -> tuple[Any, ...]:
+        """The same as NumPy arrays, on a CPU."""
+        return tuple(None if one is None else one.numpy() for one in self.tensors)
 
 
 def make_head(Phi_z: Tensor, belief: FunctionBelief) -> Head:
     """The head of a task from its features at Z [M, K] under the current θ."""
-    Phi = belief.prior_std * Phi_z.double()
-    through_points = Phi.shape[0] <= Phi.shape[1]
-    if through_points:
-        chol_K = cholesky(Phi @ Phi.mT, belief.u_noise)
-        Q = solve_lower(chol_K, Phi)
-        P = torch.linalg.solve_triangular(chol_K.mT, Q, upper=True)
+    std, Phi, factor = belief.prior_std, belief.prior_std * Phi_z.double(), belief.factor.double()
+    root, scale = None, None if belief.scale is None else belief.scale.double()
+    if Phi.shape[0] <= Phi.shape[1]:
+        H = inverse_lower(cholesky(Phi @ Phi.mT, belief.u_noise))
+        Q = H @ Phi
+        P, root = H.mT @ Q, (std * Q.mT).contiguous()
+        common = torch.stack([math.sqrt(belief.posterior_noise) * H, torch.eye(len(H)).to(H)])
+        blocks = torch.cat([_squared(H @ factor), common])  # [C+2, M, M]
     else:
-        chol_B = cholesky(Phi.mT @ Phi, belief.u_noise)
-        Q = inverse_lower(chol_B)
-        P = Phi @ (Q.mT @ Q)
-    return Head(belief.prior_std * (P.mT @ belief.mean.double().mT), P, Q, through_points)
+        Q = inverse_lower(cholesky(Phi.mT @ Phi, belief.u_noise))
+        inverse = Q.mT @ Q
+        P = Phi @ inverse
+        spread = P.mT @ factor  # [C, K, R]
+        common = belief.u_noise * inverse + belief.posterior_noise * (P.mT @ P)
+        if scale is None:
+            blocks = std * cholesky(spread @ spread.mT + common)
+        else:
+            blocks = std * torch.cat([_squared(spread), cholesky(common)[None]])
+    weights = std * (P.mT @ belief.mean.double().mT)
+    return Head(weights, P, root, blocks.movedim(0, 1).flatten(1), std, scale)
+
+
+def _squared(H: Tensor) -> Tensor:
+    """A matrix [..., M, M] with the same product with its transpose as H [..., M, R]."""
+    M, R = H.shape[-2:]
+    return lower_factor(H) if R > M else torch.nn.functional.pad(H, (0, M - R))
 
 
 def recentred(head: Head, Phi_z: Tensor, belief: FunctionBelief, centre: Tensor) -> Head:
@@ -323,25 +363,40 @@ def recentred(head: Head, Phi_z: Tensor, belief: FunctionBelief, centre: Tensor)
     """
     v = centre.double().mT  # [K, C]
     moved = belief.mean.double().mT - Phi_z.double() @ v
-    return head._replace(weights=v + belief.prior_std * (head.P.mT @ moved))
+    return replace(head, weights=v + belief.prior_std * (head.P.mT @ moved))
 
 
-def head_moments(head: Head, belief: FunctionBelief, Phi_x: Tensor) -> Moments:
+def head_moments(head: Head, Phi_x: Tensor) -> Moments:
     """Mean and variance of f at x, [B, C] each (Section 2.5); Phi_x [B, K]:
 
     μ = μ_uᵀ K̃⁻¹ k_Zx,   σ² = k(x,x) + k_Zxᵀ K̃⁻¹ [ cov(u) − K̃ ] K̃⁻¹ k_Zx.
     """
-    raw = Phi_x.double()
-    Phi = belief.prior_std * raw
-    a = Phi @ head.P.mT  # K̃⁻¹ k_Zx, [B, M]
-    explained = (Phi @ head.Q.mT).square().sum(1)
-    if head.through_points:
-        left = (Phi.square().sum(1) - explained).clamp_min(0.0)  # below zero by rounding only
-    else:
-        left = belief.u_noise * explained
-    spread = torch.einsum("bm,cmr->bcr", a, belief.factor.double()).square().sum(-1)  # [B, C], [B, 1] for a shared one
-    if belief.scale is not None:
-        spread = spread * belief.scale.double()
-    common = left + belief.posterior_noise * a.square().sum(1)
-    mean = raw @ head.weights
-    return Moments(mean, (common[:, None] + spread).expand_as(mean))
+    mean, variance = _moments(Phi_x.double(), *head.tensors)
+    return Moments(mean, variance.expand_as(mean))
+
+
+def few_moments(head: Head, outputs: Array, size: float) -> tuple[Array, Array]:
+    """The same for features [size · outputs, 1] of a few inputs on a CPU: NumPy has half the overhead of torch."""
+    Phi = np.ones((outputs.shape[0], outputs.shape[1] + 1))
+    np.multiply(outputs, size, out=Phi[:, :-1])
+    mean, variance = _moments(Phi, *head.arrays)
+    if variance.shape != mean.shape:
+        variance = np.broadcast_to(variance, mean.shape)
+    return mean.astype(outputs.dtype), variance.astype(outputs.dtype)
+
+
+def _moments(Phi: Any, first: Any, blocks: Any, variances: Any, scale: Any, share: Any) -> tuple[Any, Any]:
+    """Means [B, C] and variances [B, C], or [B, 1] for a shared factor; of tensors or of arrays. See `Head`."""
+    M = blocks.shape[0]
+    mean, s = Phi @ first, Phi
+    if variances is not None:
+        mean, s = mean[:, M:], mean[:, :M]
+    each = (s @ blocks).reshape(s.shape[0], -1, M)
+    variance = (each * each).sum(2)
+    if variances is not None:
+        left = ((Phi * Phi) @ variances - variance[:, -1]).clip(0.0)  # below zero by rounding only
+        spread, noise = variance[:, :-2], variance[:, -2]
+        variance = (spread if scale is None else spread * scale) + (left + noise)[:, None]
+    elif scale is not None:
+        variance = variance[:, :1] * scale + variance[:, 1:]
+    return mean, variance if share is None else variance * share

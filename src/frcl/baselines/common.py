@@ -373,4 +373,4 @@ def gaussian_prediction(mean: Tensor, variance: Tensor, likelihood: Softmax, see
 
 
 def _prediction(mean: Tensor, variance: Tensor, probs: Tensor, likelihood: Softmax) -> Prediction:
-    return Prediction(mean, variance, probs, likelihood.decode(probs.argmax(1)), likelihood.classes)
+    return Prediction(mean, variance, probs, likelihood.classes)

@@ -173,6 +173,23 @@ def prediction(size: Sizes) -> Pair:
     return partial(clocked, lambda: learner.mean(inputs, 0)), other, how
 
 
+def one_example(size: Sizes, **options: Any) -> Pair:
+    """A prediction of one example in an old task, with its label, against the network with a linear layer."""
+    x, y = size.data()
+    learner, model, one = learner_of(size, 2, x, y, **options), size.plain_model(), x[:1].clone()
+
+    def ours() -> None:
+        for _ in range(size.steps):
+            _ = learner.predict(one, 0).labels
+
+    def other() -> None:
+        for _ in range(size.steps):
+            plain_prediction(model, one)
+
+    how = f"1 input, {size.layers()}, {size.points} points, {size.classes} classes"
+    return partial(clocked, ours, size.steps), partial(clocked, other, size.steps), how
+
+
 def no_task(size: Sizes) -> Pair:
     """A prediction without the task, against one pass through the network and the predictions of all tasks.
 
@@ -239,6 +256,13 @@ CASES = (
     Case(Goal("plus-flat", "a step of FRCL+ with many past tasks, times few", 1.15), partial(flat, **PLUS_STEP), 15, 3),
     Case(Goal("trace-swap", "a swap proposal, times faster than direct", 50, at_least=True), trace_swap, 9, 3),
     Case(Goal("prediction", "the mean of an old task, times network and linear layer", 1.2), prediction, 31, 5),
+    Case(Goal("one-example", "a prediction of one example, times network and linear layer", 5), one_example, 31, 5),
+    Case(
+        Goal("plus-one-example", "the same of FRCL+, times network and linear layer", 5),
+        partial(one_example, **PLUS_STEP, prediction="head", head_variance=0.1),
+        31,
+        5,
+    ),
     Case(Goal("no-task", "a prediction without the task, times network and all heads", 2), no_task, 5, 1),
     Case(Goal("ten-seeds", "ten seeds together, times one after another", 0.5), ten_seeds, 3, 1, warm_ups=0),
 )

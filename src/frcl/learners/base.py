@@ -29,10 +29,12 @@ from frcl.learners.lockstep import Work, steps_of
 from frcl.learners.mixture import check_task, checked_tasks, in_each_task, mixed
 from frcl.learners.types import Beliefs, OnStep, Parts, Prediction, StepLog, added, learner_html, parts_of
 from frcl.likelihoods import Likelihood
+from frcl.linalg import all_finite
 from frcl.options import MethodOptions
 from frcl.regularisers.protocol import Kept, Regulariser
 from frcl.selection import TraceSearch, run_searches
 from frcl.trees import Params, data_mark
+from frcl.weights import Watched
 
 
 @dataclass(eq=False)
@@ -81,6 +83,7 @@ class SequentialLearner(ABC, Generic[O, S]):
         self.options, self.dtype = options, first.dtype
         self.device = first.device if device is None else torch.device(device)
         self.net = copy.deepcopy(net).to(self.device)
+        self._watched = Watched(self.net)
         self._lock = StepLock()
 
     @property
@@ -188,6 +191,10 @@ class SequentialLearner(ABC, Generic[O, S]):
     def _beliefs(self, x: Tensor) -> Beliefs:
         """What can be said about x, in the tasks finished or open and by the inference of the task."""
 
+    def _in_task(self, x: Tensor, number: int) -> Prediction:
+        """What is believed in one task."""
+        return self._beliefs(x).within(number, None)
+
     def predict(self, x: Any, task: int | Sequence[int] | Tensor | None = None) -> Prediction:
         """What is believed about x: over everything ever learned, or in a task, or each input in a task of its own.
 
@@ -197,7 +204,7 @@ class SequentialLearner(ABC, Generic[O, S]):
         """
         with self._lock, torch.no_grad():
             if isinstance(task, int | np.integer):
-                return self._beliefs(self._inputs(x)).within(self._number(task), None)
+                return self._in_task(self._inputs(x), self._number(task))
             inputs, finished = self._inputs(x), len(self._state.past)
             beliefs = self._beliefs(inputs)
             if task is not None:
@@ -227,7 +234,7 @@ class SequentialLearner(ABC, Generic[O, S]):
 
     def _stands(self) -> tuple[object, ...]:
         """Equal as long as predictions stay the same."""
-        return self._state, self.step, [(id(p), p._version) for p in self.net.parameters()]
+        return self._state, self.step, self._watched.version()
 
     def _ended(self, kept: Tasks, likelihood: Likelihood, x: Tensor, y: Tensor, number: int | None = None) -> Tasks:
         """What the inference keeps after one more task with these examples, or more of task `number`, in sums."""
@@ -310,12 +317,12 @@ def checked_inputs(
     tensor = x.detach() if isinstance(x, Tensor) else torch.as_tensor(numeric_array(x, "inputs"))
     if tensor.is_sparse or tensor.layout != torch.strided:
         raise DataError("inputs are a sparse tensor; expected a dense one: call .to_dense()")
-    if tensor.ndim < 2 or len(tensor) == 0:
+    if tensor.ndim < 2 or tensor.shape[0] == 0:
         raise DataError(
             "inputs must be [examples, ...] with at least one example and one more dimension; "
             f"got shape {tuple(tensor.shape)}"
         )
-    if shape is not None and tuple(tensor.shape[1:]) != shape:
+    if shape is not None and tensor.shape[1:] != shape:
         raise DataError(
             f"each input has shape {tuple(tensor.shape[1:])}; earlier ones had {shape}, and all tasks share one network"
         )
@@ -325,8 +332,7 @@ def checked_inputs(
         raise DataError(f"inputs are {tensor.dtype}; earlier ones were {'floats' if floating else 'integers'}")
     if tensor.is_floating_point():
         tensor = tensor.to(dtype)
-        # one number that is not finite makes the sum so too; the reverse is looked into
-        if not (bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())):
+        if not all_finite(tensor):
             raise DataError("inputs contain NaN or infinite values; remove or replace them first")
     if y is not None:
         try:

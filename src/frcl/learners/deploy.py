@@ -23,7 +23,7 @@ from frcl.learners.mixture import all_labels, mixture_moments
 from frcl.likelihoods import Label, Likelihood, tempered
 from frcl.linalg import inverse_lower
 from frcl.posterior import Moments
-from frcl.summary import FunctionBelief, Head, head_moments
+from frcl.summary import Head, head_moments
 from frcl.trees import Params
 
 
@@ -60,17 +60,16 @@ class TaskOutput(nn.Module):
     """One task of FRCL from the features Φ [n, K] of the network."""
 
     def __init__(
-        self, head: Head, belief: FunctionBelief, likelihood: Likelihood, learned: Params, draws: Tensor,
-        factor: Tensor, temperature: Tensor | None,
+        self, head: Head, likelihood: Likelihood, learned: Params, draws: Tensor,
+        temperature: Tensor | None,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.head, self.belief, self.likelihood, self.learned = head, belief, likelihood, learned
-        self.draws, self.factor, self.temperature = draws, factor, temperature
+        self.head, self.likelihood, self.learned = head, likelihood, learned
+        self.draws, self.temperature = draws, temperature
         self.classes = likelihood.classes
 
     def forward(self, Phi: Tensor) -> Output:
-        mean, variance = (part.to(Phi.dtype) for part in head_moments(self.head, self.belief, Phi))
-        moments = Moments(mean, self.factor * variance)
+        moments = Moments(*(part.to(Phi.dtype) for part in head_moments(self.head, Phi)))
         at = moments if self.temperature is None else tempered(moments, self.temperature)
         found = self.likelihood.predictive(*at, self.draws, self.learned)
         return Output(found.probs, *moments, found.mean, found.variance)
@@ -225,15 +224,11 @@ def frcl_module(learner: Any, task: int | None) -> DeployedFRCL:
         raise TaskError("the tasks have different kinds of targets, classes and numbers; name a task")
     outputs = []
     for number in numbers:
-        summary, factor = state.past[number], torch.ones(())
-        if model.options.prediction != "summary":
-            factor = factor * model.options.head_variance
+        summary = state.past[number]
         outputs.append(
             TaskOutput(
-                predictor._head(state, number), summary.belief, summary.likelihood, summary.likelihood_params,
-                model.predictive_draws(summary.likelihood),
-                (factor if summary.spread is None else factor * summary.spread.cpu()).to(model.dtype),
-                summary.temperature,
+                predictor._head(state, number), summary.likelihood, summary.likelihood_params,
+                model.predictive_draws(summary.likelihood), summary.temperature,
             )
         )  # fmt: skip
     ways = []

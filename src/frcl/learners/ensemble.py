@@ -17,7 +17,6 @@ from frcl.learners.deploy import Deployed, DeployedEnsemble, export, export_onnx
 from frcl.learners.exact_gp import ExactGP, restored_exact_gp
 from frcl.learners.frcl import FRCL
 from frcl.learners.lockstep import finish, steps_of
-from frcl.learners.mixture import decoded
 from frcl.learners.networks import build, describe
 from frcl.learners.options import FRCLKeywords, FRCLOptions
 from frcl.learners.state import LearnerState
@@ -147,11 +146,9 @@ class Ensemble:
         with self.members[0]._lock:
             each = [member.predict(x, task) for member in self.members]
         mean, variance = _mixture([one.mean for one in each], [one.variance for one in each])
-        probs = labels = target_mean = target_variance = None
+        probs = target_mean = target_variance = None
         if each[0].probs is not None:
             probs = torch.stack([one.probs for one in each if one.probs is not None]).mean(0)
-            assert each[0].classes is not None
-            labels = decoded(each[0].classes, probs.argmax(1))
         else:
             means = [one.target_mean for one in each if one.target_mean is not None]
             variances = [one.target_variance for one in each if one.target_variance is not None]
@@ -162,7 +159,7 @@ class Ensemble:
 
         tasks, novelty = (_average([getattr(one, name) for one in each]) for name in ("task_probs", "novelty"))
         return Prediction(
-            mean, variance, probs, labels, each[0].classes, target_mean, target_variance, density, tasks, novelty
+            mean, variance, probs, each[0].classes, target_mean, target_variance, density, tasks, novelty
         )  # fmt: skip
 
     def mean(self, x: Any, task: int) -> Tensor:

@@ -36,7 +36,7 @@ from frcl.learners.predict import Predictor
 from frcl.learners.state import CurrentTask, Declared, LearnerState, Score, Window, estimated_size, remember
 from frcl.learners.streaming import rehearse, settle, watch, with_new_labels
 from frcl.learners.task import Examples, Model, close_task, open_task, program_of, split
-from frcl.learners.types import Beliefs, OnStep, StepLog, Summary, learner_html, progress_bar
+from frcl.learners.types import Beliefs, OnStep, Prediction, StepLog, Summary, learner_html, progress_bar
 from frcl.likelihoods import Label, Likelihood, check_name, likelihood_for, plain_labels
 from frcl.options import changed, shows_options
 from frcl.regularisers import Regulariser
@@ -98,7 +98,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         chosen = self.options.regularisers() if regularisers is None else copied_regularisers(regularisers)
         self._model = Model(self.net, self.options, self.dtype, self.device, self._lock)
         self._state = LearnerState(Streams(self.options.seed, self.device), chosen)
-        self._predictor = Predictor(self._model)
+        self._predictor = Predictor(self._model, self._watched)
         self._inference = self.options.inference_of_task()
         self._fixed_features = InputFeatures(FEATURES, "dense", self.options.seed).raw
 
@@ -283,6 +283,9 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
 
     def _beliefs(self, x: Tensor) -> Beliefs:
         return self._predictor.beliefs(self._state, x)
+
+    def _in_task(self, x: Tensor, number: int) -> Prediction:
+        return self._predictor.in_task(self._state, x, number)
 
     def _deployed(self, task: int | None) -> tuple[Deployed, Tensor]:
         with self._lock, torch.no_grad():

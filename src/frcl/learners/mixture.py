@@ -56,13 +56,6 @@ def all_labels(each: Sequence[Label]) -> tuple[Label, ...]:
     return tuple(sorted(set(each)))
 
 
-def decoded(classes: tuple[Label, ...], index: Tensor) -> Any:
-    """The labels of classes: a tensor of integers, or an array of strings."""
-    if isinstance(classes[0], str):
-        return np.array(classes)[index.cpu().numpy()]
-    return torch.tensor(classes, device=index.device)[index]
-
-
 def over_labels(
     probs: Tensor, of_label: Sequence[Label], task_probs: Tensor | None, novelty: Tensor | None,
     moments: tuple[Tensor, Tensor] | None = None,
@@ -83,8 +76,7 @@ def over_labels(
         known = Softmax(classes)
         return own.gather(1, known.encode(y, own.device, own.dtype)[:, None])[:, 0].log()
 
-    labels = decoded(classes, own.argmax(1))
-    return Prediction(mean, variance, own, labels, classes, density=density, task_probs=task_probs, novelty=novelty)
+    return Prediction(mean, variance, own, classes, density=density, task_probs=task_probs, novelty=novelty)
 
 
 def in_each_task(beliefs: Beliefs, weights: Tensor) -> list[Prediction]:
@@ -130,7 +122,7 @@ def mixed(each: Sequence[Prediction], task_probs: Tensor, novelty: Tensor | None
         own = torch.stack([one.log_predictive(y) for one in each], 1)
         return (own + task_probs.log()).logsumexp(1)
 
-    return Prediction(mean, variance, None, None, None, *target, density, shown, novelty)
+    return Prediction(mean, variance, None, None, *target, density, shown, novelty)
 
 
 def mixture_moments(each: Sequence[tuple[Tensor, Tensor]], weights: Tensor) -> tuple[Tensor, Tensor]:

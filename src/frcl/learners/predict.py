@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any
+import math
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,53 +21,87 @@ from frcl.learners.state import LearnerState
 from frcl.learners.task import Model
 from frcl.learners.types import Beliefs, Prediction, Summary
 from frcl.likelihoods import Predictive, best_temperature, tempered
+from frcl.linalg import all_finite
 from frcl.posterior import Moments
-from frcl.summary import Head, head_moments, make_head, recentred
+from frcl.summary import Head, few_moments, head_moments, make_head, recentred
+from frcl.trees import total_bytes
+from frcl.weights import Watched
+
+CACHED = 256 << 20  # bytes of heads that are kept ready
+FEW = 16  # inputs for which the overhead of an operator counts more than its arithmetic
+
+
+class Heads(NamedTuple):
+    """The heads of past tasks that were made for one version of θ, with the summary that each was made from."""
+
+    version: tuple[int, int]
+    made: dict[int, tuple[Summary, Head]]
 
 
 class Predictor:
     """Predicts under the network as it stands; the head of a past task is cached until θ moves."""
 
-    def __init__(self, model: Model) -> None:
-        self._model = model
-        # by state and task: the version of θ that a head was made for, and the head
-        self._heads: WeakKeyDictionary[LearnerState, dict[int, tuple[int, Head]]] = WeakKeyDictionary()
+    def __init__(self, model: Model, watched: Watched) -> None:
+        self._model, self._watched = model, watched
+        self._heads: WeakKeyDictionary[LearnerState, Heads] = WeakKeyDictionary()
 
     def beliefs(self, state: LearnerState, x: Tensor) -> Beliefs:
         """What can be said about x; the features of x are computed once, when they are first needed."""
 
-        @functools.cache
+        found: list[Tensor] = []
+
         def Phi() -> Tensor:
-            with network_failures():
-                return self._model.features(x)
+            if not found:
+                with network_failures():
+                    found.append(self._model.features(x))
+            return found[0]
 
         def within(number: int, rows: Tensor | None) -> Prediction:
             inputs, features = x, None if state.is_open(number) else Phi()  # the open task needs x itself
             if rows is not None:
                 inputs, features = x[rows], None if features is None else features[rows]
             with network_failures():
-                return self._predict(state, number, inputs, features)
+                return self._predict(state, number, inputs, features, heads)
 
         def at_mean(number: int) -> Prediction | None:
-            return None if state.is_open(number) else self._at_mean(state, number, Phi())
+            return None if state.is_open(number) else self._at_mean(state, number, Phi(), heads)
 
         def points() -> list[Points]:
             each = state.summaries()
             return [Points(one.Z, self._model.features(one.Z)[:, :-1], self._classes_at_points(one)) for one in each]
 
-        version = self._version(state), len(state.past), id(state)
+        heads = self._current(state)
+        version = heads.version, len(state.past), weakref.ref(state)
         return Beliefs(Asked(x, lambda: Phi()[:, :-1], points, list, version), within, at_mean)
 
-    def _at_mean(self, state: LearnerState, number: int, Phi: Tensor) -> Prediction | None:
+    def in_task(self, state: LearnerState, x: Tensor, number: int) -> Prediction:
+        """What is believed about x in one task."""
+        with network_failures():
+            heads, features = self._current(state), None
+            if not state.is_open(number):
+                if x.is_cpu and x.shape[0] <= FEW and self._model.dtype in (torch.float32, torch.float64):
+                    moments = self._of_few(self._head(state, number, heads), self._model.map.outputs(x))
+                    return self._prediction(state, number, [moments], moments)
+                features = self._model.features(x)
+            return self._predict(state, number, x, features, heads)
+
+    def _of_few(self, head: Head, outputs: Tensor) -> Moments:
+        """Mean and variance from outputs of the network for a few inputs on a CPU."""
+        mean, variance = few_moments(head, outputs.numpy(), self._model.scale.item())
+        if not math.isfinite(np.vdot(mean, variance)):
+            self._check(torch.from_numpy(mean), torch.from_numpy(variance))
+        return Moments(torch.from_numpy(mean), torch.from_numpy(variance))
+
+    def _at_mean(self, state: LearnerState, number: int, Phi: Tensor, heads: Heads) -> Prediction | None:
         """The class probabilities of the mean functions of a past task; None for numeric targets."""
         past = state.past[number]
         if past.likelihood.classes is None:
             return None
-        mean = Phi @ self._head(state, number).weights.to(Phi)
+        mean = Phi @ self._head(state, number, heads).weights.to(Phi)
         if past.temperature is not None:
             mean = mean / past.temperature
         probs = self._without_variance(past, mean).probs
-        return Prediction(mean, torch.zeros_like(mean), probs, None, past.likelihood.classes)
+        return Prediction(mean, torch.zeros_like(mean), probs, past.likelihood.classes)
 
     def _without_variance(self, summary: Summary, mean: Tensor) -> Predictive:
         """The distribution of targets for functions that are known, [n, C]."""
@@ -89,34 +127,36 @@ class Predictor:
         with torch.no_grad():
             return self._head(state, number).weights.mT.to(self._model.dtype)
 
-    def _predict(self, state: LearnerState, number: int, x: Tensor, Phi: Tensor | None) -> Prediction:
+    def _predict(self, state: LearnerState, number: int, x: Tensor, Phi: Tensor | None, heads: Heads) -> Prediction:
         """In one task; Phi are the features of x, for a past task."""
-        past = None if state.is_open(number) else state.past[number]
-        if past is not None:
-            likelihood, learned, temperature = past.likelihood, past.likelihood_params, past.temperature
-        else:
+        return self._prediction(state, number, *self._believed(state, number, x, Phi, heads))
+
+    def _prediction(self, state: LearnerState, number: int, pieces: Sequence[Moments], whole: Moments) -> Prediction:
+        """In one task, from the moments of its functions, chunk by chunk and together."""
+        if state.is_open(number):
             assert state.current is not None
             likelihood, learned, temperature = state.current.likelihood, state.current.params.likelihood, None
-        pieces, (mean, variance) = self._believed(state, number, x, Phi)
+        else:
+            past = state.past[number]
+            likelihood, learned, temperature = past.likelihood, past.likelihood_params, past.temperature
+        mean, variance = whole
         draws = self._model.predictive_draws(likelihood)
         if temperature is not None:
             pieces = [Moments(*tempered(piece, temperature)) for piece in pieces]
-        each = [likelihood.predictive(*piece, draws, learned) for piece in pieces]
-        found = Predictive(*(None if part[0] is None else torch.cat(part) for part in zip(*each, strict=True)))
-        labels = None if found.probs is None else likelihood.decode(found.probs.argmax(1))
+        found = Predictive(*joined([likelihood.predictive(*piece, draws, learned) for piece in pieces]))
 
         def density(y: Any) -> Tensor:
             encoded = likelihood.encode(y, mean.device, mean.dtype).split([len(piece.mean) for piece in pieces])
             parts = zip(pieces, encoded, strict=True)
             return torch.cat([likelihood.log_predictive(*piece, some, draws, learned) for piece, some in parts])
 
-        return Prediction(mean, variance, found.probs, labels, likelihood.classes, found.mean, found.variance, density)
+        return Prediction(mean, variance, found.probs, likelihood.classes, found.mean, found.variance, density)
 
     def temperature(self, state: LearnerState, number: int, x: Tensor, y: Tensor) -> Tensor:
         """The temperature with which a past task predicts these examples best; it has not learned from them."""
         summary = state.past[number]
         with torch.no_grad(), network_failures():
-            _, (mean, variance) = self._believed(state, number, x, self._model.features(x))
+            _, (mean, variance) = self._believed(state, number, x, self._model.features(x), self._current(state))
             draws, learned = self._model.predictive_draws(summary.likelihood), summary.likelihood_params
             return best_temperature(summary.likelihood, mean, variance, y, draws, learned)
 
@@ -124,7 +164,9 @@ class Predictor:
         """The mean of the functions alone, [n, C]: for a past task the network and one product with its head."""
         with torch.no_grad(), network_failures():
             if state.is_open(number):
-                return torch.cat([self._moments(state, number, rows, None).mean for rows in x.split(self._model.chunk)])
+                heads = self._current(state)
+                each = [self._moments(state, number, rows, None, heads) for rows in x.split(self._model.chunk)]
+                return torch.cat([one.mean for one in each])
             weights = self._head(state, number).weights.to(self._model.dtype)
             if self._model.map.bfloat16:
                 return self._model.features(x) @ weights
@@ -133,52 +175,79 @@ class Predictor:
             return in_chunks(lambda rows: torch.addmm(bias, net(rows), linear), x, self._model.chunk)
 
     def _believed(
-        self, state: LearnerState, number: int, x: Tensor, Phi: Tensor | None
+        self, state: LearnerState, number: int, x: Tensor, Phi: Tensor | None, heads: Heads
     ) -> tuple[list[Moments], Moments]:
         """Mean and variance of all inputs in one task, chunk by chunk and together."""
-        rows = x.split(self._model.chunk)
-        features = [None] * len(rows) if Phi is None else Phi.split(self._model.chunk)
-        pieces = [self._moments(state, number, *some) for some in zip(rows, features, strict=True)]
-        mean, variance = (torch.cat(values) for values in zip(*pieces, strict=True))
-        if not bool(mean.isfinite().all() & variance.isfinite().all()):
-            raise NumericalError("the features of these inputs are too large to predict from; scale the inputs")
+        chunk = self._model.chunk
+        if x.shape[0] <= chunk:
+            pieces = [self._moments(state, number, x, Phi, heads)]
+        else:
+            features = [None] * math.ceil(x.shape[0] / chunk) if Phi is None else Phi.split(chunk)
+            each = zip(x.split(chunk), features, strict=True)
+            pieces = [self._moments(state, number, *some, heads) for some in each]
+        mean, variance = joined(pieces)
+        self._check(mean, variance)
         return pieces, Moments(mean, variance)
 
-    def _moments(self, state: LearnerState, number: int, x: Tensor, Phi: Tensor | None) -> Moments:
+    @staticmethod
+    def _check(mean: Tensor, variance: Tensor) -> None:
+        """Refuse moments that are not finite."""
+        if not (all_finite(mean) and all_finite(variance)):
+            raise NumericalError("the features of these inputs are too large to predict from; scale the inputs")
+
+    def _moments(self, state: LearnerState, number: int, x: Tensor, Phi: Tensor | None, heads: Heads) -> Moments:
         model = self._model
         if state.is_open(number):
             current = state.current
             assert current is not None
             objective = Objective(model.map, current.likelihood, model.options, state.regularisers, model.prior)
             return objective.moments(current.params, current.Z, model.weights, x)
-        summary = state.past[number]
-        moments = head_moments(self._head(state, number), summary.belief, model.features(x) if Phi is None else Phi)
-        mean, variance = (value.to(model.dtype) for value in moments)
-        if model.options.prediction != "summary":
-            variance = model.options.head_variance * variance
-        return Moments(mean, variance if summary.spread is None else variance * summary.spread)
+        moments = head_moments(self._head(state, number, heads), model.features(x) if Phi is None else Phi)
+        return Moments(*(value.to(model.dtype) for value in moments))
 
-    def _version(self, state: LearnerState) -> int:
-        """A number that changes whenever the network does, also from outside."""
-        steps = 0 if state.current is None else state.current.step
-        return steps + sum(p._version for p in self._model.net.parameters())
+    def _current(self, state: LearnerState) -> Heads:
+        """The heads made for the network as it stands, also where it was changed from outside; those before are gone.
 
-    def _head(self, state: LearnerState, number: int) -> Head:
-        """The head of a past task, made again when θ has moved since."""
-        version, heads = self._version(state), self._heads.setdefault(state, {})
-        cached = heads.get(number)
-        if cached is None or cached[0] != version:
-            summary = state.summaries()[number]
-            Phi_z = self._model.features(summary.Z)
-            cached = (version, self._centred(make_head(Phi_z, summary.belief), Phi_z, summary))
-            heads[number] = cached
-        return cached[1]
+        The number of steps counts where steps are replayed, which torch does not notice.
+        """
+        version = 0 if state.current is None else state.current.step, self._watched.version()
+        heads = self._heads.get(state)
+        if heads is None or heads.version != version:
+            self._heads[state] = heads = Heads(version, {})
+        return heads
+
+    def _head(self, state: LearnerState, number: int, heads: Heads | None = None) -> Head:
+        """The head of a past task, made where it was not yet."""
+        made = (self._current(state) if heads is None else heads).made
+        summary, head = made.get(number, (None, None))
+        if head is None or summary is not state.past[number]:
+            own = state.summaries()[number]
+            Phi_z = self._model.features(own.Z)
+            head = self._centred(make_head(Phi_z, own.belief), Phi_z, own)
+            most = max(1, CACHED // total_bytes([head.weights, head.P, head.blocks]))
+            while len(made) >= most:
+                del made[next(iter(made))]  # the oldest
+            made[number] = state.past[number], head
+        return head
 
     def _centred(self, head: Head, Phi_z: Tensor, summary: Summary) -> Head:
-        """The head that the option `prediction` asks for; all have the variance of the summary, scaled later."""
-        prediction = self._model.options.prediction
-        if prediction == "summary" or summary.head is None:
+        """The head that the option `prediction` asks for; all have the variance of the summary, or a share of it."""
+        options, share = self._model.options, summary.spread
+        if share is not None:
+            head = replace(head, share=share.double())
+        if options.prediction == "summary":
             return head
-        if prediction == "head":
-            return head._replace(weights=summary.head.double().mT)
+        ones = head.weights.new_ones(head.weights.shape[1])
+        head = replace(head, share=options.head_variance * (ones if head.share is None else head.share))
+        if summary.head is None:
+            return head
+        if options.prediction == "head":
+            return replace(head, weights=summary.head.double().mT)
         return recentred(head, Phi_z, summary.belief, summary.head)
+
+
+def joined(each: Sequence[Sequence[Any]]) -> Sequence[Any]:
+    """The parts of several predictions, one after the other."""
+    if len(each) == 1:
+        return each[0]
+    return [None if part[0] is None else torch.cat(part) for part in zip(*each, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import torch
@@ -26,6 +26,7 @@ from frcl.features import (
     is_stackable,
     network_failures,
     trained_parts,
+    with_bias,
 )
 from frcl.learners.lockstep import Work
 from frcl.learners.objective import Constants, Draws, Objective, Parameters, draws_of_rows, inducing_inputs
@@ -82,6 +83,7 @@ class Model:
     dtype: torch.dtype
     device: torch.device
     lock: StepLock
+    draws: dict[tuple[int, ...], Tensor] = field(default_factory=dict)  # of predictions, by shape
 
     @cached_property
     def map(self) -> FeatureMap:
@@ -143,8 +145,10 @@ class Model:
         return self.options.prior
 
     def features(self, x: Tensor) -> Tensor:
-        """Φ [n, K] under the current θ, without gradient."""
-        return in_chunks(partial(self.map, self.weights), x, self.chunk)
+        """Φ [n, K] under the current θ, without gradient: `map`, with the weights that the network has."""
+        if x.shape[0] <= self.chunk and not torch.is_grad_enabled():
+            return with_bias(self.scale * self.map.outputs(x))
+        return in_chunks(lambda rows: with_bias(self.scale * self.map.outputs(rows)), x, self.chunk)
 
     @cached_property
     def chunk(self) -> int:
@@ -160,9 +164,13 @@ class Model:
 
     def predictive_draws(self, likelihood: Likelihood) -> Tensor:
         """The same Monte Carlo draws for every input and every call: a prediction does not depend on the batch."""
-        generator = fork(self.options.seed, "prediction")
         shape = likelihood.draws_shape(1, training=False)
-        return torch.randn(shape, generator=generator, dtype=self.dtype).to(self.device)
+        if shape not in self.draws:
+            generator = fork(self.options.seed, "prediction")
+            with torch.inference_mode(False):
+                draws = torch.randn(shape, generator=generator, dtype=self.dtype).to(self.device)
+                self.draws[shape] = draws.movedim(0, -1).contiguous().movedim(-1, 0)  # in the order they are read
+        return self.draws[shape]
 
     def task(self, state: LearnerState, likelihood: Likelihood, N: float) -> Task:
         """The task being learned, as regularisers are told of it."""
@@ -401,7 +409,7 @@ def spread_of(q: Posterior, Phi: Tensor, Phi_z: Tensor, belief: FunctionBelief) 
     """
     some = Phi[:: max(1, len(Phi) // SPREAD)]
     own = weight_moments(triangular(q), some).variance.mean(0)
-    through = head_moments(make_head(Phi_z, belief), belief, some).variance.mean(0)
+    through = head_moments(make_head(Phi_z, belief), some).variance.mean(0)
     return (own / through.to(own)).clamp_max(1.0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from html import escape
 from typing import Any, NamedTuple, Protocol
 
@@ -15,7 +16,7 @@ from frcl.boundary import Change, Profile
 from frcl.errors import TaskError
 from frcl.inference import Asked
 from frcl.learners.lockstep import Work
-from frcl.likelihoods import Label, Likelihood
+from frcl.likelihoods import Label, Likelihood, decoded
 from frcl.summary import FunctionBelief, StoredInputs
 from frcl.trees import Params, total_bytes
 
@@ -97,7 +98,6 @@ class Prediction:
     mean: Tensor
     variance: Tensor
     probs: Tensor | None = None
-    labels: Any = None
     classes: tuple[Label, ...] | None = None
     target_mean: Tensor | None = None
     target_variance: Tensor | None = None
@@ -105,6 +105,13 @@ class Prediction:
     task_probs: Tensor | None = None
     novelty: Tensor | None = None
     in_task: Callable[[int], Prediction] | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def labels(self) -> Any:
+        """The most probable label of each input, a tensor of integers or an array of strings; None for numbers."""
+        if self.probs is None or self.classes is None:
+            return None
+        return decoded(self.classes, self.probs.argmax(1))
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the first inputs, each with its label and probability or its mean and std."""

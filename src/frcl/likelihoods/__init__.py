@@ -13,6 +13,7 @@ from frcl.likelihoods.base import (
     Predictive,
     as_values,
     check_name,
+    decoded,
     likelihood_for,
     likelihood_from_json,
     plain_labels,
@@ -29,8 +30,8 @@ from frcl.registry import import_modules
 
 __all__ = [
     "LIKELIHOODS", "Bernoulli", "Gaussian", "Label", "Labels", "Likelihood", "Params", "Poisson", "Predictive",
-    "RobustMax", "Softmax", "as_values", "best_temperature", "check_name", "likelihood_for", "likelihood_from_json",
-    "plain_labels", "register", "tempered", "with_labels",
+    "RobustMax", "Softmax", "as_values", "best_temperature", "check_name", "decoded", "likelihood_for",
+    "likelihood_from_json", "plain_labels", "register", "tempered", "with_labels",
 ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ likely they are. Its formulas are pure functions of tensors in nats, one value p
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
@@ -183,6 +184,20 @@ def with_labels(likelihood: Likelihood, y: Any) -> tuple[Label, ...]:
     return tuple(sorted({*known, *new}))
 
 
+@lru_cache(maxsize=32)
+def _label_values(labels: tuple[Label, ...], device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.tensor(labels, device=device)
+
+
+def decoded(labels: tuple[Label, ...], classes: Tensor) -> Tensor | Labels:
+    """The label of each class: a tensor of integers, or an array of strings."""
+    if isinstance(labels[0], str):
+        names: Labels = np.array(labels)[classes.cpu().numpy()]
+        return names
+    return _label_values(labels, classes.device)[classes]
+
+
 def at_class(values: Tensor, y: Tensor) -> Tensor:
     """The value [...] that belongs to class y [...] among those of all classes, [..., C]."""
     return values.gather(-1, y.expand(values.shape[:-1])[..., None])[..., 0]
@@ -246,10 +261,7 @@ class ClassLikelihood(Likelihood):
         return torch.from_numpy(index.astype(np.int64)).to(device)
 
     def decode(self, classes: Tensor) -> Tensor | Labels:
-        if isinstance(self.labels[0], str):
-            names: Labels = np.array(self.labels)[classes.cpu().numpy()]
-            return names
-        return torch.tensor(self.labels, device=classes.device)[classes]
+        return decoded(self.labels, classes)
 
     @abstractmethod
     def probabilities(self, mean: Tensor, variance: Tensor, draws: Tensor) -> Tensor:

@@ -34,8 +34,9 @@ class Softmax(ClassLikelihood):
 
     def probabilities(self, mean: Tensor, variance: Tensor, draws: Tensor) -> Tensor:
         """Mean over the samples of softmax(f), [B, C]."""
-        f = mean + (variance + SMALL).sqrt() * draws
-        return f.softmax(-1).mean(0)
+        std = (variance + SMALL).sqrt()
+        f = torch.addcmul(mean.unsqueeze(-1), std.unsqueeze(-1), draws.movedim(0, -1))  # [B, C, S]: the fastest order
+        return f.softmax(1).sum(-1) / f.shape[-1]  # faster than the mean
 
     def sample(self, f: Tensor, params: Params, generator: torch.Generator) -> Tensor:
         """y ~ softmax(f)."""

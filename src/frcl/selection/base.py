@@ -51,7 +51,7 @@ class TaskData:
     def moments(self, index: Tensor) -> Moments:
         """f at all N inputs, predicted from q(u) at the points in `index`."""
         belief = belief_from_weights(self.q, self.Phi[index], self.u_noise, self.prior_std)
-        moments = head_moments(make_head(self.Phi[index], belief), belief, self.Phi)
+        moments = head_moments(make_head(self.Phi[index], belief), self.Phi)
         return Moments(*(value.to(self.Phi) for value in moments))
 
     def others(self, index: Tensor) -> Tensor:

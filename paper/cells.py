@@ -55,6 +55,7 @@ class Table:
     cells: tuple[Cell, ...]
     view: View | None = None  # renders its section of the page; None: one table of all metrics per benchmark
     sample: tuple[str, ...] = ()  # names of the cells used by a quick figure; empty: all
+    quick: tuple[str, ...] = ()  # names of the cells of a quick run of the table; empty: all
 
 
 View = Callable[[Table, Path, bool], Iterator[str]]  # the table, the folder of results, quick or not

@@ -26,8 +26,9 @@ SEEDS = {OMNIGLOT: 2}  # one for the others, since loading 60,000 images costs m
 
 
 def reduced(table: Table) -> Table:
-    """The table with all its cells, each at a reduced size."""
-    return replace(table, cells=tuple(_small(cell) for cell in table.cells))
+    """The table with its cells, or those it names for this, each at a reduced size."""
+    few = [cell for cell in table.cells if not table.quick or cell.name in table.quick]
+    return replace(table, cells=tuple(_small(cell) for cell in few))
 
 
 def reduced_figure(figure: FigureSpec) -> FigureSpec:
@@ -53,6 +54,8 @@ def _small(cell: Cell) -> Cell:
     layer: dict[str, Layer] = {"stream": {"tasks": 2}, "learner": learner}
     if cell.benchmark == OMNIGLOT:
         layer |= {"stream": {"tasks": 2, "augment": 2}, "network": {"widths": [8, 8, 8, 8]}}
+    if "cifar" in cell.benchmark:  # a network of its own in the place of a pre-trained one, too
+        layer |= {"network": {"kind": "cifar", "widths": [8, 8, 8]}}
     return replace(cell, layers=(*cell.layers, layer), seeds=cell.seeds[: SEEDS.get(cell.benchmark, 1)])
 
 

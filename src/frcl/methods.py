@@ -65,7 +65,7 @@ _vcl = baseline("frcl.baselines.vcl:VCL")
 
 
 def _exact_gp(net: nn.Module, options: ExactGPOptions, *, device: Any, **_: Any) -> Learner:
-    return ExactGP(options=options, device=device)
+    return ExactGP(net if options.of_network else None, options=options, device=device)
 
 
 METHODS: Registry[Method] = Registry("method")
@@ -74,8 +74,8 @@ for _method in (
     Method("frcl", "functional regularisation at inducing points: the paper's method", FRCLOptions(), _frcl, False),
     Method("frcl-plus", "FRCL with three other regularisers: stored predictions, current inputs, curvature",
            PLUS, _frcl, False, defaults_of="frcl"),
-    Method("exact-gp", "an exact Gaussian process on fixed random features; the network is not used", ExactGPOptions(),
-           _exact_gp),
+    Method("exact-gp", "an exact Gaussian process on fixed features: random ones, or those of the network",
+           ExactGPOptions(), _exact_gp),
     Method("finetune", "no protection", baselines.FinetuneOptions(), _penalised),
     Method("joint", "all data so far at each task: an upper bound", baselines.JointOptions(), _penalised),
     Method("single", "a fresh network per task: the other upper bound", baselines.SingleOptions(),

@@ -219,3 +219,22 @@ def test_the_front_stays_in_evaluation_mode_and_other_things_are_refused():
             FrozenFront(wrong)
     with pytest.raises(NetworkError, match="the frozen part gave"):
         FrozenFront(nn.Flatten(0))(X)
+
+
+@pytest.mark.parametrize("settings", [{}, {"past_tasks_per_step": 1}])
+def test_divergences_of_a_frozen_network_are_computed_once_and_are_those_of_every_step(settings):
+    net = FrozenFront(nn.Sequential(Counting()))
+    learner = FRCL(net, points=6, steps=12, batch_size=8, search_steps=5, **settings)
+    learner.fit(X, Y)
+    learner.fit(X[:40], Y[:40] + 3)
+    logs = []
+    learner.fit(X, Y + 6, on_step=logs.append)
+    first, second = learner.past_divergences()[:2]
+    found = torch.tensor([log.kl_past for log in logs])
+    if settings:  # each step has one of two tasks, and counts it twice
+        expected = torch.tensor([2 * first, 2 * second]) / 60
+        nearest = (found[:, None] - expected).abs().min(1).values
+        assert float(nearest.max()) < 1e-3 * float(expected.max())
+        assert len({round(value, 4) for value in found.tolist()}) == 2
+    else:
+        torch.testing.assert_close(found, torch.full_like(found, (first + second) / 60), rtol=1e-4, atol=1e-5)

@@ -294,7 +294,8 @@ def _aligned(model: Model, likelihood: Likelihood, learned: Params, x: Tensor, y
 def constants_of(model: Model, state: LearnerState, current: CurrentTask, features: FeatureMap) -> Constants:
     """What the objective of the current task reads besides its parameters; `features` are those of its inputs."""
     task = replace(model.task(state, current.likelihood, current.N), features=features)
-    uses_points = bool(state.past) and any(one.uses_points for one in state.regularisers)
+    readers = [one for one in state.regularisers if one.uses_points and (task.theta or not one.fixed_if_frozen)]
+    uses_points = bool(state.past) and bool(readers)
     points = [one.points.inputs for one in state.past] if uses_points else []
     if features.prepared:
         points = [features.through_front(Z) for Z in points]

@@ -115,6 +115,7 @@ class Regulariser(ABC):
     name: ClassVar[str]
     uses_heads: ClassVar[bool] = False  # reads heads of past tasks, which the learner then keeps
     uses_points: ClassVar[bool] = False  # reads features at the inducing points of past tasks
+    fixed_if_frozen: ClassVar[bool] = False  # reads them once, where no weight of the network is trained
     carries: ClassVar[str] = ""  # the field of tensors that `follow` updates in place, if any
     looks: ClassVar[bool] = False  # wants to see every minibatch after its step
     trains_heads = False  # heads of past tasks are trained along
@@ -316,6 +317,12 @@ def of_tasks(tree: Tree, index: Tensor | None) -> Tree:
     return tree_map(lambda part: part[index], tree)
 
 
+class Unmoved(NamedTuple):
+    """Divergences of past tasks [T] where no weight of the network is trained: they stay as they are."""
+
+    each: Tensor
+
+
 @register
 @dataclass
 class FunctionalKL(Regulariser):
@@ -327,12 +334,23 @@ class FunctionalKL(Regulariser):
     weight: float = number(1.0)
     name: ClassVar[str] = "functional-kl"
     uses_points: ClassVar[bool] = True
+    fixed_if_frozen: ClassVar[bool] = True
 
     def constants(self, task: Task) -> Tree:
         past: Sequence[Any] = task.past  # with inducing inputs Z, and a belief about the function there
-        return prior_kl_terms([one.belief for one in past]) if past else ()
+        if not past:
+            return ()
+        terms = prior_kl_terms([one.belief for one in past])
+        if task.theta:
+            return terms
+        with torch.no_grad():
+            Phi = [task.features(task.fixed, task.features.inputs(one.points.inputs)) for one in past]
+            return Unmoved(prior_kl(stacked_points(Phi), terms))
 
     def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
+        if isinstance(constants, Unmoved):
+            kl: Tensor = of_tasks(constants, step.tasks).each.sum() * step.scale
+            return self.weight * (kl / step.N)
         if not constants or step.Phi_z is None:
             return None
         kl = prior_kl(step.Phi_z, of_tasks(constants, step.tasks)).sum() * step.scale

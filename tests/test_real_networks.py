@@ -1,5 +1,7 @@
 """Networks that people have, each learning two tasks and keeping the first: ResNet, transformer, LSTM, two inputs."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -7,25 +9,29 @@ from torch import nn
 import frcl
 from frcl import FRCL, FRCLPlus, MultiInput
 from frcl.features import trained_parts
+from frcl.methods import METHODS, make_learner
 
 STEPS, N = 100, 160
 
 
 def images(task, seed):
-    """8×8 images with a bright bar: its place says the class; in the second task bars are vertical."""
+    """8×8 images with a row and a column that are bright: in the first task the row says the class, then the column."""
     generator = torch.Generator().manual_seed(seed)
     x, y = 0.3 * torch.rand(N, 3, 8, 8, generator=generator), torch.arange(N) % 3
-    for image, label in zip(x, y.tolist(), strict=True):
-        (image if task == 0 else image.mT)[:, 2 * label + 1] += 0.7
+    other = torch.randint(3, (N,), generator=generator)
+    for image, row, column in zip(x, *((y, other) if task == 0 else (other, y)), strict=True):
+        image[:, 2 * row + 1] += 0.7
+        image[:, :, 2 * column + 1] += 0.7
     return x, y + 3 * task
 
 
 def sentences(task, seed):
-    """Tokens; the class is the pair of words of which one comes more often than others."""
+    """Tokens, among them one of three words and one of three others: the first, then the other says the class."""
     generator = torch.Generator().manual_seed(seed)
-    y = torch.arange(N) % 3
+    y, other = torch.arange(N) % 3, torch.randint(3, (N,), generator=generator)
     x = torch.randint(0, 20, (N, 9), generator=generator)
-    x[:, [1, 4, 6]] = (20 + 3 * task + y)[:, None]
+    first, second = (y, other) if task == 0 else (other, y)
+    x[:, [1, 4, 6]], x[:, [0, 3, 7]] = (20 + first)[:, None], (23 + second)[:, None]
     return x, y + 3 * task
 
 
@@ -114,7 +120,7 @@ def accuracy(learner, data, task):
 
 def both_inputs(task, seed):
     words, y = sentences(task, seed)
-    return (words, images(task, seed)[0]), y
+    return (words, images(task, seed)[0]), y  # both say the class
 
 
 CASES = {
@@ -148,3 +154,13 @@ def test_a_frozen_resnet_is_kept_whole():
     torch.testing.assert_close(learner.predict(x, 0).mean, before)
     assert accuracy(learner, images(0, 2), 0) > 0.9
     assert accuracy(learner, images(1, 2), 1) > 0.9
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_without_a_regulariser_the_first_task_is_forgotten(name):
+    make, data = CASES[name]
+    options = replace(METHODS["finetune"].options, steps=STEPS, batch_size=32, lr=3e-3)
+    learner = make_learner(make(), options, seed=0)
+    after, kept, second = keeps_the_first(learner, *([data(task, seed) for task in (0, 1)] for seed in (1, 2)))
+    assert min(after, second) > 0.9
+    assert kept < 0.8

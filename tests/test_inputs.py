@@ -171,6 +171,7 @@ SOURCES = {
     "dataset": Examples,
     "loader": lambda: DataLoader(TensorDataset(X, Y), batch_size=32),
     "shuffling loader": lambda: DataLoader(TensorDataset(X, Y), batch_size=32, shuffle=True),
+    "loader with workers": lambda: DataLoader(TensorDataset(X, Y), batch_size=32, shuffle=True, num_workers=2),
     "minibatches": lambda: [(X[i : i + 50], Y[i : i + 50]) for i in range(0, 120, 50)],
     "generator": lambda: ((X[i : i + 7].numpy(), Y[i : i + 7].tolist()) for i in range(0, 120, 7)),
 }

@@ -21,6 +21,7 @@ from frcl.experiment import environment, runner
 from frcl.experiment.config import resolve
 from frcl.experiment.keeper import Observer
 from frcl.features import MLP
+from frcl.frozen import FrozenFront
 from frcl.learners.frcl import FRCL
 from frcl.learners.options import PLUS
 from frcl.posterior import Posterior
@@ -57,6 +58,8 @@ class Sizes:
     run_steps: int = 100  # per task, where whole runs are timed
     run_proposals: int = 1000  # per task, where whole runs are timed
     threads: int = 2
+    wide: int = 1280  # features that are never trained, as those of a pre-trained network
+    wide_classes: int = 100
 
     @property
     def features(self) -> int:
@@ -120,6 +123,25 @@ def flat(size: Sizes, **options: Any) -> Pair:
     """The same step with many past tasks, against few."""
     how = f"{size.names()}, 1 past task × {size.points} points per step, of {size.many_past} or of {size.few_past}"
     return timed_steps(size, size.many_past, **options), timed_steps(size, size.few_past, **options), how
+
+
+def wide_step(size: Sizes) -> Pair:
+    """A training step on fixed features with a past task behind it, against a plain step of a linear layer on them."""
+    features = torch.rand(max(FEW, size.points), size.wide, generator=fork(0, "bench"))
+    y = torch.arange(len(features)) % size.wide_classes
+    learner = FRCL(
+        FrozenFront(nn.Identity()), points=size.points, batch_size=size.batch, u_noise=NOISE, steps=2, search_steps=2
+    )
+    learner.fit(features, y)
+    steps = endless_steps(learner, features, y)
+    head = nn.utils.skip_init(nn.Linear, size.wide, size.wide_classes)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    plain = plain_training(head, features, y, size.batch, 1e-3, fork(0, "batches"))
+    ours = partial(clocked, lambda: deque(islice(steps, size.steps), maxlen=0), size.steps)
+    other = partial(clocked, lambda: [plain() for _ in range(size.steps)], size.steps)
+    sizes = f"{size.wide} features, {size.wide_classes} classes, batch {size.batch}"
+    return ours, other, f"{sizes}, 1 past task × {size.points} points"
 
 
 def timed_steps(size: Sizes, past: int, **options: Any) -> Timed:
@@ -252,6 +274,7 @@ CASES = (
     Case(Goal("past-kl", "past KL with its gradient, times faster than direct", 5, at_least=True), past_kl, 15, 3),
     Case(Goal("frcl-step", "a step of FRCL, times a step on the cross-entropy", 5), frcl_step, 15, 3),
     Case(Goal("plus-step", "a step of FRCL+, times a step of FRCL", 1.5), partial(frcl_step, plus=True), 15, 3),
+    Case(Goal("wide-step", "a step of FRCL on wide features, times a linear layer's", 3), wide_step, 15, 3),
     Case(Goal("flat", "a step with many past tasks, times one with few", 1.15), flat, 15, 3),
     Case(Goal("plus-flat", "a step of FRCL+ with many past tasks, times few", 1.15), partial(flat, **PLUS_STEP), 15, 3),
     Case(Goal("trace-swap", "a swap proposal, times faster than direct", 50, at_least=True), trace_swap, 9, 3),

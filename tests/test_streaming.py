@@ -51,6 +51,7 @@ def test_the_normal_score_of_a_value_of_students_t():
 
 def test_usual_distances_are_their_mean_and_variance_and_the_profile_remembers(monkeypatch):
     monkeypatch.setattr(frcl.boundary.profile, "LIMIT", math.inf)
+    monkeypatch.setattr(frcl.boundary.profile, "LIMITED", 1.0)
     rng = np.random.default_rng(1)
     data = rng.standard_normal((30, 16, 6))
     test, found = InputTest(6), []
@@ -129,8 +130,9 @@ def observed(learner: frcl.FRCL, order: str, length: int = 60) -> list[frcl.Step
     return logs
 
 
-def digits_learner(**options) -> frcl.FRCL:
-    return frcl.FRCL(frcl.MLP(64, (32, 16), seed=1), 10, detector=BoundaryDetector(), lr=3e-3, **options)
+def digits_learner(expected_run: float = 1e4, **options) -> frcl.FRCL:
+    detector = BoundaryDetector(expected_run=expected_run)
+    return frcl.FRCL(frcl.MLP(64, (32, 16), seed=1), 10, detector=detector, lr=3e-3, **options)
 
 
 def test_tasks_that_return_are_known_again(tmp_path):
@@ -201,8 +203,9 @@ def test_labels_that_mean_something_else_are_another_task_although_the_inputs_ar
     {"covariance": "diagonal"},
 ])  # fmt: skip
 def test_a_task_returns_with_other_options(options):
-    learner = digits_learner(**options)
-    logs = observed(learner, "ABA", 40 if "inference" not in options else 60)
+    slow = "inference" in options  # its functions change for long, which looks like a change of the stream
+    learner = digits_learner(**options, expected_run=1e8 if slow else 1e4)
+    logs = observed(learner, "ABA", 60 if slow else 40)
     assert len(learner.tasks) == 2
     assert [log.returned for log in logs if log.boundary][-1:] == [True]
     assert learner.predict(digits_tasks()["A"][0]).task_probs.shape[1] == 2
@@ -237,6 +240,59 @@ def test_a_damaged_profile_or_number_is_refused():
         with pytest.raises(CheckpointError):
             learner.load_state_dict(state)
     learner.load_state_dict(good)
+
+
+def shifted(start: int, minibatches: int = 120) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Two blobs that a line tells apart; from `start` on other inputs move, on which the labels do not depend."""
+    generator, stream = torch.Generator().manual_seed(3), []
+    for t in range(minibatches):
+        y = torch.randint(2, (32,), generator=generator)
+        x = torch.randn(32, 4, generator=generator)
+        x[:, 0] += 6.0 * y - 3.0
+        x[:, 1:] += 2.5 * (t >= start)
+        stream.append((x, y))
+    return stream
+
+
+def test_a_task_goes_on_where_inputs_change_and_labels_are_predicted_as_before():
+    learner = frcl.FRCL(frcl.MLP(4, (16, 8), seed=1), 10, detector=BoundaryDetector(), lr=1e-2)
+    with torch.no_grad():  # the inputs that move have no part in the features
+        next(iter(learner.net.parameters()))[:, 1:] = 0.0
+    for number, (x, y) in enumerate(shifted(80)):
+        log = learner.observe(x, y)
+        if number == 80:
+            assert log.boundary
+            assert log.continues
+            assert log.returned
+    assert len(learner.tasks) == 0
+    assert learner._count == 1
+
+
+def test_a_change_of_labels_and_inputs_ends_the_task():
+    learner = frcl.FRCL(frcl.MLP(4, (16, 8), seed=1), 10, detector=BoundaryDetector(), lr=1e-2)
+    logs = [learner.observe(x, 1 - y if t >= 80 else y) for t, (x, y) in enumerate(shifted(80))]
+    (found,) = [log for log in logs if log.boundary]
+    assert not found.continues
+    assert learner._count == 2
+
+
+def test_usual_distances_are_carried_to_the_next_task():
+    """Its mean begins where that before ended and counts as 8 distances; so a test is made at the fourth minibatch."""
+    rng = np.random.default_rng(0)
+    first = InputTest(6)
+    for features in rng.standard_normal((40, 32, 6)):
+        first.test(features)
+        first.learn(features)
+    second = first.successor()
+    assert (second.usual, second.rows) == (first.usual, 0)
+    for t, features in enumerate(rng.standard_normal((4, 32, 6))):
+        before, known = second.usual, second.rows
+        statistic = second.test(features)
+        assert math.isfinite(statistic) == (t == 3)
+        if t == 3:
+            l = log_distance(features, *second._moments(), known)  # noqa: E741
+            assert second.usual == pytest.approx(before + (l - before) / 9)
+        second.learn(features)
 
 
 # -- labels that appear --------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from sklearn.preprocessing import StandardScaler
 
 import frcl
 from frcl.experiment.prequential import RunningScaler, evaluate
+from frcl.experiment.tracking import Tracker
 
 BATCH = 32
 
@@ -58,12 +59,14 @@ def main() -> None:
     parser.add_argument("name", choices=["gas", "electricity"])
     parser.add_argument("data", type=Path)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--alone", action="store_true", help="without the heads that follow a drift")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--window", type=int, default=2000)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    for seed in range(given.seeds):
+    for seed in range(given.first, given.first + given.seeds):
         x, y, true = (gas if given.name == "gas" else electricity)(given.data, seed)
         learner = frcl.FRCL(
             frcl.MLP(x.shape[1], (100, 100), seed=seed), seed=seed, detector=frcl.BoundaryDetector(),
@@ -73,7 +76,8 @@ def main() -> None:
             (torch.tensor(x[at : at + BATCH], dtype=torch.float32), y[at : at + BATCH])
             for at in range(0, len(x) - 1, BATCH)
         ]
-        found = evaluate(learner, stream, scaler=RunningScaler(), true=true, tolerance=5)
+        tracker = None if given.alone else Tracker(seed)
+        found = evaluate(learner, stream, scaler=RunningScaler(), tracker=tracker, true=true, tolerance=5)
         print(
             f"seed {seed}: accuracy {found.accuracy:.4f}, SGD {sgd(x, y, seed):.4f}; found {found.found}, true {true}, "
             f"missed {found.misses}, false {found.false_alarms}, tasks {found.tasks}",

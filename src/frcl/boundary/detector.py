@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from frcl.errors import CheckpointError, DataError
 from frcl.options import shows_options
 
 TINY = 1e-30  # under a logarithm: a score of exactly zero is as surprising as it gets
+KNOWN_SHARE = 0.9  # of the labels of a minibatch that a task must have, where it is taken to be that task
+KNOWING = 0.8  # of a guess: a head with a larger share of its negative log-density hardly knows the labels
 FLOOR = 1e-3  # standard error of mean log-scores below which a fall is none
 
 
@@ -24,8 +26,9 @@ FLOOR = 1e-3  # standard error of mean log-scores below which a fall is none
 class Decision:
     """What the detector says of one minibatch; a statistic is NaN where no test was made.
 
-    At a boundary `change` is "sharp" or "gradual", and the `age` minibatches before this one already belong to the new
-    task, as far as can be estimated.
+    At a boundary `change` is "sharp" or "gradual", and the `age` minibatches before this one already come after it, as
+    far as can be estimated. Where `continues` the labels are predicted as well as before: the inputs have changed, the
+    task has not.
     """
 
     boundary: bool
@@ -33,6 +36,7 @@ class Decision:
     beside: float = math.nan  # of the test that decides nothing
     change: Change = ""
     age: int = 0
+    continues: bool = False
 
 
 @dataclass
@@ -45,6 +49,7 @@ class Watched:
     tests: dict[str, SequentialTest] = field(default_factory=dict)  # of the scores, and of the labels' density
     inputs: InputTest | None = None
     ended: Profile | None = None  # what was known of the inputs at the last boundary
+    before: tuple[SequentialTest | None, InputTest | None] = (None, None)  # tests of labels and inputs at that boundary
 
 
 @shows_options(DetectorSettings())
@@ -94,6 +99,7 @@ class BoundaryDetector(DetectorSettings):
         functions: Sequence[int] | None = None,
         log_density: Tensor | None = None,
         features: Tensor | None = None,
+        guess: float | None = None,
     ) -> Decision:
         """Look at the scores of the next minibatch, [B] or [B, C]; with allow=False learn from it only.
 
@@ -101,7 +107,7 @@ class BoundaryDetector(DetectorSettings):
         as `scores`; without any no test is made. `functions` are those that are tested, all for None: scores of a class
         that the task has not shown yet only tell how far its function is on the way back to the prior. `log_density`
         are log-densities of the labels, [n], of the examples whose labels are to be tested. `features` [B, R] are fixed
-        features of the inputs.
+        features of the inputs. `guess` is the log-density of labels that are guessed, all of them alike.
         """
         values = self._prepare(scores)
         allow = allow and self.due and len(values) > 1
@@ -117,8 +123,12 @@ class BoundaryDetector(DetectorSettings):
             tested = tested if self.inputs else {}
             found = self._calibrated(values, dense if self.labels else None, allow, functions, tested)
         if found.boundary:
-            self._now.ended = self.profile()
+            if self.threshold is None and self._predicted(dense, len(values), guess):
+                found = replace(found, continues=True)
+            inputs = self._now.inputs
+            self._now.ended, self._now.before = self.profile(), (self._now.tests.get("labels"), inputs)
             self.reset()
+            self._now.inputs = None if inputs is None else inputs.successor()
             return found
         self._now.in_task += 1
         if self.threshold is not None:
@@ -139,6 +149,25 @@ class BoundaryDetector(DetectorSettings):
         self._now.inputs = None
         self._now.in_task = 0
         self._now.wait = max(self.waits.pause, self.waits.minimum_time)
+
+    def _predicted(self, dense: Tensor | None, batch: int, guess: float | None) -> bool:
+        """Whether the labels of a minibatch are about as probable as those before: then the head still serves.
+
+        A head that never said more than a guess cannot tell.
+        """
+        inputs = self._now.inputs
+        if not self.labels or inputs is None or dense is None or len(dense) < KNOWN_SHARE * batch:
+            return False
+        knows = guess is None or inputs.density >= KNOWING * guess
+        return knows and inputs.expects(float(dense.mean()))
+
+    def go_on(self) -> None:
+        """The task goes on after the boundary just declared: what was known of its labels is known of them still."""
+        labels, inputs = self._now.before
+        if labels is not None:
+            self._now.tests["labels"] = labels
+        if inputs is not None:
+            self._now.inputs = inputs.with_new_inputs()
 
     # -- the calibrated test ----------------------------------------------------------------------------------
 

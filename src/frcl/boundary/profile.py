@@ -23,10 +23,13 @@ from frcl.boundary.sequential import ChangePoint, Floats, SequentialTest
 FEATURES = 64  # R
 SHRINK = 0.2  # ε
 FIRST = 3  # minibatches before there are distances, and distances before there is a test
-PRIOR_STD, PRIOR_DOF = 0.35, 4  # of distances, where few were seen: about that of the logarithm of χ²/R
+PRIOR_STD, PRIOR_DOF = 0.35, 4  # of distances in a first task, where few were seen: about that of the logarithm of χ²/R
+CARRIED, CARRIED_DOF = 8, 20  # distances that their mean, and their variance, in the task before count for
 MEMORY = 100  # minibatches over which mean and variance of the distances are averaged
-LIMIT = 3.5  # a distance farther from the mean, in standard deviations, does not move them further
+LIMIT = 2.0  # a distance farther from the mean, in standard deviations, does not move them further
+LIMITED = 0.92  # the variance of a normal variable that is limited so
 LEAST_STD = 0.1  # of distances
+EXPECTED = 2.0  # standard deviations that the density of labels may fall without being a change
 DENSITY_MEMORY = 20  # minibatches over which the labels' density is averaged
 SLACK = 1.05  # a distance from the mean counts as one smaller by this factor: their logarithms are not quite normal
 TINY = 1e-12
@@ -81,10 +84,11 @@ def normal_score(t: float, dof: float) -> float:
 class InputTest:
     """The distances of minibatches to those before them, tested by the same sums over windows as scores are."""
 
-    def __init__(self, features: int) -> None:
+    def __init__(self, features: int, usual: float = 0.0, std: float = PRIOR_STD, carried: int = 0) -> None:
+        self.carried, self.prior_std = carried, std  # how many distances `usual` counts for
         self.rows = self.minibatches = self.distances = 0
         self.sum, self.products = np.zeros(features), np.zeros((features, features))
-        self.usual = self.variance = 0.0  # of the distances
+        self.usual, self.variance = usual, 0.0  # of the distances
         self.density, self.density_variance, self.densities = 0.0, 0.0, 0
         self.windows = SequentialTest()
 
@@ -94,11 +98,11 @@ class InputTest:
             return -math.inf
         found, std = log_distance(features, *self._moments(), self.rows), self._std()
         apart, statistic = (found - self.usual) / std, -math.inf
-        if self.distances >= FIRST:
+        if self.distances + self.carried >= FIRST:
             n = min(self.distances, MEMORY)
             alone, size = self.windows.without_dependence(apart)
-            t = alone / (SLACK * size * math.sqrt(1 + 1 / n))
-            statistic = self.windows.add_score(normal_score(t, n - 1 + PRIOR_DOF))
+            t = alone / (SLACK * size * math.sqrt(1 + 1 / (n + self.carried)))
+            statistic = self.windows.add_score(normal_score(t, self._dof(n) + self._prior_dof))
             apart = max(-LIMIT, min(apart, LIMIT))
             self.windows.follow_dependence(apart)
         self.distances += 1
@@ -117,17 +121,45 @@ class InputTest:
             self.density_variance = (1 - share) * (self.density_variance + share * apart**2)
             self.density += share * apart
 
+    def expects(self, density: float) -> bool:
+        """Whether the mean log-density of a minibatch's labels is at most EXPECTED standard deviations below usual."""
+        least = self.density - EXPECTED * math.sqrt(self.density_variance)
+        return self.densities >= FIRST and density >= least
+
+    def with_new_inputs(self) -> InputTest:
+        """A test that knows nothing of the inputs, and of the labels what this one does."""
+        test = self.successor()
+        for name in ("density", "density_variance", "densities"):
+            setattr(test, name, getattr(self, name))
+        return test
+
     def _follow(self, found: float) -> None:
-        """Mean and variance of the distances, unbiased while all of them count."""
+        """Mean and variance of the distances, unbiased while all of them count; the mean starts where it was before."""
         n, apart = min(self.distances, MEMORY), found - self.usual
-        self.usual += apart / n
-        self.variance = 0.0 if n == 1 else (n - 2) / (n - 1) * self.variance + apart**2 / n
+        count, dof = n + self.carried, self._dof(n)
+        self.usual += apart / count
+        square = (count - 1) / count * apart**2 / LIMITED
+        self.variance = 0.0 if dof == 0 else (dof - 1) / dof * self.variance + square / dof
+
+    def _dof(self, n: int) -> int:
+        """Degrees of freedom of the variance of n distances."""
+        return n if self.carried else max(n - 1, 0)
+
+    @property
+    def _prior_dof(self) -> int:
+        return CARRIED_DOF if self.carried else PRIOR_DOF
 
     def _std(self) -> float:
         """Of the distances, with the prior."""
-        n = min(self.distances, MEMORY)
-        total = PRIOR_DOF * PRIOR_STD**2 + max(n - 1, 0) * self.variance
-        return max(math.sqrt(total / (PRIOR_DOF + max(n - 1, 0))), LEAST_STD)
+        dof = self._dof(min(self.distances, MEMORY))
+        total = self._prior_dof * self.prior_std**2 + dof * self.variance
+        return max(math.sqrt(total / (self._prior_dof + dof)), LEAST_STD)
+
+    def successor(self) -> InputTest:
+        """The test of the next task: the distances of a stream are about as usual as they were before."""
+        if self.distances < FIRST:
+            return InputTest(len(self.sum))
+        return InputTest(len(self.sum), self.usual, self._std(), CARRIED)
 
     def change_point(self) -> ChangePoint:
         """When and how the distances rose."""

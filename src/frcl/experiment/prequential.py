@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from frcl.errors import DataError
+from frcl import codec
+from frcl.errors import CheckpointError, DataError
 from frcl.experiment.metrics import score_boundaries
+from frcl.experiment.tracking import Tracked, Tracker
+from frcl.files import apart, load_state, save_state, side_by_side
 from frcl.learners.frcl import FRCL
+from frcl.learners.types import StepLog
+from frcl.likelihoods import Label
 
 CLIP = 5.0  # standardised inputs beyond this many standard deviations are cut off
+TINY = 1e-30  # under a logarithm
 LARGEST = 1e6  # statistic that is recorded
+
+
+@dataclass
+class Scaling:
+    """Of each column: rows that it has learned from, mean, Σ (x − mean)², and rows since its value first changed."""
+
+    count: Tensor
+    mean: Tensor
+    squares: Tensor
+    varied: Tensor
 
 
 class RunningScaler:
@@ -29,34 +46,46 @@ class RunningScaler:
 
     def __init__(self, rows: int = 1000) -> None:
         self.rows = rows
-        self.count: Tensor | None = None  # rows that each column has learned from
-        self.mean = self.squares = self.varied = torch.zeros(0)  # of each column; squares are Σ (x − mean)²
+        self._state: Scaling | None = None
+
+    @property
+    def state(self) -> Scaling:
+        """What was learned."""
+        if self._state is None:
+            raise DataError("the scaler has seen no rows; call learn() first")
+        return self._state
+
+    @state.setter
+    def state(self, state: Scaling) -> None:
+        self._state = state
 
     def learn(self, x: Tensor) -> None:
         """Take rows [n, ...] into mean and standard deviation (Chan, Golub and LeVeque, 1979)."""
         values, n = x.double(), len(x)
-        if self.count is None:
-            self.mean = values.mean(0)
-            self.count = self.squares = self.varied = torch.zeros_like(self.mean)
-        learns = (self.varied < self.rows).double()
-        mean, total = values.mean(0), self.count + n * learns
-        apart, share = mean - self.mean, n * learns / total.clamp_min(1.0)
-        self.squares = self.squares + learns * (values - mean).square().sum(0) + apart.square() * self.count * share
-        self.mean = self.mean + apart * share
-        self.count = total
-        self.varied = self.varied + n * (self.squares > 0)
+        mean = values.mean(0)
+        zero = torch.zeros_like(mean)
+        old = self._state or Scaling(zero, mean, zero, zero)
+        learns = (old.varied < self.rows).double()
+        total = old.count + n * learns
+        apart, share = mean - old.mean, n * learns / total.clamp_min(1.0)
+        squares = old.squares + learns * (values - mean).square().sum(0) + apart.square() * old.count * share
+        self._state = Scaling(total, old.mean + apart * share, squares, old.varied + n * (squares > 0))
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean of each column."""
+        return self.state.mean
 
     @property
     def std(self) -> Tensor:
         """The standard deviation of each column; one where it has been constant."""
-        if self.count is None:
-            raise DataError("the scaler has seen no rows; call learn() first")
-        found = (self.squares / self.count).sqrt()
-        return torch.where(found > 1e-8 * self.mean.abs() + 1e-12, found, 1.0)
+        own = self.state
+        found = (own.squares / own.count).sqrt()
+        return torch.where(found > 1e-8 * own.mean.abs() + 1e-12, found, 1.0)
 
     def __call__(self, x: Tensor) -> Tensor:
         """The rows standardised, in their own type."""
-        return ((x.double() - self.mean) / self.std).clamp(-CLIP, CLIP).to(x.dtype)
+        return ((x.double() - self.state.mean) / self.std).clamp(-CLIP, CLIP).to(x.dtype)
 
 
 @dataclass
@@ -72,6 +101,16 @@ class Stretch:
 
 
 @dataclass
+class OtherDetector:
+    """What a detector of another library found in the same scores; misses and false alarms where changes are known."""
+
+    name: str
+    found: list[int]
+    misses: int | None = None
+    false_alarms: int | None = None
+
+
+@dataclass
 class StreamResult:
     """What a stream gave; minibatches count from 0.
 
@@ -79,6 +118,7 @@ class StreamResult:
     right        the same of each minibatch; examples, their numbers; `statistic` of the detector, None where no test
     level        the statistic above which a change is declared
     true         minibatches at which a task truly begins, where that is known; then delay, misses, false_alarms
+    scores       the mean log boundary score of each minibatch, where kept; others, what River's detectors find in it
     """
 
     accuracy: float
@@ -94,6 +134,8 @@ class StreamResult:
     misses: int | None = None
     false_alarms: int | None = None
     scaling: dict[str, list[float]] = field(default_factory=dict)
+    scores: list[float | None] = field(default_factory=list)
+    others: list[OtherDetector] = field(default_factory=list)
 
     @property
     def found(self) -> list[int]:
@@ -101,54 +143,132 @@ class StreamResult:
         return [one.first for one in self.stretches[1:]]
 
 
+@dataclass
+class Progress:
+    """What an evaluation has found so far, to go on with: the lists of `StreamResult`, and what runs beside."""
+
+    right: list[float] = field(default_factory=list)
+    examples: list[int] = field(default_factory=list)
+    statistic: list[float | None] = field(default_factory=list)
+    stretches: list[Stretch] = field(default_factory=list)
+    scores: list[float | None] = field(default_factory=list)
+    scaler: Scaling | None = None
+    tracked: Tracked | None = None
+
+
+class Evaluation:
+    """A learner and a stream: `step` predicts a minibatch in the task that is open, then learns from it.
+
+    With a `tracker` the prediction is that of learner and tracker together. `keep_scores` records the boundary scores,
+    for other detectors. `save` and `load` go on with it later, exactly.
+    """
+
+    def __init__(
+        self, learner: FRCL, scaler: RunningScaler | None = None, tracker: Tracker | None = None, *,
+        keep_scores: bool = False,
+    ) -> None:  # fmt: skip
+        self.learner, self.scaler, self.tracker, self.keep_scores = learner, scaler, tracker, keep_scores
+        self.progress = Progress()
+
+    @property
+    def steps(self) -> int:
+        """Minibatches so far."""
+        return len(self.progress.right)
+
+    def step(self, rows: Tensor, y: Any) -> StepLog:
+        """One minibatch."""
+        learner, progress, x = self.learner, self.progress, rows
+        if self.scaler is not None:
+            self.scaler.learn(rows)
+            x = self.scaler(rows)
+        labels, score = np.asarray(y), None
+        own: Tensor | None = None
+        classes: tuple[Label, ...] = ()
+        share = 0.0
+        if learner.step:
+            found = learner.predict(x, task=learner._state.number)
+            if found.labels is None or found.probs is None or found.classes is None:
+                raise DataError("a prequential accuracy needs labels; the targets of this stream are numbers")
+            own, classes = found.probs, found.classes
+            probs = own if self.tracker is None else self.tracker.predict(x, own, classes)
+            chosen = np.asarray(classes)[probs.argmax(1).cpu().numpy()]
+            share = float(np.mean(chosen == labels))
+            if self.keep_scores:
+                score = float(learner.familiarity(x).clamp_min(TINY).log().mean())
+        log = learner.observe(x, y)
+        if self.tracker is not None:
+            self.tracker.learn(x, labels.tolist(), own, classes)
+        progress.right.append(share)
+        progress.examples.append(len(labels))
+        progress.scores.append(score)
+        tested = None if math.isnan(log.statistic) else max(-LARGEST, min(log.statistic, LARGEST))
+        progress.statistic.append(tested)
+        t = len(progress.right) - 1
+        if log.boundary or not progress.stretches:
+            progress.stretches.append(Stretch(log.task, t, t, log.returned, log.change, 0.0))
+        progress.stretches[-1].last = t
+        return log
+
+    def result(self, true: Sequence[int] | None = None, tolerance: int = 10) -> StreamResult:
+        """What was found; `true` are the minibatches at which tasks truly begin."""
+        learner, own = self.learner, self.progress
+        if not own.right:
+            raise DataError("the stream has no minibatch")
+        for one in own.stretches:
+            part = slice(one.first, one.last + 1)
+            one.accuracy = float(np.average(own.right[part], weights=own.examples[part]))
+        result = StreamResult(
+            float(np.average(own.right, weights=own.examples)), own.right, own.examples, own.statistic,
+            learner.detector.level if learner.detector is not None else math.inf, own.stretches, learner._count,
+            learner.memory_bytes(), None if true is None else list(true), scores=own.scores,
+        )  # fmt: skip
+        if true is not None:
+            result.delay, result.misses, result.false_alarms = scored(true, result.found, tolerance)
+        if self.scaler is not None:
+            result.scaling = {"mean": self.scaler.mean.flatten().tolist(), "std": self.scaler.std.flatten().tolist()}
+        return result
+
+    def save(self, path: Path) -> None:
+        """Write everything that decides what happens next."""
+        self.progress.scaler = None if self.scaler is None else self.scaler.state
+        self.progress.tracked = None if self.tracker is None else self.tracker.state
+        states = [self.learner.state_dict(), codec.pack(self.progress)]
+        save_state(path, {"stream": [state["meta"] for state in states]}, side_by_side(states))
+
+    def load(self, path: Path) -> None:
+        """Go on where the evaluation that wrote `path` was; the learner, scaler and tracker are made as for that."""
+        meta, tensors = load_state(path)
+        if not isinstance(metas := meta.get("stream"), list) or len(metas) != 2:
+            raise CheckpointError(f"{path} is not the checkpoint of a stream")
+        states = apart(metas, tensors)
+        progress = codec.unpack(Progress, states[1])
+        if (progress.scaler is None, progress.tracked is None) != (self.scaler is None, self.tracker is None):
+            raise CheckpointError(f"{path} was written with another scaler or tracker; make them as they were")
+        self.learner.load_state_dict(states[0])
+        self.progress = progress
+        if self.scaler is not None and progress.scaler is not None:
+            self.scaler.state = progress.scaler
+        if self.tracker is not None and progress.tracked is not None:
+            self.tracker.state = progress.tracked
+
+
 def evaluate(
     learner: FRCL, stream: Iterable[tuple[Tensor, Any]], *, scaler: RunningScaler | None = None,
-    true: Sequence[int] | None = None, tolerance: int = 10, on_step: Callable[[], None] = lambda: None,
+    tracker: Tracker | None = None, true: Sequence[int] | None = None, tolerance: int = 10,
 ) -> StreamResult:  # fmt: skip
-    """Predict every minibatch in the task that is open, then learn from it.
+    """Predict every minibatch in the task that is open, then learn from it; see `Evaluation`.
 
     `true` are the minibatches at which tasks truly begin. A change that is found at most `tolerance` minibatches late
     counts as found.
     """
-    right: list[float] = []
-    examples: list[int] = []
-    statistic: list[float | None] = []
-    stretches: list[Stretch] = []
-    for t, (rows, y) in enumerate(stream):
-        x = rows
-        if scaler is not None:
-            scaler.learn(rows)
-            x = scaler(rows)
-        labels = np.asarray(y)
-        share = 0.0
-        if learner.step:
-            found = learner.predict(x, task=learner._state.number).labels
-            if found is None:
-                raise DataError("a prequential accuracy needs labels; the targets of this stream are numbers")
-            share = float(np.mean(np.asarray(found) == labels))
-        log = learner.observe(x, y)
-        right.append(share)
-        examples.append(len(labels))
-        tested = None if math.isnan(log.statistic) else max(-LARGEST, min(log.statistic, LARGEST))
-        statistic.append(tested)
-        if log.boundary or not stretches:
-            stretches.append(Stretch(log.task, t, t, log.returned, log.change, 0.0))
-        stretches[-1].last = t
-        on_step()
-    if not right:
-        raise DataError("the stream has no minibatch")
-    for one in stretches:
-        own = slice(one.first, one.last + 1)
-        one.accuracy = float(np.average(right[own], weights=examples[own]))
-    result = StreamResult(
-        float(np.average(right, weights=examples)), right, examples, statistic,
-        learner.detector.level if learner.detector is not None else math.inf, stretches, learner._count,
-        learner.memory_bytes(), None if true is None else list(true),
-    )  # fmt: skip
-    if true is not None:
-        score = score_boundaries(true, result.found, result.level, tolerance)
-        hits = round(score.recall * len(true))
-        result.delay, result.misses, result.false_alarms = score.delay, len(true) - hits, len(result.found) - hits
-    if scaler is not None:
-        result.scaling = {"mean": scaler.mean.flatten().tolist(), "std": scaler.std.flatten().tolist()}
-    return result
+    run = Evaluation(learner, scaler, tracker)
+    for rows, y in stream:
+        run.step(rows, y)
+    return run.result(true, tolerance)
+
+
+def scored(true: Sequence[int], found: Sequence[int], tolerance: int) -> tuple[float | None, int, int]:
+    """Mean delay, misses and false alarms of changes found."""
+    score = score_boundaries(true, found, 0.0, tolerance)
+    hits = round(score.recall * len(true))
+    return score.delay, len(true) - hits, len(found) - hits

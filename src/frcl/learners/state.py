@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -236,7 +237,10 @@ def decide(
         density = None
         if detector.tests_labels and y is not None:
             density = _log_density(current, Moments(*moments), y.cpu(), draws.cpu())
-        return detector.update(scores, allow=allow, functions=functions, log_density=density, features=features)
+        guess = -math.log(max(len(current.shown), 2)) if current.likelihood.classes is not None else None
+        return detector.update(
+            scores, allow=allow, functions=functions, log_density=density, features=features, guess=guess
+        )
     both = scores_of(score, [*current.recent, x], at_once=len(current.recent) == detector.window or not x.is_cuda)[0]
     return detector.update(both[-len(x) :], reference=both[: -len(x)], functions=functions, features=features)
 

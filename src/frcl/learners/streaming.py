@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from frcl.boundary import Decision, Profile
+from frcl.boundary.detector import KNOWN_SHARE
 from frcl.engine.train import AdamState, Optimiser
 from frcl.errors import DataError, LabelError, NumericalError
 from frcl.features import network_failures
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 RETURN_LEVEL = 3.5  # inputs of a known task are at most this much farther than usual, in standard deviations
 GUARD = 3.0  # a gradient is at most this many times the usual one
-KNOWN_SHARE = 0.9  # of the labels that a task must have
 
 
 # -- boundaries ----------------------------------------------------------------------------------------------------
@@ -39,7 +39,8 @@ KNOWN_SHARE = 0.9  # of the labels that a task must have
 def watch(learner: FRCL, current: CurrentTask, x: Tensor, y: Any) -> tuple[Decision, bool]:
     """Ask the detector about a minibatch; at a boundary end the task and open the next one for it, or a known one.
 
-    Returns the decision, and whether the task is a known one.
+    Where the open task predicts its labels as before, and no other task explains it, the task goes on. Returns the
+    decision, and whether the task is a known one.
     """
     detector, model, options, state = learner.detector, learner._model, learner.options, learner._state
     assert detector is not None
@@ -54,18 +55,24 @@ def watch(learner: FRCL, current: CurrentTask, x: Tensor, y: Any) -> tuple[Decis
     decision = decide(detector, current, current.score, x, encoded, draws, features, allow=len(window) >= points)
     if not decision.boundary:
         return decision, False
+
+    def known() -> int | None:
+        M = points if options.inference == "function" else None
+        with torch.no_grad(), network_failures():
+            return known_task(learner._predictor, options.inference_by_points(), learner._state, x, y, features, M)
+
+    if decision.continues and known() in (None, current.returned):
+        detector.go_on()
+        return decision, True
     target = learner._likelihood(y, least=1)
     check_opening(model, target, x, options.window)
     finish([learner._close(current, *window.data_without(decision.age, points), profile=detector.ended)])
-    with torch.no_grad(), network_failures():
-        M = points if options.inference == "function" else None
-        known = known_task(learner._predictor, options.inference_by_points(), learner._state, x, y, features, M)
-    if known is None:
+    if (number := known()) is None:
         learner._open_stream(target, x, target.encode(y, learner.device, learner.dtype))
     else:
         with learner._changing() as state:
-            reopen(model, learner._predictor, state, known, options.task_size)
-    return decision, known is not None
+            reopen(model, learner._predictor, state, number, options.task_size)
+    return replace(decision, continues=False), number is not None
 
 
 def with_new_labels(

@@ -154,7 +154,8 @@ class StepLog:
     `boundary` says that this minibatch began a new task; `statistic` is NaN where the detector made no test;
     `beside` is the statistic of the detector's second test, which decides nothing. At a boundary `change` is "sharp" or
     "gradual"; the new task is estimated to have begun `age` minibatches before this one. `returned` says that the
-    task of this minibatch is one that was known before, which is learned further.
+    task of this minibatch is one that was known before, which is learned further; with `continues` it is the one that
+    was open: its inputs have changed, but its labels are predicted as well as before.
     """
 
     task: int
@@ -168,6 +169,7 @@ class StepLog:
     beside: float = float("nan")
     change: Change = ""
     age: int = 0
+    continues: bool = False
     returned: bool = False
 
 

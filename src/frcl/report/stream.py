@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ def write_stream_report(result: StreamResult, out: Path, title: str, command: st
         html = render_template(
             "stream.html.j2", title=title, kind="Stream report", result=result, command=command,
             drawings=[_accuracy_figure(result), _statistic_figure(result)], stretches=stretch_table(result),
+            others=other_table(result) if result.others else None,
         )  # fmt: skip
     write_atomically(out, html.encode("utf-8", "replace"))
     return out
@@ -38,6 +40,17 @@ def stretch_table(result: StreamResult) -> Table:
     ]  # fmt: skip
     columns = ("Minibatches", "Task", "Was", "Change before it", "Accuracy, %")
     return Table("stretches", "The task of each stretch", columns, rows)
+
+
+def other_table(result: StreamResult) -> Table:
+    """One row for the learner's detector and for each of another library, on the same scores."""
+
+    def row(name: str, found: Sequence[int], misses: int | None, false_alarms: int | None) -> tuple[str, ...]:
+        return name, str(len(found)), *("–" if one is None else str(one) for one in (misses, false_alarms))
+
+    rows = [row("own", result.found, result.misses, result.false_alarms)]
+    rows += [row(one.name, one.found, one.misses, one.false_alarms) for one in result.others]
+    return Table("others", "Detectors of River on the same scores", ("Detector", "Changes", "Missed", "False"), rows)
 
 
 def _bands(axes: object, result: StreamResult) -> None:

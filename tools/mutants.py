@@ -237,7 +237,7 @@ MUTANTS = (
     Mutant("what predicted best is not weighed", "experiment/tracking.py",
            "KEPT * state.evidence + each", "KEPT * state.evidence + 0 * each", "tests/test_tracking.py"),
     Mutant("a task that continues is ended", "learners/streaming.py",
-           "if decision.continues and known()", "if False and known()", "tests/test_streaming.py"),
+           "if decision.continues and options", "if False and options", "tests/test_streaming.py"),
     Mutant("a returned task is appended", "learners/streaming.py",
            "state.past[number] = state.past.pop()", "pass", "tests/test_streaming.py"),
     Mutant("halves of a function that differ by twice it", "learners/streaming.py",

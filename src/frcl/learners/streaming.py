@@ -61,7 +61,8 @@ def watch(learner: FRCL, current: CurrentTask, x: Tensor, y: Any) -> tuple[Decis
         with torch.no_grad(), network_failures():
             return known_task(learner._predictor, options.inference_by_points(), learner._state, x, y, features, M)
 
-    if decision.continues and known() in (None, current.returned):
+    # in function space a task is learned for long, while the density of its labels says little
+    if decision.continues and options.inference == "weight" and known() in (None, current.returned):
         detector.go_on()
         return decision, True
     target = learner._likelihood(y, least=1)

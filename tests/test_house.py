@@ -28,6 +28,7 @@ ORDER = [
     "distributed",
     "graphs",
     "linalg",
+    "weights",
     "batch_norm",
     "frozen",
     "features",

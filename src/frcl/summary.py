@@ -313,9 +313,10 @@ class Head:
     @cached_property
     def tensors(self) -> tuple[Tensor | None, ...]:
         """What moments are computed from."""
-        first = self.weights if self.root is None else torch.cat([self.root, self.weights], 1)
-        variances = None if self.root is None else self.weights.new_full((len(self.weights),), self.prior_std**2)
-        return first, self.blocks, variances, self.scale, self.share
+        if self.root is None:
+            return self.weights, self.blocks, None, self.scale, self.share
+        variances = self.weights.new_full((len(self.weights),), self.prior_std**2)
+        return torch.cat([self.root, self.weights], 1), self.blocks, variances, self.scale, self.share
 
     @cached_property
     def arrays(self) -> tuple[Any, ...]:
@@ -380,15 +381,12 @@ def few_moments(head: Head, outputs: Array, size: float) -> tuple[Array, Array]:
     Phi = np.ones((outputs.shape[0], outputs.shape[1] + 1))
     np.multiply(outputs, size, out=Phi[:, :-1])
     mean, variance = _moments(Phi, *head.arrays)
-    if variance.shape != mean.shape:
-        variance = np.broadcast_to(variance, mean.shape)
-    return mean.astype(outputs.dtype), variance.astype(outputs.dtype)
+    return mean.astype(outputs.dtype), np.broadcast_to(variance, mean.shape).astype(outputs.dtype)
 
 
 def _moments(Phi: Any, first: Any, blocks: Any, variances: Any, scale: Any, share: Any) -> tuple[Any, Any]:
     """Means [B, C] and variances [B, C], or [B, 1] for a shared factor; of tensors or of arrays. See `Head`."""
-    M = blocks.shape[0]
-    mean, s = Phi @ first, Phi
+    M, mean, s = blocks.shape[0], Phi @ first, Phi
     if variances is not None:
         mean, s = mean[:, M:], mean[:, :M]
     each = (s @ blocks).reshape(s.shape[0], -1, M)

@@ -349,15 +349,11 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         state = self.state_dict()
         save_state(path, {**state["meta"], "network": describe(self.net)}, state["tensors"])
 
-    # -- one step ---------------------------------------------------------------------------------------
-
     def _score(self, current: CurrentTask) -> Score:
         """The boundary score and the moments of f under the current posterior, as a function of inputs."""
         model, regularisers = self._model, self._state.regularisers
         objective = Objective(model.map, current.likelihood, self.options, regularisers, model.prior)
         return partial(objective.familiarity, current.params, current.Z, self._model.weights)
-
-    # -- beginning and end of a task ----------------------------------------------------------------------
 
     def _likelihood(
         self, y: Any, name: str | None = None, *, labels: Sequence[Label] | None = None, least: int = 2

@@ -18,14 +18,26 @@ from streams import blobs, same_tensors
 NAMES = list(METHODS)
 TRAINED = [name for name in NAMES if name != "exact-gp"]  # those that take gradient steps
 REHEARSAL = {"er", "derpp", "agem"}
-STORES_DATA = {"frcl", "frcl-plus", "joint", "replay", "vcl-random", "vcl-kcenter", "gdumb", *REHEARSAL}
-HAS_VARIANCE = {"exact-gp", "frcl", "frcl-plus", "dlp", "vcl", "vcl-random", "vcl-kcenter"}
+STORES_DATA = {
+    "frcl",
+    "frcl-plus",
+    "joint",
+    "replay",
+    "vcl-random",
+    "vcl-kcenter",
+    "fromp",
+    "sfsvi",
+    "gdumb",
+    *REHEARSAL,
+}
+HAS_VARIANCE = {"exact-gp", "frcl", "frcl-plus", "dlp", "vcl", "vcl-random", "vcl-kcenter", "sfsvi"}
 KEPT = {
     "frcl": {"points", "posterior"}, "frcl-plus": {"points", "posterior", "heads", "fisher", "anchor", "network"},
     "exact-gp": {"statistics"},
     "finetune": {"heads"}, "joint": {"heads", "points"}, "single": {"heads", "network"}, "replay": {"heads", "points"},
     "lwf": {"heads", "network"}, "vcl": {"posterior"}, "progressive": {"network"},
-    **{name: {"posterior", "points"} for name in ("vcl-random", "vcl-kcenter")},
+    "fromp": {"heads", "points", "fisher", "network"},
+    **{name: {"posterior", "points"} for name in ("vcl-random", "vcl-kcenter", "sfsvi")},
     **{name: {"heads", "points"} for name in REHEARSAL}, "gdumb": {"heads", "points", "network"},
     **{name: {"heads", "fisher", "anchor"} for name in ("ewc", "online-ewc", "dlp", "si", "pnc")},
 }  # fmt: skip
@@ -272,5 +284,5 @@ def test_other_packages_add_methods_by_an_entry_point(monkeypatch):
 def test_names_are_what_the_command_line_promises():
     assert NAMES == [
         "frcl", "frcl-plus", "exact-gp", "finetune", "joint", "single", "replay", "ewc", "online-ewc", "dlp", "si",
-        "vcl", "vcl-random", "vcl-kcenter", "lwf", "progressive", "pnc", "er", "derpp", "agem", "gdumb",
+        "vcl", "vcl-random", "vcl-kcenter", "lwf", "fromp", "sfsvi", "progressive", "pnc", "er", "derpp", "agem", "gdumb",
     ]  # fmt: skip

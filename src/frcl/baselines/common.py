@@ -219,7 +219,10 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         """The open task, as regularisers are told of it."""
         now, past, at_most = self._now, self._state.past, self.options.tasks_per_step
         fixed = fixed_parts(self.net)
-        return Task(self.features, trained_parts(self.net), fixed, past, now.likelihood, now.N, tasks_per_step=at_most)
+        return Task(
+            self.features, trained_parts(self.net), fixed, past, now.likelihood, now.N, tasks_per_step=at_most,
+            shared_head=self.options.one_head,
+        )  # fmt: skip
 
     def _new_optimiser(self) -> Optimiser:
         tree = self._trained()

@@ -10,7 +10,7 @@ from frcl.errors import OptionError
 from frcl.exact.fixed import FeatureKind
 from frcl.inference import FromHeads, TaskInference, task_inference
 from frcl.options import NOT_NEGATIVE, POSITIVE, option
-from frcl.regularisers import EWC, CurrentInputs, Curvature, PathIntegral, Regulariser, Replay
+from frcl.regularisers import EWC, CurrentInputs, Curvature, MemorablePast, PathIntegral, Regulariser, Replay
 from frcl.regularisers.fisher import FisherMode
 from frcl.regularisers.mean_field import Coreset
 
@@ -52,6 +52,11 @@ class TrainingOptions(OptimiserOptions):
         """At most this many past tasks are regularised per step; None: all."""
         return None
 
+    @property
+    def one_head(self) -> bool:
+        """Whether labels that tasks have in common are one row of one head."""
+        return False
+
 
 @dataclass(frozen=True)
 class FinetuneOptions(TrainingOptions):
@@ -89,6 +94,7 @@ class ReplayOptions(TrainingOptions):
         return self.past_tasks_per_step
 
 
+SHARED_HEAD = "labels that tasks have in common are one row of one head; else each task has a head of its own"
 STRENGTH = "λ: 1 is the Laplace approximation, N_i times the Fisher information"
 
 
@@ -155,6 +161,28 @@ class LwFOptions(TrainingOptions):
 
 
 @dataclass(frozen=True)
+class FROMPOptions(TrainingOptions):
+    """Functional regularisation of memorable past (Pan et al., 2020)."""
+
+    tau: float = option(1.0, "τ: weight of the regulariser beside the mean loss, the paper's over N", NOT_NEGATIVE)
+    points: int = option(40, "memorable points per task, balanced over its classes")
+    points_per_class: int | None = option(None, "instead of `points`: this many for each class of a task")
+    prior_precision: float = option(1e-3, "δ: precision of each weight before any data", POSITIVE)
+    noise: float = option(1e-5, "ε: added to the diagonal of the kernel of a class", POSITIVE)
+    fisher_examples: int | None = option(None, "examples over which Gauss–Newton matrices are averaged; None: all")
+    clip_norm: float | None = option(1.0, "largest norm of a gradient, which is scaled down to it", POSITIVE)
+    shared_head: bool = option(False, SHARED_HEAD)
+
+    def regularisers(self) -> list[Regulariser]:
+        settings = self.points, self.points_per_class, self.prior_precision, self.noise, self.fisher_examples
+        return [MemorablePast(self.tau, *settings)]
+
+    @property
+    def one_head(self) -> bool:
+        return self.shared_head
+
+
+@dataclass(frozen=True)
 class VCLOptions(TrainingOptions):
     """Variational continual learning, mean-field (Nguyen et al., 2018)."""
 
@@ -169,6 +197,21 @@ class VCLOptions(TrainingOptions):
     initial_std: float = option(0.03, "of the posterior at the start of each task", POSITIVE)
     adapt_steps: int = option(500, "steps on the coreset before predicting")
     adapt_lr: float = option(1e-3, "learning rate of these steps", POSITIVE)
+
+
+@dataclass(frozen=True)
+class SFSVIOptions(TrainingOptions):
+    """Sequential function-space variational inference, mean-field (Rudner et al., 2022)."""
+
+    points: int = option(40, "examples kept per task, balanced over its classes, from which context points are drawn")
+    points_per_class: int | None = option(None, "instead of `points`: this many for each class of a task")
+    context: int = option(40, "context points per step: of each past task, or drawn at random in the first task")
+    kl_weight: float = option(1.0, "κ: weight of the mean KL of a context point beside the mean loss", NOT_NEGATIVE)
+    prior_variance: float = option(1e-3, "v₀: variance of the functions in the prior of the first task", POSITIVE)
+    samples: int = option(5, "networks drawn per step")
+    predict_samples: int = option(20, "networks drawn for a prediction")
+    initial_std: float = option(0.011, "of the posterior at the start; of each new head's too", POSITIVE)
+    shared_head: bool = option(False, SHARED_HEAD)
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,16 @@ from frcl.features import is_stackable, trained_parts
 from frcl.learners.loaded import check_like, expect
 from frcl.learners.types import Prediction
 from frcl.likelihoods import Likelihood
-from frcl.regularisers.heads import trained_heads, with_trained_heads
+from frcl.regularisers.heads import Rows, grown_head, head_rows, row_tensors, trained_heads, with_trained_heads
 from frcl.regularisers.protocol import PenaltyDraws, Step, draw_penalties, hooks
-from frcl.trees import Params, Tree
+from frcl.trees import Params, Tree, copied
 
 
 class Parameters(NamedTuple):
-    """What is trained: shared weights, the head of the task [C, K], and those of past tasks [T, C, K] or None."""
+    """What is trained: shared weights, the head of the task [C, K], and those of past tasks [T, C, K] or None.
+
+    Where tasks share a head it is the whole of it, [R, K], a row for each label, and there are no others.
+    """
 
     theta: Params
     head: Tensor
@@ -38,6 +41,7 @@ class Constants(NamedTuple):
     N: Tensor
     fixed: Params
     regularisers: tuple[Tree, ...]
+    rows: Rows | None
 
 
 @dataclass
@@ -54,8 +58,16 @@ class Penalised(Baseline[TrainingOptions, Heads]):
     own_type = Heads
 
     def _begin(self, x: Tensor, y: Tensor, new_head: Callable[[], Tensor]) -> None:
-        state = self._state
-        state.own = Heads(new_head(), trained_heads(state.regularisers, state.past))
+        state, head = self._state, new_head()
+        if not self.options.one_head:
+            state.own = Heads(head, trained_heads(state.regularisers, state.past))
+            return
+        state.own = Heads(grown_head(self._heads(), self._head_rows(), head))
+
+    def _head_rows(self) -> list[list[int]]:
+        """For each task, the open one included, its rows of the head that all share."""
+        tasks = [*(one.likelihood for one in self._state.past), self._now.likelihood]
+        return head_rows(tasks, shared=True)
 
     def _trained(self) -> Parameters:
         assert self._own.head is not None
@@ -66,10 +78,12 @@ class Penalised(Baseline[TrainingOptions, Heads]):
         task, regularisers, tasks = replace(self._task(), features=features), state.regularisers, len(state.past)
 
         def loss(params: Parameters, constants: Constants, x: Tensor, y: Tensor, draws: PenaltyDraws) -> Terms:
-            theta, head = {**constants.fixed, **params.theta}, params.head
+            theta, head, heads = {**constants.fixed, **params.theta}, params.head, params.heads
+            if (rows := constants.rows) is not None:
+                head, heads = head[rows.own], None if rows.past is None else head[rows.past]
             Phi = features(theta, x)
             nll = F.cross_entropy(Phi @ head.mT, y)
-            step = Step(features, theta, head, params.heads, x, y, Phi, None, draws.tasks, tasks, constants.N)
+            step = Step(features, theta, head, heads, x, y, Phi, None, draws.tasks, tasks, constants.N)
             each = zip(regularisers, constants.regularisers, draws.own, strict=True)
             parts = [penalty for one, *own in each if (penalty := one.penalty(step, *own)) is not None]
             return plain_terms(nll, sum(parts[1:], parts[0]) if parts else None)
@@ -78,36 +92,47 @@ class Penalised(Baseline[TrainingOptions, Heads]):
             past = draw_penalties(regularisers, steps, tasks, options.tasks_per_step, state.streams["past"])
             return Drawn(rows, past)
 
+        rows = row_tensors(self._head_rows(), self.device) if options.one_head else None
         N, constants = exact_number(task.N, self.dtype, self.device), tuple(one.constants(task) for one in regularisers)
         yield self._program(
-            loss, Constants(N, task.fixed, constants), features.inputs(x), y, options.steps, draw,
+            loss, Constants(N, task.fixed, constants, rows), features.inputs(x), y, options.steps, draw,
             **hooks(regularisers, options.seed, tasks, None if self._changes is None else self._changes.function),
             stackable=is_stackable(self.net, prepared=features.prepared) and all(one.batchable for one in regularisers),
         )  # fmt: skip
 
+    def _heads(self) -> list[Tensor]:
+        """The head of every task, as it is now, the open one's included."""
+        state, own = self._state, self._own
+        if own.head is None:
+            return [one.head for one in state.past if one.head is not None]
+        if self.options.one_head:
+            return [own.head[rows] for rows in self._head_rows()]
+        past = with_trained_heads(state.past, own.heads)
+        return [*(one.head for one in past if one.head is not None), own.head]
+
     def _finish(self) -> Tensor:
-        state, params = self._state, self._trained()
-        state.past, state.own = with_trained_heads(state.past, params.heads), Heads()
-        return params.head.detach().clone()
+        state, heads = self._state, copied(self._heads())
+        state.past = [replace(one, head=head) for one, head in zip(state.past, heads, strict=False)]
+        state.own = Heads()
+        return heads[-1]
 
     def _check(self, saved: Saved, tasks: Sequence[Likelihood], K: int) -> None:
         head, heads = saved.own.head, saved.own.heads
         expect(all(one.head is not None for one in saved.past), "a task has no head")
         expect((head is None) == (saved.current is None), "the open task has a head")
-        block = None if head is None else trained_heads(self._state.regularisers, saved.past)
+        shared = self.options.one_head
+        block = None if head is None or shared else trained_heads(self._state.regularisers, saved.past)
         expect((heads is None) == (block is None), "heads of past tasks that are trained along")
         if head is not None:
-            check_like(head, (tasks[-1].functions, K), self.dtype, "the head of the open task")
+            rows = 1 + max(map(max, head_rows(tasks, shared=True))) if shared else tasks[-1].functions
+            check_like(head, (rows, K), self.dtype, "the head of the open task")
         if block is not None:
             check_like(heads, tuple(block.shape), self.dtype, "the heads of past tasks")
 
     def _predict(self, task: int, x: Tensor, shared: Callable[[], Tensor]) -> Prediction:
         """With a regulariser that is a posterior of the head (DLP) also the variance of the functions."""
         state, Phi = self._state, shared()
-        heads = [one.head for one in with_trained_heads(state.past, self._own.heads)] + [self._own.head]
-        head = heads[task]
-        assert head is not None
-        mean, likelihood = Phi @ head.mT, self._likelihood(task)
+        mean, likelihood = Phi @ self._heads()[task].mT, self._likelihood(task)
         variances = [one.head_variance(task, Phi) for one in state.regularisers]
         variance = next((found for found in variances if found is not None), None)
         if variance is None:

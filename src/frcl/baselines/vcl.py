@@ -1,6 +1,5 @@
 """Variational continual learning with a mean-field posterior (Nguyen, Li, Bui and Turner, 2018)."""
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from frcl.baselines.common import Baseline, Saved, sampled_prediction
 from frcl.baselines.options import VCLOptions
+from frcl.baselines.sampled import sampled_functions
 from frcl.distributed import on_its_own
 from frcl.engine.program import Drawn, Program, Streams, Terms, exact_number
 from frcl.engine.train import Optimiser, train
@@ -22,18 +22,16 @@ from frcl.regularisers.fisher import HEAD
 from frcl.regularisers.mean_field import (
     MeanField,
     coreset_rows,
-    drawn,
     expected_loss,
     isotropic,
     mean_field_kl,
     standard_noise,
 )
 from frcl.regularisers.protocol import Kept
-from frcl.seeding import fork, stream_seed
+from frcl.seeding import stream_seed
 from frcl.summary import StoredInputs, stored_inputs
 from frcl.trees import Params, Tree, copied, leaf, tree_map
 
-CHUNK, DRAWS = 1024, 10  # inputs, and drawn networks that they pass through, at once
 STEPS_AHEAD = 10  # steps whose noise is drawn at once: `samples` numbers for each weight and step
 
 
@@ -159,23 +157,10 @@ class VCL(Baseline[VCLOptions, Posterior]):
         own.heads, own.log_std, own.prior, own.left_out = copied(own.heads), copied(own.log_std), None, None
 
     def _predict(self, task: int, x: Tensor, shared: Callable[[], Tensor]) -> Prediction:
-        """The mean over networks drawn from q, DRAWS at a time, the same at every call and on every device."""
-        q, generator, count = self._belief(task), fork(self.options.seed, "prediction"), self.options.predict_samples
-        functions = []
-        for first in range(0, count, DRAWS):
-            each = [standard_noise(q.mean, 1, generator) for _ in range(min(count - first, DRAWS))]
-            noise = {name: torch.cat([one[name] for one in each]).to(self.device) for name in q.mean}
-            functions.append(self._functions(drawn(q, noise), x))
-        return sampled_prediction(torch.cat(functions), self._likelihood(task))
-
-    def _functions(self, weights: Params, x: Tensor) -> Tensor:
-        """[S, n, C] of S networks; as one where that is faster and the network allows it."""
-        one = self._network
-        if is_stackable(self.net):
-            with contextlib.suppress(RuntimeError):  # a network that cannot be batched
-                return torch.cat([torch.vmap(one, (0, None))(weights, rows) for rows in x.split(CHUNK)], 1)
-        each = [{name: value[i] for name, value in weights.items()} for i in range(len(weights[HEAD]))]
-        return torch.stack([torch.cat([one(weight, rows) for rows in x.split(CHUNK)]) for weight in each])
+        """The mean over networks drawn from q."""
+        q, options = self._belief(task), self.options
+        f = sampled_functions(q, self._network, self.net, x, options.seed, options.predict_samples)
+        return sampled_prediction(f, self._likelihood(task))
 
     def _belief(self, task: int) -> MeanField:
         """What a task is predicted with: q, or a copy of it adapted to the task's coreset."""

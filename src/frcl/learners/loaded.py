@@ -336,7 +336,10 @@ def check_regulariser(
             expect(task.head is None or (task.head.shape, task.head.dtype) == (head.shape, head.dtype), what)
     if isinstance(inputs := getattr(one, "x", None), list):
         dtype = next(iter(weights.values())).dtype
-        for x, y, size, task in zip(inputs, one.y, one.sizes, past, strict=True):  # type: ignore[attr-defined]
+        for x in inputs:
             check_stored(x, saved, dtype, f"examples of {one.name}")
+    if isinstance(targets := getattr(one, "y", None), list):
+        dtype = next(iter(weights.values())).dtype
+        for x, y, size, task in zip(one.x, targets, one.sizes, past, strict=True):  # type: ignore[attr-defined]
             check_targets(y, task.likelihood, len(x.values), dtype, f"targets of {one.name}")
             expect(isinstance(size, int | float) and 0 < size < math.inf, f"sizes of {one.name}")

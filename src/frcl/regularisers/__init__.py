@@ -6,6 +6,7 @@ Every module of this package is imported, so that a new regulariser is one new f
 from frcl.registry import import_modules
 from frcl.regularisers.current_inputs import CurrentInputs
 from frcl.regularisers.kronecker import KroneckerCurvature
+from frcl.regularisers.memorable_past import MemorablePast
 from frcl.regularisers.memory_targets import MemoryTargets
 from frcl.regularisers.path import PathIntegral
 from frcl.regularisers.protocol import REGULARISERS, FunctionalKL, Regulariser
@@ -14,8 +15,8 @@ from frcl.regularisers.recentred import RecentredKL
 from frcl.regularisers.replay import Replay
 
 __all__ = [
-    "EWC", "REGULARISERS", "CurrentInputs", "Curvature", "FunctionalKL", "KroneckerCurvature", "MemoryTargets",
-    "PathIntegral", "RecentredKL", "Regulariser", "Replay",
+    "EWC", "REGULARISERS", "CurrentInputs", "Curvature", "FunctionalKL", "KroneckerCurvature", "MemorablePast",
+    "MemoryTargets", "PathIntegral", "RecentredKL", "Regulariser", "Replay",
 ]  # fmt: skip
 
 import_modules(__name__, __path__)

@@ -116,3 +116,41 @@ def with_trained_heads(past: Sequence[P], block: Tensor | None) -> list[P]:
     tasks: Sequence[Any] = past
     pairs = zip(tasks, block, strict=True)
     return [replace(one, head=rows[: one.likelihood.functions].detach().clone()) for one, rows in pairs]
+
+
+# -- one head for all tasks --------------------------------------------------------------------------------------------
+
+
+def head_rows(tasks: Sequence[Likelihood], *, shared: bool) -> list[list[int]]:
+    """For the labels of each task their rows in one head; `shared`: a label has one row, whatever tasks it is in.
+
+    New rows come after those of earlier tasks, so that the head only grows.
+    """
+    known: dict[object, int] = {}
+    keys = [[label if shared else (i, label) for label in task.classes or ()] for i, task in enumerate(tasks)]
+    return [[known.setdefault(key, len(known)) for key in own] for own in keys]
+
+
+def one_head(heads: Sequence[Tensor], rows: Sequence[Sequence[int]]) -> Tensor:
+    """The head [R, K] that has the heads of some tasks at their rows; at a row of several tasks that of the last."""
+    last = {row: head[i] for head, own in zip(heads, rows, strict=True) for i, row in enumerate(own)}
+    return torch.stack([last[row] for row in range(len(last))])
+
+
+def grown_head(heads: Sequence[Tensor], rows: Sequence[Sequence[int]], new: Tensor) -> Tensor:
+    """That of past tasks, with the rows of a further task appended that no other task has; `new` is its own head."""
+    old = one_head(heads, rows[:-1]) if len(heads) else new[:0]
+    return torch.cat([old, new[[i for i, row in enumerate(rows[-1]) if row >= len(old)]]])
+
+
+class Rows(NamedTuple):
+    """The rows of one head that belong to the open task [C], and to past tasks [T, C], padded by zeros, or None."""
+
+    own: Tensor
+    past: Tensor | None
+
+
+def row_tensors(rows: Sequence[Sequence[int]], device: torch.device) -> Rows:
+    """The same as indices; the open task comes last."""
+    *past, own = (torch.tensor(one, device=device) for one in rows)
+    return Rows(own, padded(past) if past else None)

@@ -31,6 +31,7 @@ from torch.overrides import TorchFunctionMode
 
 from frcl.features import has_convolutions
 from frcl.regularisers.fisher import some_rows, task_information
+from frcl.regularisers.jacobians import bias_of
 from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, number, register, remembered
 from frcl.regularisers.quadratic import quadratic, running_sum
 from frcl.trees import Params, Tree, copied
@@ -92,12 +93,6 @@ def _conv2d(
         padding = 0
     patches = torch.nn.functional.unfold(a, size, dilation=dilation, padding=padding, stride=stride)
     return patches.mT.flatten(0, 1), 1
-
-
-def bias_of(weight: str, theta: Mapping[str, Tensor]) -> str | None:
-    """The name of the bias that belongs to a weight, if it is in `theta`."""
-    name = weight.removesuffix("weight") + "bias"
-    return name if weight.endswith("weight") and name in theta else None
 
 
 def kronecker_factors(task: Task, x: Tensor) -> Factors:

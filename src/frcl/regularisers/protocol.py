@@ -50,6 +50,7 @@ class Task:
     N      its number of examples; examples, how many of them will be at hand when it ends, known when it begins
     head   [C, K], the mean of its last layer; there when it has ended, with what its likelihood learned
     tasks_per_step  how many past tasks a step uses at most; None: all
+    shared_head     whether labels that tasks have in common are one row of one head
     """
 
     features: FeatureMap
@@ -62,6 +63,7 @@ class Task:
     likelihood_params: Params = field(default_factory=dict)
     tasks_per_step: int | None = None
     examples: int | None = None
+    shared_head: bool = False
 
 
 class Step(NamedTuple):

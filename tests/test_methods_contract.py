@@ -18,26 +18,16 @@ from streams import blobs, same_tensors
 NAMES = list(METHODS)
 TRAINED = [name for name in NAMES if name != "exact-gp"]  # those that take gradient steps
 REHEARSAL = {"er", "derpp", "agem"}
-STORES_DATA = {
-    "frcl",
-    "frcl-plus",
-    "joint",
-    "replay",
-    "vcl-random",
-    "vcl-kcenter",
-    "fromp",
-    "sfsvi",
-    "gdumb",
-    *REHEARSAL,
-}
-HAS_VARIANCE = {"exact-gp", "frcl", "frcl-plus", "dlp", "vcl", "vcl-random", "vcl-kcenter", "sfsvi"}
+CORESETS = {"vcl-random", "vcl-kcenter", "sfsvi"}
+STORES_DATA = {"frcl", "frcl-plus", "joint", "replay", "fromp", "gdumb", *CORESETS, *REHEARSAL}
+HAS_VARIANCE = {"exact-gp", "frcl", "frcl-plus", "dlp", "vcl", *CORESETS}
 KEPT = {
     "frcl": {"points", "posterior"}, "frcl-plus": {"points", "posterior", "heads", "fisher", "anchor", "network"},
     "exact-gp": {"statistics"},
     "finetune": {"heads"}, "joint": {"heads", "points"}, "single": {"heads", "network"}, "replay": {"heads", "points"},
     "lwf": {"heads", "network"}, "vcl": {"posterior"}, "progressive": {"network"},
     "fromp": {"heads", "points", "fisher", "network"},
-    **{name: {"posterior", "points"} for name in ("vcl-random", "vcl-kcenter", "sfsvi")},
+    **{name: {"posterior", "points"} for name in CORESETS},
     **{name: {"heads", "points"} for name in REHEARSAL}, "gdumb": {"heads", "points", "network"},
     **{name: {"heads", "fisher", "anchor"} for name in ("ewc", "online-ewc", "dlp", "si", "pnc")},
 }  # fmt: skip
@@ -284,5 +274,6 @@ def test_other_packages_add_methods_by_an_entry_point(monkeypatch):
 def test_names_are_what_the_command_line_promises():
     assert NAMES == [
         "frcl", "frcl-plus", "exact-gp", "finetune", "joint", "single", "replay", "ewc", "online-ewc", "dlp", "si",
-        "vcl", "vcl-random", "vcl-kcenter", "lwf", "fromp", "sfsvi", "progressive", "pnc", "er", "derpp", "agem", "gdumb",
+        "vcl", "vcl-random", "vcl-kcenter", "lwf", "fromp", "sfsvi", "progressive", "pnc", "er", "derpp", "agem",
+        "gdumb",
     ]  # fmt: skip

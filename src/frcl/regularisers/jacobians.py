@@ -22,7 +22,8 @@ from frcl.trees import Params, Tree, named_tensors, tree_map
 
 Values = Callable[[Params, Any], Tensor]  # weights, a tree of examples [B, ...] → values [B, R] of each alone
 PROBE = 2  # inputs with which the layers are found
-CHUNK = 2048  # examples whose squares are summed at once
+CHUNK = 2048  # examples whose squares are summed at once,
+LARGEST = 1 << 26  # or fewer, so that a Jacobian that is made whole has no more numbers
 
 
 class Layers(TorchFunctionMode):
@@ -149,8 +150,9 @@ def covariances(J: Jacobian, s: Params) -> Tensor:
             if bias is not None:
                 total[r] += (g * s[bias].double()) @ g.mT
     for name, part in J.others.items():
-        own = part.double().flatten(2).transpose(0, 1)  # [R, B, P]
-        total += (own * s[name].double().flatten()) @ own.mT
+        for r, rows in enumerate(part.flatten(2).unbind(1)):  # [B, P]
+            own = rows.double()
+            total[r] += (own * s[name].double().flatten()) @ own.mT
     return total
 
 
@@ -159,7 +161,9 @@ def squares_over_examples(
 ) -> Params:
     """Σ_b Σ_r weight_br J_brp², one number for each weight; the weights [B, R] are a function of the values."""
     total = {name: torch.zeros_like(value) for name, value in params.items()}
-    for rows in x.split(CHUNK if not split.others else 32):
+    with torch.no_grad():
+        numbers = values(params, x[:1]).numel() * sum(params[name].numel() for name in split.others)
+    for rows in x.split(min(CHUNK, max(1, LARGEST // max(1, numbers)))):
         J = jacobian(values, params, rows, split)
         weight = weights(J.values)
         for name, a in J.inputs.items():

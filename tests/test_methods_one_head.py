@@ -9,6 +9,7 @@ from torch import Tensor
 from frcl import MLP
 from frcl import likelihoods as models
 from frcl.baselines.common import Finished
+from frcl.features import FeatureMap
 from frcl.learners.lockstep import together
 from frcl.methods import METHODS, make_learner
 from frcl.regularisers import MemorablePast
@@ -122,6 +123,6 @@ def test_precisions_of_a_shared_row_are_added():
     regulariser, likelihoods = MemorablePast(), tasks((0, 1), (1, 5))
     regulariser.heads = [torch.tensor([[1.0], [2.0]]), torch.tensor([[10.0], [20.0]])]
     past = [Finished(one, 10, head) for one, head in zip(likelihoods, regulariser.heads, strict=True)]
-    task = Task(lambda theta, x: x, {}, {}, past, likelihoods[0], 10.0, shared_head=True)
+    task = Task(FeatureMap(MLP(1, (1,))), {}, {}, past, likelihoods[0], 10.0, shared_head=True)
     assert [one[:, 0].tolist() for one in regulariser._head_precisions(task)] == [[1.0, 12.0], [12.0, 20.0]]
     assert regulariser._head_precisions(replace(task, shared_head=False)) is regulariser.heads

@@ -203,11 +203,13 @@ class VCLOptions(TrainingOptions):
 class SFSVIOptions(TrainingOptions):
     """Sequential function-space variational inference, mean-field (Rudner et al., 2022)."""
 
+    shares_weights: ClassVar[bool] = False
+
     points: int = option(40, "examples kept per task, balanced over its classes, from which context points are drawn")
     points_per_class: int | None = option(None, "instead of `points`: this many for each class of a task")
     context: int = option(40, "context points per step: of each past task, or drawn at random in the first task")
     kl_weight: float = option(1.0, "κ: weight of the mean KL of a context point beside the mean loss", NOT_NEGATIVE)
-    prior_variance: float = option(1e-3, "v₀: variance of the functions in the prior of the first task", POSITIVE)
+    prior_variance: float = option(10.0, "v₀: variance of the functions in the prior of the first task", POSITIVE)
     samples: int = option(5, "networks drawn per step")
     predict_samples: int = option(20, "networks drawn for a prediction")
     initial_std: float = option(0.011, "of the posterior at the start; of each new head's too", POSITIVE)

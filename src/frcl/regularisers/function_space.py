@@ -10,6 +10,7 @@ between two such distributions at some context points is then a sum over points 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -42,8 +43,8 @@ class Linearised:
     """
 
     def __init__(self, features: FeatureMap, weights: Params, fixed: Params, x: Tensor) -> None:
-        self.features, self.names = features, tuple(weights)
-        theta, heads = {**fixed, **weights}, features({**fixed, **weights}, x[:1])[:, None]
+        self.features, self.names = replace(features, bfloat16=False), tuple(weights)
+        theta, heads = {**fixed, **weights}, self.features({**fixed, **weights}, x[:1])[:, None]
         self.split: Split = split_of(lambda some, at: self._values(theta, some, at), weights, (x[:1], heads.detach()))
 
     def _values(self, theta: Params, weights: Params, at: tuple[Tensor, Tensor]) -> Tensor:

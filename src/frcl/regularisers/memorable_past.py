@@ -15,7 +15,7 @@ examples where Λ = Σ_c p_c (1 − p_c) is largest become its memorable points,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -126,13 +126,13 @@ class MemorablePast(Regulariser):
     def constants(self, task: Task) -> Tree:
         if not task.past:
             return ()
-        targets, roots = [], []
-        for one, stored, own in zip(task.past, self.x, self._head_precisions(task), strict=True):
-            m, K = kernels(task.features, task.fixed, *self._posterior(one.head, own), stored.inputs)
+        targets, roots, exact = [], [], replace(task.features, bfloat16=False)
+        inputs = [task.features.inputs(stored.inputs) for stored in self.x]
+        for one, Z, own in zip(task.past, inputs, self._head_precisions(task), strict=True):
+            m, K = kernels(exact, task.fixed, *self._posterior(one.head, own), Z)
             targets.append(m.detach())
             roots.append(inverse_lower(cholesky(K.detach(), self.noise)))
-        Z = stacked_points([stored.inputs for stored in self.x])
-        return Constants(Z, padded(targets), padded(roots), make_block(task.past))
+        return Constants(stacked_points(inputs), padded(targets), padded(roots), make_block(task.past))
 
     def _head_precisions(self, task: Task) -> list[Tensor]:
         """Ω of the head of each past task, [C, K]; of a row that several tasks share the sum of theirs."""

@@ -35,8 +35,16 @@ def test_every_row_is_a_cell_of_its_own_with_the_published_memory_and_steps():
             assert 5 * config.learner.steps * config.learner.batch_size == 60_000
         if "images in all" in peer.setting:
             assert f"{config.learner.points} images" in peer.setting
+        if "images per task" in peer.setting:
+            learner, examples = config.learner, 60_000 if peer.benchmark == "permuted-mnist" else 12_000
+            assert f"{learner.points} images per task, {learner.steps:,} steps of {learner.batch_size}" in peer.setting
+            epochs = int(peer.setting.partition("(")[2].split()[0])
+            assert abs(epochs * examples / learner.batch_size / learner.steps - 1) < 0.01
+            assert learner.shared_head == ("one head" in peer.setting) == (peer.metric == NOT_NAMED)
+            assert config.network.last == "relu"
         if "class-incremental" in peer.setting:
             assert (config.scenario, peer.metric) == ("class", NOT_NAMED)
+        if "the same" not in peer.setting:
             assert "-".join(map(str, config.network.widths)) in peer.setting
     assert [cell.config().learner.steps <= 12 for cell in reduced(PEERS_TABLE).cells] == [True] * len(PEERS)
 

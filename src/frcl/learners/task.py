@@ -13,7 +13,7 @@ from frcl.augment import Augment
 from frcl.engine.program import CHUNK as STEPS
 from frcl.engine.program import Drawn, Program, StepLock, exact_number, refuse_non_finite
 from frcl.engine.train import Optimiser, Rule
-from frcl.errors import DataError, OptionError
+from frcl.errors import OptionError
 from frcl.features import (
     FEATURE_SCALE,
     SIZE,
@@ -28,6 +28,7 @@ from frcl.features import (
     trained_parts,
     with_bias,
 )
+from frcl.learners.held_out import check_examples
 from frcl.learners.lockstep import Work
 from frcl.learners.objective import Constants, Draws, Objective, Parameters, draws_of_rows, inducing_inputs
 from frcl.learners.options import FRCLOptions
@@ -182,22 +183,6 @@ class Model:
 # -- checks ------------------------------------------------------------------------------------------------
 
 
-def check_examples(model: Model, likelihood: Likelihood, examples: int, held: int = 0) -> None:
-    """Refuse a task with fewer examples than points, or with nothing to temper where some are held out."""
-    points = model.points(likelihood)
-    if held and likelihood.classes is None:
-        raise OptionError("held_out is for the probabilities of classes; a regression task has none: set it to 0")
-    if examples < points:
-        raise DataError(
-            f"{examples} examples are fewer than the {points} inducing points to keep; lower points, or bring more data"
-        )
-    if points > examples - held:
-        raise DataError(
-            f"{examples} examples less {held} held out are fewer than the {points} inducing points "
-            "to keep; lower points or held_out, or bring more data"
-        )
-
-
 def check_opening(model: Model, likelihood: Likelihood, x: Tensor, examples: int) -> int:
     """Refuse what a task cannot begin with, of which `examples` will be at hand when it ends; returns K."""
     options, points = model.options, model.points(likelihood)
@@ -210,32 +195,6 @@ def check_opening(model: Model, likelihood: Likelihood, x: Tensor, examples: int
     if CRITERIA[options.selection].needs_classes and likelihood.classes is None:
         raise OptionError(f'selection="{options.selection}" counts wrong classes; a regression task has none')
     return check_features(model.net, x) + 1
-
-
-# -- held-out examples --------------------------------------------------------------------------------------
-
-
-def held_rows(y: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """`count` random rows of examples with classes y to hold out, and the others, which contain every class."""
-    rows = torch.randperm(len(y), generator=generator).to(y.device)
-    held, learned = rows[:count], rows[count:]
-    missing = torch.isin(y[held], y[learned], invert=True)
-    if bool(missing.any()):
-        back = [int((y[held] == label).nonzero()[0, 0]) for label in y[held][missing].unique()]
-        stays = torch.ones(count, dtype=torch.bool, device=y.device)
-        stays[back] = False
-        held, learned = held[stays], torch.cat([learned, held[~stays]])
-    return held, learned.sort().values
-
-
-def split(model: Model, likelihood: Likelihood, task: int, x: Tensor, y: Tensor) -> tuple[Examples, Examples | None]:
-    """What is learned from, and what is held out; the same for the same data. Too few examples are refused."""
-    count = math.ceil(model.options.held_out * len(x))
-    check_examples(model, likelihood, len(x), count)
-    if not count:
-        return (x, y), None
-    held, learned = held_rows(y, count, fork(model.options.seed, f"held-out/{task}"))
-    return (x[learned], y[learned]), (x[held], y[held])
 
 
 # -- beginning ----------------------------------------------------------------------------------------------

@@ -344,6 +344,21 @@ def checked_inputs(
     return tensor.to(device)
 
 
+def check_examples(points: int, likelihood: Likelihood, examples: int, held: int = 0) -> None:
+    """Refuse a task with fewer examples than points, or with nothing to temper where some are held out."""
+    if held and likelihood.classes is None:
+        raise OptionError("held_out is for the probabilities of classes; a regression task has none: set it to 0")
+    if examples < points:
+        raise DataError(
+            f"{examples} examples are fewer than the {points} inducing points to keep; lower points, or bring more data"
+        )
+    if points > examples - held:
+        raise DataError(
+            f"{examples} examples less {held} held out are fewer than the {points} inducing points "
+            "to keep; lower points or held_out, or bring more data"
+        )
+
+
 def checked_steps(
     options: MethodOptions, examples: int, steps: int | None, epochs: float | None, lr: float | None
 ) -> int:

@@ -28,7 +28,6 @@ from frcl.learners import checkpoint
 from frcl.learners.base import SequentialLearner, checked_size, checked_steps
 from frcl.learners.budget import check_memory, within_memory
 from frcl.learners.deploy import Deployed, example_of, frcl_module
-from frcl.learners.held_out import split
 from frcl.learners.lockstep import Work, finish
 from frcl.learners.networks import describe
 from frcl.learners.objective import Objective
@@ -36,7 +35,7 @@ from frcl.learners.options import FRCLKeywords, FRCLOptions
 from frcl.learners.predict import Predictor
 from frcl.learners.state import CurrentTask, Declared, LearnerState, Score, Window, estimated_size, remember
 from frcl.learners.streaming import rehearse, settle, watch, with_new_labels
-from frcl.learners.task import Examples, Model, close_task, open_task, program_of
+from frcl.learners.task import Examples, Model, close_task, open_task, program_of, split
 from frcl.learners.types import Beliefs, OnStep, Prediction, StepLog, Summary, learner_html, progress_bar
 from frcl.likelihoods import Label, Likelihood, check_name, likelihood_for, plain_labels
 from frcl.options import changed, shows_options

@@ -28,7 +28,8 @@ from frcl.features import (
     trained_parts,
     with_bias,
 )
-from frcl.learners.held_out import check_examples
+from frcl.learners.base import check_examples
+from frcl.learners.held_out import held_rows
 from frcl.learners.lockstep import Work
 from frcl.learners.objective import Constants, Draws, Objective, Parameters, draws_of_rows, inducing_inputs
 from frcl.learners.options import FRCLOptions
@@ -189,12 +190,22 @@ def check_opening(model: Model, likelihood: Likelihood, x: Tensor, examples: int
     if points > examples:
         raise OptionError(f"{points} points cannot be chosen from a window of {examples} examples")
     if options.inference == "function":
-        check_examples(model, likelihood, len(x))
+        check_examples(model.points(likelihood), likelihood, len(x))
         if options.learn_inputs and not x.is_floating_point():
             raise OptionError("learn_inputs=True needs floating-point inputs; these are integers")
     if CRITERIA[options.selection].needs_classes and likelihood.classes is None:
         raise OptionError(f'selection="{options.selection}" counts wrong classes; a regression task has none')
     return check_features(model.net, x) + 1
+
+
+def split(model: Model, likelihood: Likelihood, task: int, x: Tensor, y: Tensor) -> tuple[Examples, Examples | None]:
+    """What is learned from, and what is held out; the same for the same data. Too few examples are refused."""
+    count = math.ceil(model.options.held_out * len(x))
+    check_examples(model.points(likelihood), likelihood, len(x), count)
+    if not count:
+        return (x, y), None
+    held, learned = held_rows(y, count, fork(model.options.seed, f"held-out/{task}"))
+    return (x[learned], y[learned]), (x[held], y[held])
 
 
 # -- beginning ----------------------------------------------------------------------------------------------
@@ -345,7 +356,7 @@ def _summarise(model: Model, current: CurrentTask, x: Tensor, y: Tensor, generat
         Z = inducing_inputs(params, current.Z)
         belief = belief_from_function(q, options.u_noise, std)
     else:
-        check_examples(model, likelihood, len(x))
+        check_examples(model.points(likelihood), likelihood, len(x))
         Phi = model.features(x)
         plan = _plan(model, likelihood, Phi, y, std, generator, params, current.N)
         found: Selected = plan if isinstance(plan, Selected) else (yield plan)

@@ -72,7 +72,7 @@ class FrozenFront(nn.Module):
                 _found.move_to_end(key)
                 return known
         found = torch.cat([self._computed(part) for part in x.split(CHUNK)])
-        if found.nbytes <= LARGEST:
+        if type(found) is Tensor and found.nbytes <= LARGEST:  # not one without values, as while a model is exported
             with _lock:
                 _found[key] = found
                 while sum(one.nbytes for one in _found.values()) > LARGEST:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from frcl.data.tasks import Benchmark
 from frcl.errors import TaskError
 from frcl.learners.types import Learner, Prediction
 
-Floats = NDArray[np.float64]
+Floats = np.ndarray[Any, np.dtype[np.float64]]  # not NDArray, which new NumPy declares as a type alias: codec reads it
 BINS = 10
 
 

@@ -8,6 +8,7 @@ import json
 import logging
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -226,8 +227,8 @@ def frcl_module(learner: Any, task: int | None) -> DeployedFRCL:
     for number in numbers:
         summary = state.past[number]
         outputs.append(
-            TaskOutput(
-                predictor._head(state, number), summary.likelihood, summary.likelihood_params,
+            TaskOutput(  # caches of its own: tracing fills them
+                replace(predictor._head(state, number)), summary.likelihood, summary.likelihood_params,
                 model.predictive_draws(summary.likelihood), summary.temperature,
             )
         )  # fmt: skip

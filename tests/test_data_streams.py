@@ -13,7 +13,7 @@ from sklearn import datasets
 from data_helpers import small_drawings
 from frcl.data import BENCHMARKS, BenchmarkOptions, Split, Task, open_benchmark
 from frcl.data.omniglot import omniglot_tasks
-from frcl.data.options import COMMON, OMNIGLOT, PERMUTED
+from frcl.data.options import COMMON, IMAGES, OMNIGLOT, PERMUTED
 from frcl.data.streams import permute_pixels, split_by_label, task_with_validation
 from frcl.errors import DataError, OptionError, TaskError
 
@@ -233,4 +233,4 @@ def test_an_option_without_meaning_for_the_benchmark_is_refused() -> None:
         open_benchmark("split-digits", BenchmarkOptions(first_identity=True), seed=0)
     with pytest.raises(OptionError, match=r"shift=1\.0 has no meaning for permuted-digits"):
         open_benchmark("permuted-digits", BenchmarkOptions(shift=1.0), seed=0)
-    assert {field.name for field in fields(BenchmarkOptions)} == {*COMMON, *PERMUTED, *OMNIGLOT}
+    assert {field.name for field in fields(BenchmarkOptions)} == {*COMMON, *PERMUTED, *OMNIGLOT, *IMAGES}

@@ -45,7 +45,7 @@ def test_a_stream_takes_its_first_minibatch_and_a_dropped_task_leaves_no_scale()
     learner.abandon_task()
     assert learner.feature_scale == 1.0
     with torch.no_grad():
-        expected = float(learner.net(x[:16]).square().mean() ** -0.5)
+        expected = 3.0 * float(learner.net(x[:16]).square().mean() ** -0.5)
     learner.observe(x[:16], y[:16])
     learner.observe(x[16:], y[16:])
     assert learner.feature_scale == pytest.approx(expected, rel=1e-5)

@@ -20,11 +20,12 @@ def test_bias_column_and_scale():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_the_scale_makes_the_root_mean_square_three(dtype, generator):
+def test_the_scale_makes_the_root_mean_square_that_is_asked_for(dtype, generator):
     outputs = 3e-4 * torch.randn(50, 7, generator=generator, dtype=torch.float64).to(dtype) + 1e-4
-    s = common_scale(outputs)
-    assert (s.dtype, s.shape) == (dtype, ())
-    assert float((s * outputs).double().square().mean()) == pytest.approx(9.0, rel=10 * torch.finfo(dtype).eps)
+    for s, size in ((common_scale(outputs), 1.0), (common_scale(outputs, 3.0), 3.0)):
+        assert (s.dtype, s.shape) == (dtype, ())
+        found = float((s * outputs).double().square().mean())
+        assert found == pytest.approx(size**2, rel=10 * torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-45, math.inf, math.nan])

@@ -346,7 +346,7 @@ def test_options_of_the_start_are_used():
     learner.start_task(labels=(0, 1, 2))
     learner.observe(x, y)
     current = learner._state.current
-    assert float(current.params.posterior.factor[0, 0, 0].detach()) == pytest.approx(0.7 / 3, abs=0.01)  # K = 9
+    assert float(current.params.posterior.factor[0, 0, 0].detach()) == pytest.approx(0.7 / 9, abs=0.01)  # K = 9
     assert current.likelihood.draws_shape(4, training=True) == (5, 4, 3)
     assert current.likelihood.draws_shape(1, training=False) == (9, 1, 3)
     regression = small_learner(target_noise=0.5, steps=1)

@@ -20,6 +20,7 @@ from frcl.regularisers.fisher import diagonal_fisher, task_information
 from frcl.regularisers.heads import log_prob, make_block
 from frcl.regularisers.protocol import FeatureMap, Step, Task, draw_penalties
 from frcl.regularisers.quadratic import Anchor, quadratic
+from frcl.regularisers.replay import Replayed
 from frcl.summary import FunctionBelief
 from frcl.trees import batch_axes, leaf, named_tensors, stack, tree_map
 from oracles import functions, gradients
@@ -43,6 +44,8 @@ def ask(regulariser, task, theta, x, *, head=None, heads=None, tasks=None, draws
     Phi = task.features(theta, x)
     y = torch.zeros(len(x), dtype=torch.int64)
     step = Step(task.features, theta, head, heads, x, y, Phi, None, tasks, len(task.past), N)
+    if isinstance(regulariser, Replay) and not isinstance(draws, Replayed):
+        draws = Replayed(draws)  # the rows of each buffer
     value = regulariser.penalty(step, regulariser.constants(task), draws)
     return torch.zeros((), dtype=D) if value is None else value
 
@@ -518,7 +521,7 @@ def test_joint_minibatches_by_value(uneven, generator):
     """The rows drawn and no others, from each task its own; one row at a time in turn, the mean is the whole."""
     task, kept, params = uneven
     buffer, heads = filled(kept, points=None, batch=6), params["heads"]
-    drawn = buffer.draw(50, 4, generator)
+    drawn = buffer.draw(50, 4, generator).rows
     assert all(rows.shape == (50, 6) for rows in drawn)
     assert [set(rows.flatten().tolist()) for rows in drawn] == [set(range(len(x))) for x in kept["x"]]
     rows = tuple(value[3] for value in drawn)

@@ -72,7 +72,7 @@ def batch() -> tuple[Tensor, Tensor]:
 def terms_of(learner: FRCL, tasks: Tensor | None = None):
     model, state = learner._model, learner._state
     objective = Objective(model.map, state.current.likelihood, model.options, state.regularisers, model.prior)
-    constants = constants_of(model, state, state.current)
+    constants = constants_of(model, state, state.current, model.map)
     draws = Draws(torch.zeros(8, 16, 3, dtype=D), tasks, tuple(() for _ in state.regularisers))
     return objective(state.current.params, constants, *batch(), draws)
 
@@ -219,7 +219,7 @@ def test_a_step_is_flat_in_the_number_of_tasks():
         opened(learner, 1)
         model, state = learner._model, learner._state
         constants, objective = (
-            constants_of(model, state, state.current),
+            constants_of(model, state, state.current, model.map),
             Objective(model.map, learner.likelihood(len(state.past)), model.options, state.regularisers, model.prior),
         )
         draws = Draws(torch.zeros(8, 16, 3, dtype=D), torch.tensor([1]), ((),) * 4)
@@ -238,7 +238,7 @@ def test_the_old_network_is_asked_without_gradient_and_the_new_one_once():
     terms_of(learner)
     handle.remove()
     assert sorted(calls) == [(16, False), (16 + 3 * 6, True)]
-    constants = constants_of(learner._model, learner._state, learner._state.current)
+    constants = constants_of(learner._model, learner._state, learner._state.current, learner._model.map)
     assert all(not value.requires_grad for _, value in named_tensors(constants))
 
 

@@ -133,7 +133,7 @@ def penalty_of(learner: frcl.FRCL, tasks: Tensor | None = None) -> Tensor:
     draws = Draws(torch.zeros(8, 16, 3, dtype=D), tasks, ((),))
     objective = Objective(model.map, state.current.likelihood, model.options, state.regularisers, model.prior)
     return objective(
-        state.current.params, constants_of(model, state, state.current), x[:16].double(), y[:16] - 7, draws
+        state.current.params, constants_of(model, state, state.current, model.map), x[:16].double(), y[:16] - 7, draws
     ).kl_past
 
 

@@ -24,6 +24,7 @@ from frcl.seeding import fork
 
 FEATURE_SCALE = "frcl/feature_scale"  # no name of a parameter: these have no "/"
 SIZE = 1.0  # root mean square of the features: the larger, the faster the last layer learns beside the network
+STREAM_SIZE = 3.0  # where every minibatch is seen once
 PROBE_SIZE = 8
 ROUNDING = 0.02  # largest difference between batch sizes in TF32 or bfloat16, relative to the largest feature
 
@@ -83,9 +84,9 @@ def with_bias(outputs: Tensor) -> Tensor:
     return torch.cat([outputs, outputs.new_ones(outputs.shape[0], 1)], dim=1)
 
 
-def common_scale(outputs: Tensor) -> Tensor:
-    """The s with which a network's outputs have a root mean square of 1; 1 where no number of their type is that s."""
-    s = (SIZE * outputs.double().square().mean().rsqrt()).to(outputs)
+def common_scale(outputs: Tensor, size: float = SIZE) -> Tensor:
+    """The s with which a network's outputs have this root mean square; 1 where no number of their type is that s."""
+    s = (size * outputs.double().square().mean().rsqrt()).to(outputs)
     return torch.where(s.isfinite() & (s > 0), s, 1.0)
 
 

@@ -29,7 +29,6 @@ from frcl.learners.lockstep import Work, steps_of
 from frcl.learners.mixture import check_task, checked_tasks, in_each_task, mixed
 from frcl.learners.types import Beliefs, OnStep, Parts, Prediction, StepLog, added, learner_html, parts_of
 from frcl.likelihoods import Likelihood
-from frcl.linalg import all_finite
 from frcl.options import MethodOptions
 from frcl.regularisers.protocol import Kept, Regulariser
 from frcl.selection import TraceSearch, run_searches
@@ -332,7 +331,7 @@ def checked_inputs(
         raise DataError(f"inputs are {tensor.dtype}; earlier ones were {'floats' if floating else 'integers'}")
     if tensor.is_floating_point():
         tensor = tensor.to(dtype)
-        if not all_finite(tensor):
+        if not (bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())):
             raise DataError("inputs contain NaN or infinite values; remove or replace them first")
     if y is not None:
         try:

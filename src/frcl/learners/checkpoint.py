@@ -84,6 +84,7 @@ class Saved(SavedLearner):
 
     settings: Settings
     feature_scale: float
+    feature_size: float
     declared: Declared | None
     past: list[Summary]
     current: SavedTask | None
@@ -105,6 +106,7 @@ def saved(learner: FRCL) -> Saved:
     state = learner._state
     return Saved(
         **saved_parts(learner), settings=settings_of(learner), feature_scale=learner.feature_scale,
+        feature_size=learner._model.size,
         declared=state.declared, past=state.past,
         current=None if state.current is None else _saved_task(state.current),
         detector=None if learner.detector is None else learner.detector.state_dict(),
@@ -139,8 +141,9 @@ def settings(meta: Any) -> tuple[FRCLOptions, BoundaryDetector | None, list[Labe
 
 def restored(learner: FRCL, saved: Saved) -> LearnerState:
     """The state of a learner with these settings, whose network is what it was; its detector is set to what it was."""
-    if not 0.0 < saved.feature_scale < math.inf:
-        raise CheckpointError(f"the scale of the features is {saved.feature_scale}; expected a positive number")
+    for name, value in (("scale", saved.feature_scale), ("size", saved.feature_size)):
+        if not 0.0 < value < math.inf:
+            raise CheckpointError(f"the {name} of the features is {value}; expected a positive number")
     check_frcl(learner._model, saved, learner.detector)
     if saved.declared is not None:
         declared = saved.declared
@@ -164,6 +167,7 @@ def restored(learner: FRCL, saved: Saved) -> LearnerState:
         detector.load_state_dict(saved.detector or {})
     learner.detector = detector
     learner._model.scale.fill_(saved.feature_scale)
+    learner._model.size = saved.feature_size
     return state
 
 

@@ -163,7 +163,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
             N = len(inputs) if own_size is None else own_size
             learned, held = split(self._model, target, len(self._state.past), inputs, encoded)
             with self._changing() as state:
-                current = open_task(self._model, target, N, state, *learned, len(learned[0]))
+                current = open_task(self._model, target, N, state, *learned, len(learned[0]), stream=False)
                 if self.options.memory is not None:
                     check_memory(self._model, state, current, inputs)
                 current.data_mark = data_mark(inputs, encoded, *given)
@@ -293,7 +293,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
 
     @property
     def feature_scale(self) -> float:
-        """What the network's outputs are multiplied by, so that on the first data their root mean square is 1."""
+        """What the network's outputs are multiplied by, so that their first root mean square is 1; in a stream 3."""
         return float(self._model.scale) if self._state.past or self._state.current is not None else 1.0
 
     def mean(self, x: Any, task: int) -> Tensor:
@@ -368,7 +368,8 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         size = (self._state.declared or Declared()).size or self.options.task_size
         with self._changing() as state:
             guess = estimated_size([one.size for one in state.past], len(x))
-            current = open_task(self._model, likelihood, size or int(guess), state, x, y, self.options.window)
+            window, model = self.options.window, self._model
+            current = open_task(model, likelihood, size or int(guess), state, x, y, window, stream=True)
             if self.options.memory is not None:
                 check_memory(self._model, state, current, x)
             current.window, current.estimated = Window(self.options.window), size is None

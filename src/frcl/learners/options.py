@@ -203,6 +203,17 @@ and Permuted-MNIST (docs/frcl-plus.md).
 class FRCLKeywords(TypedDict, total=False):
     """The fields of `FRCLOptions` as keywords, for the type checker; a test holds the two equal."""
 
+    steps: int
+    batch_size: int
+    lr: float
+    backbone_lr: float | None
+    optimiser: Method
+    momentum: float
+    weight_decay: float
+    clip_norm: float | None
+    warm_up: float
+    lr_decay: float
+    bfloat16: bool
     points_per_class: int | None
     memory: int | str | None
     memory_growth: float
@@ -220,16 +231,6 @@ class FRCLKeywords(TypedDict, total=False):
     initial_mean: Mean
     initial_std: float
     prior_weight: float
-    steps: int
-    batch_size: int
-    lr: float
-    backbone_lr: float | None
-    optimiser: Method
-    momentum: float
-    weight_decay: float
-    clip_norm: float | None
-    warm_up: float
-    lr_decay: float
     past_tasks_per_step: int | None
     functional: float
     recentred: float

@@ -159,7 +159,7 @@ def reopen(model: Model, predictor: Predictor, state: LearnerState, number: int,
     summary = state.summaries()[number]
     head, targets = predictor.weights(state, number), predictor.targets_at_points(summary)
     N = summary.size if size is None else size
-    current = open_task(model, summary.likelihood, N, state, summary.Z, targets, model.options.window)
+    current = open_task(model, summary.likelihood, N, state, summary.Z, targets, model.options.window, stream=True)
     current.returned, current.estimated, current.before = number, size is None, summary.size
     q, learned = current.params.posterior, current.params.likelihood
     with torch.no_grad():

@@ -17,6 +17,7 @@ from frcl.errors import OptionError
 from frcl.features import (
     FEATURE_SCALE,
     SIZE,
+    STREAM_SIZE,
     FeatureMap,
     check_features,
     common_scale,
@@ -85,6 +86,7 @@ class Model:
     dtype: torch.dtype
     device: torch.device
     lock: StepLock
+    size: float = SIZE  # root mean square of the features on the first data
     draws: dict[tuple[int, ...], Tensor] = field(default_factory=dict)  # of predictions, by shape
 
     @cached_property
@@ -129,18 +131,12 @@ class Model:
         options, weights = self.options, self.options.inference == "weight"
         covariance = options.covariance if weights else "full"
         std = 1.0 if self.is_natural else options.initial_std
-        spread = std / (SIZE * math.sqrt(n) if weights else 1.0)
+        spread = std / (self.size * math.sqrt(n) if weights else 1.0)
         return initial_posterior(
             C, n, spread, self.dtype, self.device, covariance, generator=generator,
             rank=min(options.rank, n) if covariance == "lowrank" else 0,
             random_mean=weights and options.initial_mean != "zero",
         )  # fmt: skip
-
-    def aligns(self, task: int) -> bool:
-        """Whether the mean of q(w) of this task, the first being 0, begins aligned with its data."""
-        start = self.options.initial_mean
-        chosen = start == "aligned" or (start == "auto" and task == 0)
-        return chosen and self.options.inference == "weight" and not self.is_natural
 
     @cached_property
     def prior(self) -> Prior:
@@ -148,9 +144,10 @@ class Model:
 
     def features(self, x: Tensor) -> Tensor:
         """Φ [n, K] under the current θ, without gradient: `map`, with the weights that the network has."""
-        if x.shape[0] <= self.chunk and not torch.is_grad_enabled():
-            return with_bias(self.scale * self.map.outputs(x))
-        return in_chunks(lambda rows: with_bias(self.scale * self.map.outputs(rows)), x, self.chunk)
+        with torch.no_grad():
+            if x.shape[0] <= self.chunk:
+                return with_bias(self.scale * self.map.outputs(x))
+            return torch.cat([with_bias(self.scale * self.map.outputs(rows)) for rows in x.split(self.chunk)])
 
     @cached_property
     def chunk(self) -> int:
@@ -212,14 +209,17 @@ def split(model: Model, likelihood: Likelihood, task: int, x: Tensor, y: Tensor)
 
 
 def open_task(
-    model: Model, likelihood: Likelihood, size: int, state: LearnerState, x: Tensor, y: Tensor, examples: int
-) -> CurrentTask:
+    model: Model, likelihood: Likelihood, size: int, state: LearnerState, x: Tensor, y: Tensor, examples: int, *,
+    stream: bool,
+) -> CurrentTask:  # fmt: skip
     """Begin a task whose first data are x and y; N is `size`; `examples` are at hand when it ends."""
     n = check_opening(model, likelihood, x, examples)
     options = model.options
     if not state.past:
         with network_failures():
-            model.scale.copy_(common_scale(in_chunks(model.net, x[:: max(1, len(x) // SAMPLE)], model.chunk)))
+            outputs = in_chunks(model.net, x[:: max(1, len(x) // SAMPLE)], model.chunk)
+            model.size = STREAM_SIZE if stream else SIZE
+            model.scale.copy_(common_scale(outputs, model.size))
     learned = {name: leaf(v.to(model.device, model.dtype)) for name, v in likelihood.initial_parameters().items()}
     Z: Tensor | None = None
     trained_Z: Tensor | None = None
@@ -232,7 +232,8 @@ def open_task(
         if options.learn_inputs:
             trained_Z, Z = leaf(Z), None
     q = model.start_of_q(likelihood.functions, n, state.streams["posterior"])
-    if len(x) == examples and model.aligns(len(state.past)):
+    starts = ("aligned",) if state.past else ("aligned", "auto")
+    if not stream and options.inference == "weight" and not model.is_natural and options.initial_mean in starts:
         q = q._replace(mean=_aligned(model, likelihood, learned, x, y, q.mean))
     trains_heads = any(one.trains_heads for one in state.regularisers)
     heads = trained_heads(state.regularisers, state.past) if trains_heads else None
@@ -289,7 +290,7 @@ def program_of(
     ahead = augment is None and not stream and options.inference == "weight"
     features = model.map_ahead if ahead else model.map
     stackable = is_stackable(model.net, prepared=True) if features.prepared else model.stackable
-    if not stream:
+    if not stream and (options.warm_up or options.lr_decay):
         current.optimiser.schedule(stop, options.warm_up, options.lr_decay)
     program: Program
 

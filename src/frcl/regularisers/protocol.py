@@ -351,9 +351,9 @@ class FunctionalKL(Regulariser):
 
     def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
         if isinstance(constants, Unmoved):
-            kl: Tensor = of_tasks(constants, step.tasks).each.sum() * step.scale
-            return self.weight * (kl / step.N)
-        if not constants or step.Phi_z is None:
+            each: Tensor = of_tasks(constants, step.tasks).each
+        elif not constants or step.Phi_z is None:
             return None
-        kl = prior_kl(step.Phi_z, of_tasks(constants, step.tasks)).sum() * step.scale
-        return self.weight * (kl / step.N)
+        else:
+            each = prior_kl(step.Phi_z, of_tasks(constants, step.tasks))
+        return self.weight * (each.sum() * step.scale / step.N)

@@ -249,7 +249,7 @@ def test_every_method_predicts_over_all_labels(name):
 
 @pytest.mark.parametrize("way", ["auto", "summaries", "exact", "both"])
 def test_tasks_are_inferred(way, tmp_path):
-    learner = learner_of(task_inference=way, points=30)
+    learner = learner_of(task_inference=way, points=30, steps=200)
     p = learner.predict(X)
     assert float((p.task_probs.argmax(1) == OF_TASK).double().mean()) > 0.9
     assert float((p.labels == Y).double().mean()) > 0.85

@@ -167,8 +167,8 @@ def test_pipelines_grids_and_cross_validation():
     X, y = IRIS
     assert cross_val_score(FRCLClassifier(random_state=0, **SMALL), X, y, cv=2).mean() > 0.9
     model = make_pipeline(MinMaxScaler(), FRCLClassifier(random_state=0, **SMALL))
-    grid = GridSearchCV(model, {"frclclassifier__steps": [1, 60]}, cv=2).fit(X, y)
-    assert grid.best_params_ == {"frclclassifier__steps": 60}
+    grid = GridSearchCV(model, {"frclclassifier__learning_rate": [3.0, 1e-2]}, cv=2).fit(X, y)
+    assert grid.best_params_ == {"frclclassifier__learning_rate": 1e-2}
     assert grid.predict(X).shape == (150,)
 
 

@@ -21,6 +21,7 @@ from paper.cells import BOUNDARIES_3, TABLES
 from paper.figures import detection
 from paper.measure import Wanted, attend, chosen_cells, in_words, state_of
 from paper.numbers import printed
+from paper.peers import PEERS_TABLE
 from paper.store import differences, learned_options, merged, read_document, seed_entry, to_text
 from paper_helpers import FIRST, FRCL, HIDDEN, PLAIN, STREAM, TABLE, Watch, file_of, measured, session
 
@@ -44,7 +45,9 @@ def test_all_cells_are_there_and_can_be_run():
                 assert (config.learner.points, config.learner.points_per_class) == (int(points[1]), None)
             if "(" in cell.row:
                 assert f"({config.learner.selection})" in cell.row
-    assert {cell.method for cell in TABLES[-1].cells} == set(METHODS) - {"exact-gp"}
+    assert {cell.method for cell in TABLES[-1].cells} == set(METHODS) - {"exact-gp"} - {
+        cell.method for cell in PEERS_TABLE.cells
+    } - {"agem"}
 
 
 def test_what_matters_most_is_run_first():
@@ -204,7 +207,7 @@ def test_a_file_holds_what_the_run_found(place, tmp_path):
     (batch,) = found["batches"]
     assert batch["memory_bytes"] == result["memory_bytes"]
     parts = batch["memory_bytes"]["parts"]
-    assert set(parts) == {"points", "posterior"}
+    assert set(parts) == {"points", "posterior", "sums"}
     assert sum(parts.values()) == batch["memory_bytes"]["total"]
     assert batch["command"] == "python -m paper table1 --rows split-digits-frcl-3 --seeds 3"
     assert set(batch) >= {"started", "seconds", "environment", "peak_memory_bytes"}

@@ -162,7 +162,7 @@ def test_compare_is_readable_in_80_columns_and_in_a_pipe(done, inside, monkeypat
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("run --method f", {"frcl", "frcl-plus", "finetune"}),
+        ("run --method f", {"frcl", "frcl-plus", "finetune", "fromp"}),
         ("run --method frcl,ew", {"frcl,ewc"}),
         ("run split-d", {"split-digits"}),
         ("run --method ewc --set stre", {"strength="}),

@@ -86,8 +86,11 @@ def test_buffers_are_those_of_each_seed(method):
             pass
         for one in each:
             one.fit(*task)
+    atol = (
+        1e-6 if method == "sfsvi" else 1e-7
+    )  # its divergence begins with no gradient, and Adam scales up what rounding leaves
     for one, other in zip(group, each, strict=True):
-        torch.testing.assert_close(one.predict(task[0], 0).mean, other.predict(task[0], 0).mean, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(one.predict(task[0], 0).mean, other.predict(task[0], 0).mean, rtol=1e-6, atol=atol)
 
 
 def test_the_padding_row_of_an_embedding_stays():

@@ -242,7 +242,7 @@ def _check_summary(what: str, summary: Summary, dtype: torch.dtype, K: int) -> N
     expect(fits and factor.dtype == dtype, f"the covariance of {what} does not have the shape that its points need")
     positive = (("u_noise", belief.u_noise), ("prior_std", belief.prior_std), ("size", summary.size))
     for name, value in positive:
-        expect(value > 0, f"{name} of {what} is {value}")
+        expect(value > 0 and value * value < math.inf, f"{name} of {what} is {value}")
     expect(belief.posterior_noise in (0.0, belief.u_noise), f"posterior_noise of {what} is {belief.posterior_noise}")
     check_learned(summary.likelihood_params, summary.likelihood, dtype, what)
     for name, part, shape in (

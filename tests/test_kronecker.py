@@ -7,7 +7,7 @@ from torch import Tensor, nn
 import frcl
 from frcl import MLP, Curvature, KroneckerCurvature
 from frcl import likelihoods as models
-from frcl.regularisers.kronecker import Factors, kronecker_factors, merged
+from frcl.regularisers.kronecker import Factors, kronecker_factors, merged, random_sums
 from frcl.regularisers.protocol import FeatureMap, Step, Task
 
 D = torch.float64
@@ -95,12 +95,12 @@ def test_every_layer_of_a_network_has_its_own_block(generator):
         at += size
 
 
-def test_the_trace_over_examples_is_that_of_the_fisher_information():
+def test_the_trace_over_examples_is_that_of_the_fisher_information(generator):
     """tr(A ⊗ G) = tr A · tr G equals Σ_b ‖a_b‖² Σ_r w ‖g‖² where inputs have one length: brute force over examples."""
     net, likelihood = nn.Linear(3, 2, bias=False).double(), models.Softmax((0, 1, 2))
     x = torch.nn.functional.normalize(randn(7, 3, seed=1))
     task = ended(net, likelihood, randn(3, 3, seed=2), 20.0)
-    A, G = (part["weight"] for part in kronecker_factors(task, x))
+    A, G = (part["weight"] for part in kronecker_factors(task, x, generator))
     torch.testing.assert_close(A.trace() * G.trace(), whole_fisher(task, x).trace())
     torch.testing.assert_close(A, 20.0 / 7 * x.mT @ x)
 
@@ -114,14 +114,14 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("settings", SHAPES)
-def test_the_rows_of_a_convolution_are_the_patches_under_its_kernel(settings):
+def test_the_rows_of_a_convolution_are_the_patches_under_its_kernel(settings, generator):
     """Against the convolution itself: a position's output is the kernel times its row; A and G sum over positions."""
     conv = nn.Conv2d(2, 3, (3, 3) if settings["padding"] == "same" else (3, 2), **settings).double()
     net, x = nn.Sequential(conv, nn.Flatten(), nn.LazyLinear(4).double()), randn(5, 2, 6, 7, seed=1)
     net(x)
     likelihood = models.Softmax((0, 1, 2))
     task = ended(net, likelihood, randn(3, 5, seed=2), 40.0)
-    A, G = (part["0.weight"] for part in kronecker_factors(task, x))
+    A, G = (part["0.weight"] for part in kronecker_factors(task, x, generator))
     maps = conv(x).detach().requires_grad_()  # [B, 3, ...]
     padded = x
     if settings["padding"] == "same":
@@ -156,16 +156,39 @@ def test_the_rows_of_a_convolution_are_the_patches_under_its_kernel(settings):
     torch.testing.assert_close(G, g.detach() / len(a))
 
 
-def test_examples_in_parts_have_the_factors_of_all_together(monkeypatch):
+def test_examples_in_parts_have_the_factors_of_all_together(monkeypatch, generator):
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)).double()
     task = ended(net, models.Bernoulli((0, 1)), randn(1, 4, seed=2), 40.0)
     x = randn(7, 1, 4, 4, seed=1)
-    whole = kronecker_factors(task, x)
+    whole = kronecker_factors(task, x, generator)
     monkeypatch.setattr("frcl.regularisers.kronecker.MAPS", 3)
-    for one, other in zip(whole, kronecker_factors(task, x), strict=True):
+    for one, other in zip(whole, kronecker_factors(task, x, generator), strict=True):
         assert one.keys() == other.keys() == {"0.weight", "3.weight"}
         for name in one:
             torch.testing.assert_close(one[name], other[name])
+
+
+def test_many_classes_have_the_factors_of_the_gradients_one_by_one_on_average(monkeypatch, generator):
+    """Random sums of the values against all values: the mean over many draws, and each draw where examples are many."""
+    net, likelihood = MLP(3, (4, 2), seed=3).double(), models.Softmax(tuple(range(12)))
+    task, x = ended(net, likelihood, randn(12, 3, seed=2), 40.0), randn(400, 3, seed=1)
+    found = kronecker_factors(task, x, generator)
+    mean = torch.stack([kronecker_factors(task, x, generator).outputs["layers.1.weight"] for _ in range(50)]).mean(0)
+    monkeypatch.setattr("frcl.regularisers.kronecker.VALUES", 12)
+    exact = kronecker_factors(task, x, generator)
+    size = float(exact.outputs["layers.1.weight"].norm())
+    assert float((mean - exact.outputs["layers.1.weight"]).norm()) < 0.02 * size
+    for name, G in exact.outputs.items():
+        assert 0 < float((found.outputs[name] - G).norm()) < 0.15 * float(G.norm())
+        torch.testing.assert_close(found.inputs[name], exact.inputs[name])
+
+
+def test_random_sums_have_the_fisher_information_of_an_example(generator):
+    values, weights = randn(1, 5, seed=1).expand(20_000, 5), randn(1, 5, seed=2).softmax(1).expand(20_000, 5)
+    sums, shares = random_sums(values, weights, generator)
+    torch.testing.assert_close(
+        (sums.square() * shares).sum(1).mean(), (weights * values.square()).sum(1)[0], rtol=0.02, atol=0.0
+    )
 
 
 def test_merged_factors_have_the_trace_of_the_sum_and_equal_it_where_the_outputs_agree():

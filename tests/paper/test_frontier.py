@@ -1,4 +1,4 @@
-"""FRCL+ against the published numbers: its cells, the comparisons, and the tables on the page and in the README."""
+"""FRCL+ against the published numbers: its cells, the comparisons, and the tables on the page."""
 
 import json
 import statistics
@@ -14,7 +14,6 @@ from paper.cells import TABLES
 from paper.frontier import FRONTIER, LINES, METHOD, equal_budget, frcl_tables, measured_lines, paper_frcl
 from paper.numbers import Ours, attains
 from paper.page import page
-from paper.readme import readme_tables
 from paper.store import FORMAT, VERSION, learned_options, path_of, write_document
 
 FURTHER = ("current_inputs", "memory_targets", "curvature")  # regularisers that the paper does not have
@@ -239,35 +238,3 @@ def test_other_options_are_named(tmp_path):
     assert "- `python -m paper`: seed 0, cpu, torch 2, 7 s, commit abc, 2026-01-02" in text
     put(tmp_path, "permuted-mnist-frcl-trace-10", [0.9], 400)
     assert "figure3/permuted-mnist-frcl-trace-50" not in page([FRONTIER], tmp_path), "it is not what is shown"
-
-
-def test_the_readme_has_the_same_numbers(tmp_path):
-    put(tmp_path, "permuted-mnist-frcl-trace-10", [0.68, 0.7], 400, nll=1.25, ece=0.14)
-    put(tmp_path, "permuted-mnist-frcl-plus-10", [0.91, 0.92], 500, nll=0.2, ece=0.03)
-    rows = {
-        line.split(" | ")[0]: line.split(" | ")[1:]
-        for line in readme_tables(tmp_path).splitlines()
-        if "MNIST, " in line
-    }
-    assert rows["| Permuted-MNIST, 10 points"] == [
-        "61.7 ± 1.8",
-        "89.59 (S-FSVI, one head and no task given, a wider network, 300-300)",
-        "69.00 ± 1.41",
-        "not measured",
-        "91.50 ± 0.71",
-        "+22.50 ± 0.50 (2 seeds)",
-        "1.250, 0.200",
-        "0.140, 0.030",
-        "400, 500 |",
-    ]
-    assert rows["| Split-MNIST, 40 points"] == [
-        "97.8 ± 0.7",
-        "99.54 (S-FSVI, the same network; 99.76 with one layer of 400)",
-        *["not measured"] * 3,
-        "",
-        *["not measured, not measured"] * 2,
-        "not measured, not measured |",
-    ]
-    assert [line for line in readme_tables(tmp_path).splitlines() if line.startswith("| Omniglot, ")][1].count(
-        "not measured"
-    ) == 9

@@ -13,7 +13,7 @@ from frcl.report.drawing import style
 from paper.figures.base import FOLDER, read_record
 from paper.figures.sheets import read_sheet
 from paper.page import page
-from paper.readme import BEGIN, END, readme_tables, write_readme
+from paper.readme import BEGIN, END, NAMED, UNNAMED, headlines, write_readme
 from paper.reasons import read_reasons
 from paper.scenarios import ROWS
 from paper.store import differences, read_document, to_text
@@ -30,9 +30,9 @@ def test_the_page_is_generated_from_the_results():
     assert (ROOT / "REPRODUCTION.md").read_text() == page(TABLES, RESULTS, FIGURES, ROOT)
 
 
-def test_the_tables_of_the_readme_are_generated_from_the_results(tmp_path):
+def test_the_numbers_of_the_readme_are_generated_from_the_results(tmp_path):
     text = (ROOT / "README.md").read_text()
-    assert f"{BEGIN}\n\n{readme_tables(RESULTS)}\n\n{END}" in text
+    assert f"{BEGIN}\n\n{headlines(RESULTS)}\n\n{END}" in text
     (tmp_path / "README.md").write_text(text.replace(" ± ", " + "))
     shutil.copytree(RESULTS, tmp_path / "results")
     assert write_readme(tmp_path / "results", tmp_path) == tmp_path / "README.md"
@@ -43,14 +43,30 @@ def test_the_tables_of_the_readme_are_generated_from_the_results(tmp_path):
         write_readme(tmp_path / "results", tmp_path)
 
 
-def test_a_short_table_has_the_numbers_of_its_cells():
-    found = read_document(RESULTS / "table1" / "split-mnist-frcl-trace-40.json", quick=False)
-    accuracies = [100 * one["average_accuracy"] for one in found["seeds"]]
-    ours = f"{statistics.mean(accuracies):.1f} ± {statistics.stdev(accuracies):.1f}"
-    line = next(line for line in readme_tables(RESULTS).splitlines() if line.startswith("| FRCL (trace)"))
-    earlier = differences(found, next(one for one in TABLES[0].cells if one.name == found["cell"]).config())
-    assert line.split(" | ")[4] == f"{ours}{' †' * bool(earlier)} (97.8 ± 0.7) |"
-    assert "not measured (94.3 ± 0.2)" in readme_tables(RESULTS / "nothing")
+@pytest.mark.parametrize(
+    ("table", "cell", "metric", "title"),
+    [
+        ("scenarios", UNNAMED[0], "agnostic_accuracy", "Split-MNIST, exact GP, 540 features"),
+        ("frontier", UNNAMED[1], "agnostic_accuracy", "Permuted-MNIST, FRCL+, 200 points"),
+        ("frontier", NAMED[0], "average_accuracy", "Split-MNIST, FRCL+, 40 points"),
+        ("frontier", NAMED[1], "average_accuracy", "Omniglot, FRCL+, 2 points per character"),
+    ],
+)
+def test_a_headline_has_the_numbers_of_its_cell(table, cell, metric, title):
+    found = read_document(RESULTS / table / f"{cell}.json", quick=False)
+    accuracies = [100 * one[metric] for one in found["seeds"]]
+    current = next(one for one in TABLES if one.name == table)
+    earlier = differences(found, next(one for one in current.cells if one.name == cell).config())
+    kept = found["batches"][0]["memory_bytes"]
+    sums = kept["parts"].get("sums", 0) * (metric == "average_accuracy")  # they infer the task, which is named
+    (line,) = [line for line in headlines(RESULTS).splitlines() if line.startswith(f"| {title} | ")]
+    _, _, named, ours, seeds, size, _ = line.split("|", 6)
+    assert named.strip() == ("no" if cell in UNNAMED else "yes")
+    mean, std = statistics.mean(accuracies), statistics.stdev(accuracies)
+    assert ours.strip() == f"{mean:.2f} ± {std:.2f}{' †' * bool(earlier)}"
+    assert seeds.split()[0] == str(len(accuracies))
+    assert size.strip() == f"{kept['total'] - sums:,}"
+    assert headlines(RESULTS / "nothing").count("not measured") == 8
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")

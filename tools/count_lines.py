@@ -1,0 +1,173 @@
+"""Count the lines of `src/frcl` by package, and those that serve what the library did at an earlier commit.
+
+    python tools/count_lines.py              # both counts
+    python tools/count_lines.py --features   # and the lines of each later feature, with its definitions
+
+Every line counts: code, docstrings, comments, blank lines. The earlier commit is that of the plan for the house as it
+is now (3beee6a); its own count leaves the reproduction of the paper out, which has left the package since.
+
+A line is *later* where it belongs to a definition that serves nothing but a feature that came afterwards. LATER names
+these: whole packages, modules, and definitions of other modules. The rule is one-sided, so that the count of what was
+there before is rather too large:
+
+- whatever is not named there counts as earlier, also where a later feature made it longer;
+- a function, class or method of a named module counts as earlier where the earlier commit has its name, and no module
+  that is not named has it today;
+- of a module that is named, docstring, imports and constants are later too; of other modules they are earlier.
+
+An entry of LATER that names nothing, or a definition that the earlier commit has, ends the count with an error.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BEFORE = "3beee6a"
+
+LATER = {
+    "Poisson likelihood": "likelihoods/poisson",
+    "exact Gaussian process": "exact learners/exact_gp learners/exact_options methods:_exact_gp",
+    "task inference and predictions without the task": """inference learners/mixture learners/types:Beliefs
+        learners/base:SequentialLearner._over_tasks learners/base:SequentialLearner._stands
+        learners/base:SequentialLearner._ended learners/predict:Predictor.beliefs learners/predict:Predictor._at_mean
+        learners/predict:Predictor._classes_at_points learners/predict:Predictor.targets_at_points
+        learners/options:FRCLOptions.inference_of_task baselines/options:TrainingOptions.inference_of_task
+        experiment/metrics:AgnosticRow experiment/metrics:evaluated experiment/keeper:_agnostic""",
+    "structured covariances, alignment, natural gradients": """engine/natural posterior:Posterior.is_square
+        posterior:aligned_mean posterior:second_moment summary:_mean_factor learners/task:Model.is_natural
+        learners/task:_aligned features:common_scale""",
+    "Kronecker curvature, KL around kept heads": """regularisers/kronecker regularisers/recentred
+        regularisers/protocol:Unmoved""",
+    "sequential tests of boundaries": """boundary/sequential boundary/profile boundary/settings:Waits
+        boundary/detector:BoundaryDetector._calibrated boundary/detector:BoundaryDetector._predicted
+        boundary/detector:BoundaryDetector.go_on boundary/detector:BoundaryDetector.profile
+        boundary/detector:BoundaryDetector.grow boundary/detector:BoundaryDetector.ended
+        boundary/detector:BoundaryDetector.tests_labels boundary/detector:BoundaryDetector._floor
+        boundary/detector:Watched learners/state:_log_density""",
+    "tasks that return, labels that appear": """learners/streaming learners/state:Window.came
+        learners/state:Window.data_without learners/state:Window.recoded learners/state:estimated_size
+        learners/state:LearnerState.number learners/state:LearnerState.estimate_size
+        learners/predict:Predictor.weights
+        regularisers/protocol:Regulariser.replace likelihoods/base:with_labels engine/train:Optimiser._guarded""",
+    "prequential streams": "experiment/prequential experiment/tracking report/stream cli/stream adapters/river",
+    "bounded memory, smaller inputs": """budget learners/budget summary:StoredInputs summary:stored_inputs
+        summary:marginal regularisers/replay:Replay.state regularisers/replay:Replay.load""",
+    "forgetting on purpose": """learners/forget learners/ensemble:Ensemble.forget
+        learners/ensemble:Ensemble._all_or_none regularisers/protocol:Regulariser.forget
+        regularisers/protocol:drop_task""",
+    "deployment, learners without their network": """learners/deploy learners/networks features:uninitialised
+        learners/ensemble:Ensemble._deployed learners/frcl:FRCL._deployed""",
+    "held-out temperature": "likelihoods/temperature learners/held_out",
+    "frozen networks, batch norm, pre-trained networks": """frozen batch_norm pretrained
+        features:FeatureMap.ahead features:FeatureMap.inputs features:FeatureMap.through_front
+        features:FeatureMap.outputs
+        features:trained_parts regularisers/fisher:_per_example learners/task:Model.map_ahead""",
+    "colour images, folders of images": "image_networks data/cifar data/cifar_files data/images",
+    "loaders, several inputs, augmentation": """inputs augment data/options:BenchmarkOptions.augmentation
+        learners/base:checked_steps regularisers/replay:Replayed regularisers/replay:Replay._changed""",
+    "optimisers and schedules": "engine/options engine/train:Rule engine/train:Optimiser.schedule",
+    "several processes": "distributed engine/parallel experiment/runner:_follow learners/objective:draws_of_rows",
+    "sweeps, resumed and extended searches": """experiment/sweep cli/sweep adapters/ray experiment/tune:Search
+        experiment/tune:_beyond experiment/tune:_is_possible cli/tune:edge_wins
+        experiment/config:foreign experiment/config:setting_for""",
+    "scikit-learn, Avalanche": "adapters sklearn",
+    "completion and shared options of commands": "cli/options:completed cli/options:keys",
+    "further baselines": """baselines/agem baselines/derpp baselines/er baselines/gdumb baselines/memory
+        baselines/rehearsal baselines/rehearsal_options baselines/shared_head baselines/sfsvi baselines/sampled
+        baselines/options:FROMPOptions baselines/options:SFSVIOptions baselines/penalised:Penalised._head_rows
+        regularisers/memorable_past regularisers/function_space regularisers/jacobians regularisers/heads:head_rows
+        regularisers/heads:one_head regularisers/heads:grown_head regularisers/heads:Rows
+        regularisers/heads:row_tensors""",
+    "notebooks": """learners/types:html_table learners/types:learner_html learners/types:Prediction._repr_html_
+        learners/types:_shown learners/types:progress_bar""",
+    "damaged and hostile files and states": """learners/loaded:check_equal learners/loaded:width_of
+        learners/loaded:check_inputs learners/loaded:check_stored learners/loaded:check_like
+        learners/loaded:check_targets learners/loaded:check_learned learners/loaded:check_weights
+        learners/loaded:check_settings_of learners/loaded:check_frcl learners/loaded:check_regulariser
+        learners/loaded:_check_current learners/loaded:_check_summary learners/loaded:_check_window
+        baselines/common:Baseline._check_saved baselines/vcl:VCL._check baselines/penalised:Penalised._check
+        baselines/single:Single._check files:write_at files:sync_folder files:sweep files:open_regular
+        files:read_arrays files:_read_array files:check_version cli/check experiment/keeper:Written
+        data/files:within data/files:check_files""",
+    "threads and interruptions": """engine/program:StepLock engine/program:indivisible
+        learners/frcl:FRCL._undoing weights""",
+    "predictions of one example": """summary:few_moments learners/predict:Predictor._of_few
+        learners/predict:Predictor.in_task""",
+    "further measures of speed": "bench/cpu:wide_step bench/cpu:one_example bench/cpu:no_task",
+}
+
+
+def definitions(text: str) -> dict[str, range]:
+    """The lines of every function and class, and of every method as "Class.method", with the blank ones after them."""
+    lines, found = text.splitlines(), dict[str, range]()
+
+    def add(name: str, node: ast.FunctionDef | ast.ClassDef) -> None:
+        first = min([node.lineno, *(one.lineno for one in node.decorator_list)]) - 1
+        end = node.end_lineno or node.lineno
+        while end < len(lines) and not lines[end].strip():
+            end += 1
+        found[name] = range(first, end)
+
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            add(node.name, node)
+        for inner in node.body if isinstance(node, ast.ClassDef) else ():
+            if isinstance(inner, ast.FunctionDef):
+                add(f"{node.name}.{inner.name}", inner)
+    return found
+
+
+def earlier() -> tuple[int, set[str]]:
+    """The lines of the earlier commit without the reproduction, and the names of its definitions."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    files = git("ls-tree", "-r", "--name-only", BEFORE, "src/frcl").split()
+    texts = [git("show", f"{BEFORE}:{file}") for file in files if file.endswith(".py") and "reproduce" not in file]
+    return sum(text.count("\n") for text in texts), {name for text in texts for name in definitions(text)}
+
+
+def feature_of(module: str, name: str = "") -> str | None:
+    """The later feature that a module belongs to, or a definition in it by its own name."""
+    wanted = {f"{module}:{name}"} if name else {module, module.partition("/")[0]}
+    return next((feature for feature, entries in LATER.items() if wanted & set(entries.split())), None)
+
+
+def main() -> None:
+    size, before = earlier()
+    paths = sorted((ROOT / "src" / "frcl").rglob("*.py"))
+    texts = {str(path.relative_to(ROOT / "src" / "frcl").with_suffix("")): path.read_text() for path in paths}
+    others = {name for module, text in texts.items() if feature_of(module) is None for name in definitions(text)}
+    total, later, named = Counter[str](), Counter[str](), {entry for text in LATER.values() for entry in text.split()}
+    for module, text in texts.items():
+        named -= {module, module.partition("/")[0]}
+        lines: list[str | None] = [feature_of(module)] * len(text.splitlines())
+        for name, part in definitions(text).items():  # a class before its methods
+            feature = feature_of(module, name)
+            if feature is not None and name in before:
+                sys.exit(f"{module}:{name} is no later definition: {BEFORE} has it")
+            if feature is not None or name in before - others:
+                lines[part.start : part.stop] = [feature] * len(part)
+            named -= {f"{module}:{name}"}
+        total[module.partition("/")[0] if "/" in module else "."] += len(lines)
+        later.update(feature for feature in lines if feature is not None)
+    if named:
+        sys.exit(f"LATER has entries that name nothing: {', '.join(sorted(named))}")
+    for package, count in sorted(total.items()):
+        print(f"{package:14}{count:7,}")
+    print(f"{'src/frcl':14}{total.total():7,}")
+    if "--features" in sys.argv:
+        for feature, count in later.most_common():
+            print(f"    {count:5,}  {feature}: {' '.join(LATER[feature].split())}")
+    print(f"of these serve later features alone: {later.total():,}")
+    print(f"all others: {total.total() - later.total():,}, where {BEFORE} had {size:,}")
+
+
+if __name__ == "__main__":
+    main()

@@ -77,8 +77,10 @@ LATER = {
         experiment/config:foreign experiment/config:setting_for""",
     "scikit-learn, Avalanche": "adapters sklearn",
     "completion and shared options of commands": "cli/options:completed cli/options:keys",
-    "further baselines": """baselines/agem baselines/derpp baselines/er baselines/gdumb baselines/memory
-        baselines/rehearsal baselines/rehearsal_options baselines/shared_head baselines/sfsvi baselines/sampled
+    "further baselines": """baselines/gdumb baselines/memory
+        baselines/rehearsal baselines/options:SharedHeadOptions
+        baselines/options:EROptions baselines/options:DERppOptions baselines/options:AGEMOptions
+        baselines/options:GDumbOptions baselines/shared_head baselines/sfsvi baselines/sampled
         baselines/options:FROMPOptions baselines/options:SFSVIOptions baselines/penalised:Penalised._head_rows
         regularisers/memorable_past regularisers/function_space regularisers/jacobians regularisers/heads:head_rows
         regularisers/heads:one_head regularisers/heads:grown_head regularisers/heads:Rows
@@ -116,8 +118,8 @@ def definitions(text: str) -> dict[str, range]:
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             add(node.name, node)
-        for inner in node.body if isinstance(node, ast.ClassDef) else ():
-            if isinstance(inner, ast.FunctionDef):
+        if isinstance(node, ast.ClassDef):
+            for inner in (one for one in node.body if isinstance(one, ast.FunctionDef)):
                 add(f"{node.name}.{inner.name}", inner)
     return found
 

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from frcl.baselines import options as baselines
-from frcl.baselines import rehearsal_options as rehearsal
 from frcl.boundary import BoundaryDetector
 from frcl.errors import OptionError
 from frcl.learners.exact_gp import ExactGP
@@ -104,13 +103,13 @@ for _method in (
            baselines.ProgressiveOptions(), baseline("frcl.baselines.progressive:Progressive")),
     Method("pnc", "progress & compress: an active column, distilled under online EWC", baselines.PnCOptions(),
            baseline("frcl.baselines.progress_and_compress:ProgressAndCompress")),
-    Method("er", "experience replay: one head, a reservoir of examples", rehearsal.EROptions(),
-           baseline("frcl.baselines.er:ER")),
-    Method("derpp", "dark experience replay ++: one head, a reservoir with logits", rehearsal.DERppOptions(),
-           baseline("frcl.baselines.derpp:DERpp")),
-    Method("agem", "A-GEM: one head, gradients that do not conflict with a reservoir", rehearsal.AGEMOptions(),
-           baseline("frcl.baselines.agem:AGEM")),
-    Method("gdumb", "GDumb: one head, a balanced memory and a network trained on it alone", rehearsal.GDumbOptions(),
+    Method("er", "experience replay: one head, a reservoir of examples", baselines.EROptions(),
+           baseline("frcl.baselines.rehearsal:ER")),
+    Method("derpp", "dark experience replay ++: one head, a reservoir with logits", baselines.DERppOptions(),
+           baseline("frcl.baselines.rehearsal:DERpp")),
+    Method("agem", "A-GEM: one head, gradients that do not conflict with a reservoir", baselines.AGEMOptions(),
+           baseline("frcl.baselines.rehearsal:AGEM")),
+    Method("gdumb", "GDumb: one head, a balanced memory and a network trained on it alone", baselines.GDumbOptions(),
            baseline("frcl.baselines.gdumb:GDumb")),
 ):  # fmt: skip
     METHODS.add(_method.name, _method)

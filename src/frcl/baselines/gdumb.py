@@ -16,8 +16,8 @@ from torch import Tensor
 
 from frcl.baselines.common import CHUNK, Saved, initial_head, plain_terms
 from frcl.baselines.memory import Memory, greedy_balanced, joined
+from frcl.baselines.options import GDumbOptions
 from frcl.baselines.penalised import Parameters
-from frcl.baselines.rehearsal_options import GDumbOptions
 from frcl.baselines.shared_head import Shared, SharedHead
 from frcl.engine.program import Program, Terms, Values
 from frcl.features import fixed_parts, in_chunks, trained_parts

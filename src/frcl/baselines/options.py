@@ -9,7 +9,7 @@ from frcl.engine.options import OptimiserOptions
 from frcl.errors import OptionError
 from frcl.exact.fixed import FeatureKind
 from frcl.inference import FromHeads, TaskInference, task_inference
-from frcl.options import NOT_NEGATIVE, POSITIVE, option
+from frcl.options import NOT_NEGATIVE, POSITIVE, SHARE, option
 from frcl.regularisers import EWC, CurrentInputs, Curvature, MemorablePast, PathIntegral, Regulariser, Replay
 from frcl.regularisers.fisher import FisherMode
 from frcl.regularisers.mean_field import Coreset
@@ -234,3 +234,42 @@ class PnCOptions(OnlineEWCOptions):
     strength: float = option(10.0, "of the online EWC penalty; 10 and 100 did best on the digits", NOT_NEGATIVE)
     compress_steps: int = option(1000, "steps of distillation after the `steps` of the active column")
     temperature: float = option(1.0, "τ of the distillation", POSITIVE)
+
+
+@dataclass(frozen=True)
+class SharedHeadOptions(TrainingOptions):
+    """What the methods with one head for all labels have."""
+
+    points: int = option(200, "examples kept of all tasks together")
+    momentum: float = option(0.0, "of 'sgd', which the authors of these methods use without it", SHARE)
+    classes: int | None = option(
+        None, "the head has the labels 0 to classes − 1 from the beginning; None: it grows with the labels"
+    )
+
+
+@dataclass(frozen=True)
+class EROptions(SharedHeadOptions):
+    """Experience replay: every minibatch is joined by one from a reservoir (Chaudhry et al., 2019)."""
+
+    memory_batch: int = option(32, "examples of the memory per step")
+
+
+@dataclass(frozen=True)
+class DERppOptions(SharedHeadOptions):
+    """Dark experience replay ++: a reservoir with the logits of its examples (Buzzega et al., 2020)."""
+
+    memory_batch: int = option(32, "examples of the memory per step and term")
+    alpha: float = option(0.5, "weight of the squared distance to the stored logits", NOT_NEGATIVE)
+    beta: float = option(0.5, "weight of the loss on stored examples", NOT_NEGATIVE)
+
+
+@dataclass(frozen=True)
+class AGEMOptions(SharedHeadOptions):
+    """A-GEM: a step does not raise the loss on the memory of past tasks (Chaudhry et al., 2019)."""
+
+    memory_batch: int = option(128, "examples of the memory per step")
+
+
+@dataclass(frozen=True)
+class GDumbOptions(SharedHeadOptions):
+    """GDumb: a greedy balanced memory; a new network is trained on it alone after each task (Prabhu et al., 2020)."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from frcl.baselines.common import Baseline, Current, Finished, Saved, initial_head, sampled_prediction
 from frcl.baselines.memory import Memory
-from frcl.baselines.rehearsal_options import SharedHeadOptions
+from frcl.baselines.options import SharedHeadOptions
 from frcl.engine.program import CHUNK, Program, Values
 from frcl.engine.train import AdamState, Optimiser, train
 from frcl.errors import DataError, LabelError, OptionError, TaskError

@@ -122,7 +122,7 @@ def opened(count: int, **changes) -> tuple[SFSVI, object]:
 def test_the_loss_is_the_expected_loss_and_the_kl_to_the_posterior_before(shared):
     """Third task, with q moved: the prior is the posterior when the second task ended, at points of both."""
     one, program = opened(2, shared_head=shared, kl_weight=0.7)
-    before, heads = tree_map(lambda value: value.detach().clone(), one._q()), one._rows()
+    before, heads = tree_map(lambda value: value.detach().clone(), one._trained()), one._rows()
     moved = tree_map(lambda value: value.detach() + 0.1, program.optimiser.tree)
     drawn = program.draw(1)
     x, y, (noise, points) = program.x[drawn.rows[0]], program.y[drawn.rows[0]], tree_map(lambda v: v[0], drawn.draws)

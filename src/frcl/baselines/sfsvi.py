@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from frcl.baselines.common import Baseline, Saved, sampled_prediction
+from frcl.baselines.common import Saved
 from frcl.baselines.options import SFSVIOptions
-from frcl.baselines.sampled import sampled_functions
+from frcl.baselines.sampled import STEPS_AHEAD, Gaussians, Head, MeanFieldMethod
 from frcl.engine.program import Drawn, Program, Terms
 from frcl.errors import DataError
 from frcl.features import fixed_parts, trained_parts
-from frcl.learners.loaded import check_like, check_stored, check_weights, expect
+from frcl.learners.loaded import check_like, check_stored, expect
 from frcl.learners.types import Prediction
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.fisher import HEAD
@@ -24,17 +24,9 @@ from frcl.regularisers.mean_field import MeanField, expected_loss, isotropic, st
 from frcl.regularisers.protocol import Kept, stacked_points
 from frcl.selection import random_start
 from frcl.summary import StoredInputs, padded, stored_inputs
-from frcl.trees import Params, Tree, copied
+from frcl.trees import Tree, copied
 
-STEPS_AHEAD = 10  # steps whose noise is drawn at once: `samples` numbers for each weight and step
 POINTS_AT_ONCE = 256  # context points at which the prior is computed at once
-
-
-class Head(NamedTuple):
-    """q of the head of a task, [C, K] each."""
-
-    mean: Tensor
-    log_std: Tensor
 
 
 class Context(NamedTuple):
@@ -63,19 +55,17 @@ class Prior(NamedTuple):
 
 
 @dataclass
-class Posterior:
-    """q without the means of the shared weights (the network has them), and the context points of every task.
+class Posterior(Gaussians):
+    """q, and the context points of every task.
 
     `head` is that of all tasks together while a task is open; between tasks each has its own in `heads`.
     """
 
-    log_std: Params = field(default_factory=dict)
-    heads: list[Head] = field(default_factory=list)
     contexts: list[Context] = field(default_factory=list)
     head: Head | None = None
 
 
-class SFSVI(Baseline[SFSVIOptions, Posterior]):
+class SFSVI(MeanFieldMethod[SFSVIOptions, Posterior]):
     """A Gaussian q with independent weights, held by what it says of functions at context points.
 
     Task t minimises over q, in nats per example,
@@ -111,20 +101,10 @@ class SFSVI(Baseline[SFSVIOptions, Posterior]):
         own.head, own.log_std = Head(mean, log_std), start | copied(own.log_std)
         own.contexts = [*own.contexts, Context(stored_inputs(x[chosen]))]
 
-    def _q(self) -> MeanField:
-        """q of the shared weights and of the head of all tasks; the task must be open."""
-        shared, head = trained_parts(self.net), self._own.head
-        assert head is not None
-        std = {name: self._own.log_std[name] for name in shared}
-        return MeanField({**shared, HEAD: head.mean}, {**std, HEAD: head.log_std})
-
     def _trained(self) -> MeanField:
-        return self._q()
-
-    def _network(self, weights: Params, x: Tensor) -> Tensor:
-        """Functions [B, R] of one network drawn from q, of all rows that its head has."""
-        theta = {name: value for name, value in weights.items() if name != HEAD}
-        return self.features(theta, x) @ weights[HEAD].mT
+        """q with the head of all tasks; a task must be open."""
+        assert self._own.head is not None
+        return self._with_head(self._own.head)
 
     def _programs(self, x: Tensor, y: Tensor) -> Iterator[Program]:
         options, state, like = self.options, self._state, self._optimiser.tree.mean
@@ -184,7 +164,7 @@ class SFSVI(Baseline[SFSVIOptions, Posterior]):
 
     def _finish(self) -> None:
         """Divide the head between the tasks, and compute what q says at all context points, the next task's prior."""
-        own, q = self._own, copied(self._q())
+        own, q = self._own, copied(self._trained())
         own.heads = [Head(q.mean[HEAD][rows], q.log_std[HEAD][rows]) for rows in self._rows()]
         own.log_std = {**own.log_std, **{name: value for name, value in q.log_std.items() if name != HEAD}}
         own.contexts = [self._believed(one.x, q, rows) for one, rows in zip(own.contexts, self._rows(), strict=True)]
@@ -207,24 +187,12 @@ class SFSVI(Baseline[SFSVIOptions, Posterior]):
         return Head(own.head.mean[rows], own.head.log_std[rows])
 
     def _predict(self, task: int, x: Tensor, shared: Callable[[], Tensor]) -> Prediction:
-        """The mean over networks drawn from q."""
-        head, theta, options = self._head(task), trained_parts(self.net), self.options
-        std = {name: self._own.log_std[name] for name in theta}
-        q = MeanField({**theta, HEAD: head.mean}, {**std, HEAD: head.log_std})
-        fixed = fixed_parts(self.net)
-        f = sampled_functions(
-            q, lambda w, rows: self._network({**fixed, **w}, rows), self.net, x, options.seed, options.predict_samples
-        )
-        return sampled_prediction(f, self._likelihood(task))
+        return self._drawn(self._with_head(self._head(task)), task, x)
 
     def _check(self, saved: Saved, tasks: Sequence[Likelihood], K: int) -> None:
-        own, weights, opened = saved.own, dict(self.net.named_parameters()), saved.current is not None
-        expect(not tasks or own.log_std.keys() >= set(saved.trained), "standard deviations are missing")
-        check_weights(own.log_std, weights, own.log_std, "the standard deviations")
+        own, opened = saved.own, saved.current is not None
         finished = tasks[:-1] if opened else tasks
-        for head, likelihood in zip(own.heads, finished, strict=True):
-            for part in head:
-                check_like(part, (likelihood.functions, K), self.dtype, "a head")
+        self._check_heads(saved, finished, K)
         expect((own.head is not None) == opened, "the head of all tasks belongs to an open task")
         if own.head is not None:
             rows = 1 + max(map(max, head_rows(tasks, shared=self.options.shared_head)))
@@ -240,11 +208,11 @@ class SFSVI(Baseline[SFSVIOptions, Posterior]):
             expect(context.variance is None or bool((context.variance > 0).all()), "a variance is not positive")
 
     def _kept(self) -> Kept:
-        """q, whose means are the network itself; the context points, and what q says there."""
-        own, shared = self._own, trained_parts(self.net)
-        beliefs = [*shared.values(), *own.log_std.values(), *(part for head in own.heads for part in head)]
-        beliefs += [part for one in own.contexts for part in one[1:] if isinstance(part, Tensor)]
-        return {"posterior": beliefs, "points": [part for one in own.contexts for part in one.x.kept]}
+        """q, the context points, and what q says there."""
+        contexts = self._own.contexts
+        said = [part for one in contexts for part in one[1:] if isinstance(part, Tensor)]
+        points = [part for one in contexts for part in one.x.kept]
+        return {"posterior": [*super()._kept()["posterior"], *said], "points": points}
 
     def kept_inputs(self) -> list[Tensor]:
         """The context points of each task."""

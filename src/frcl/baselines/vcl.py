@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frcl.baselines.common import Baseline, Saved, sampled_prediction
+from frcl.baselines.common import Saved
 from frcl.baselines.options import VCLOptions
-from frcl.baselines.sampled import sampled_functions
+from frcl.baselines.sampled import STEPS_AHEAD, Gaussians, Head, MeanFieldMethod
 from frcl.distributed import on_its_own
 from frcl.engine.program import Drawn, Program, Streams, Terms, exact_number
 from frcl.engine.train import Optimiser, train
@@ -32,15 +32,6 @@ from frcl.seeding import stream_seed
 from frcl.summary import StoredInputs, stored_inputs
 from frcl.trees import Params, Tree, copied, leaf, tree_map
 
-STEPS_AHEAD = 10  # steps whose noise is drawn at once: `samples` numbers for each weight and step
-
-
-class Head(NamedTuple):
-    """q of the head of a task, [C, K] each."""
-
-    mean: Tensor
-    log_std: Tensor
-
 
 class Coreset(NamedTuple):
     """Stored examples of a task."""
@@ -50,20 +41,18 @@ class Coreset(NamedTuple):
 
 
 @dataclass
-class Posterior:
-    """q without the means of the shared weights (the network has them), the coresets, and the prior of the open task.
+class Posterior(Gaussians):
+    """q, the coresets, and the prior of the open task.
 
     `left_out` are the rows of the open task's data that form its coreset.
     """
 
-    log_std: Params = field(default_factory=dict)
-    heads: list[Head] = field(default_factory=list)
     coresets: list[Coreset] = field(default_factory=list)
     prior: MeanField | None = None
     left_out: Tensor | None = None
 
 
-class VCL(Baseline[VCLOptions, Posterior]):
+class VCL(MeanFieldMethod[VCLOptions, Posterior]):
     """A Gaussian q with independent weights over the shared network and one head per task.
 
     Task t minimises over the shared weights and the head of task t, in nats per example,
@@ -97,19 +86,8 @@ class VCL(Baseline[VCLOptions, Posterior]):
         own.log_std, own.prior, own.left_out = own.log_std | start, prior, left_out
         return 1.0 - len(left_out) / len(x)
 
-    def _network(self, weights: Params, x: Tensor) -> Tensor:
-        """Functions [B, C] of one network drawn from q."""
-        theta = {name: value for name, value in weights.items() if name != HEAD}
-        return self.features(theta, x) @ weights[HEAD].mT
-
-    def _q(self, task: int) -> MeanField:
-        """q of the shared weights and the head of a task."""
-        shared, head = trained_parts(self.net), self._own.heads[task]
-        std = {name: self._own.log_std[name] for name in shared}
-        return MeanField({**shared, HEAD: head.mean}, {**std, HEAD: head.log_std})
-
     def _trained(self) -> MeanField:
-        return self._q(len(self._state.past))
+        return self._with_head(self._own.heads[-1])
 
     def _programs(self, x: Tensor, y: Tensor) -> Iterator[Program]:
         own, options, now, streams = self._own, self.options, self._now, self._state.streams
@@ -157,14 +135,11 @@ class VCL(Baseline[VCLOptions, Posterior]):
         own.heads, own.log_std, own.prior, own.left_out = copied(own.heads), copied(own.log_std), None, None
 
     def _predict(self, task: int, x: Tensor, shared: Callable[[], Tensor]) -> Prediction:
-        """The mean over networks drawn from q."""
-        q, options = self._belief(task), self.options
-        f = sampled_functions(q, self._network, self.net, x, options.seed, options.predict_samples)
-        return sampled_prediction(f, self._likelihood(task))
+        return self._drawn(self._belief(task), task, x)
 
     def _belief(self, task: int) -> MeanField:
         """What a task is predicted with: q, or a copy of it adapted to the task's coreset."""
-        q = self._q(task)
+        q = self._with_head(self._own.heads[task])
         if not self._own.coresets:
             return q
         at = (self._state, self._state.current, self.step)
@@ -188,15 +163,11 @@ class VCL(Baseline[VCLOptions, Posterior]):
         return copied(optimiser.tree)  # type: ignore[no-any-return]
 
     def _check(self, saved: Saved, tasks: Sequence[Likelihood], K: int) -> None:
-        own, weights, opened = saved.own, dict(self.net.named_parameters()), saved.current is not None
-        expect(not tasks or own.log_std.keys() >= set(saved.trained), "standard deviations are missing")
-        check_weights(own.log_std, weights, own.log_std, "the standard deviations")
-        for head, likelihood in zip(own.heads, tasks, strict=True):
-            for part in head:
-                check_like(part, (likelihood.functions, K), self.dtype, "a head")
+        own, opened = saved.own, saved.current is not None
+        self._check_heads(saved, tasks, K)
         expect((own.prior is not None) == opened == (own.left_out is not None), "a prior belongs to an open task")
         if own.prior is not None:
-            shared = {**weights, HEAD: own.heads[-1].mean}
+            shared = {**dict(self.net.named_parameters()), HEAD: own.heads[-1].mean}
             for part in own.prior:
                 check_weights(part, shared, [*saved.trained, HEAD], "the prior")
         expect(len(own.coresets) == (len(tasks) if self.options.coreset != "none" else 0), "one coreset for each task")
@@ -209,10 +180,7 @@ class VCL(Baseline[VCLOptions, Posterior]):
             expect(bool((own.left_out >= 0).all()), "the rows of the coreset")
 
     def _kept(self) -> Kept:
-        """q, whose means are the network itself, and the points of the coresets."""
-        own, shared = self._own, trained_parts(self.net)
-        beliefs = [*shared.values(), *own.log_std.values(), *(part for head in own.heads for part in head)]
-        return {"posterior": beliefs, "points": [part for x, y in own.coresets for part in (*x.kept, y)]}
+        return {**super()._kept(), "points": [part for x, y in self._own.coresets for part in (*x.kept, y)]}
 
     def _drop(self, number: int) -> None:
         super()._drop(number)

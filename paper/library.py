@@ -22,11 +22,10 @@ from frcl.experiment import environment, metrics, runner
 from frcl.experiment.config import PARTS, Config, parts_of, read_toml, resolve, saved, to_dict
 from frcl.experiment.display import Live, Plain
 from frcl.experiment.environment import check_device, describe, threads
-from frcl.experiment.hidden import stream_labels
 from frcl.experiment.keeper import Interrupted, Observer, read_checkpoint
 from frcl.experiment.metrics import Floats, declared_switches, score_boundaries
 from frcl.experiment.metrics import over_seeds as interval_over_seeds
-from frcl.experiment.runner import benchmark_of, seeds_at_once, source_of
+from frcl.experiment.runner import benchmark_of, seeds_at_once, source_of, stream_labels
 from frcl.files import write_atomically
 from frcl.posterior import Moments
 from frcl.registry import suggestion

@@ -17,16 +17,21 @@ from frcl.exact.fixed import LIMIT, STEPS, RandomFeatures, image_shape, whole_fe
 from frcl.exact.linear import (
     POWERS,
     TEMPER,
+    Sums,
     class_log_probs,
     class_model,
     degrees_of_freedom,
     leverage,
     losses_of_powers,
+    narrowed,
+    plus,
     solve,
     solve_by_evidence,
+    sums_of,
+    symmetric,
+    triangle,
 )
 from frcl.exact.model import last_of_each_class
-from frcl.exact.sums import Sums, narrowed, plus, sums_of, symmetric, triangle
 
 
 def examples(n=60, K=7, C=2, seed=0, noise=0.3):

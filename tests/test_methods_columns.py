@@ -13,10 +13,9 @@ from torch.distributions import Categorical, kl_divergence
 
 import frcl
 from frcl import MLP, ConvNet
-from frcl.baselines.columns import Columns, layered
 from frcl.baselines.options import PnCOptions, ProgressiveOptions
 from frcl.baselines.progress_and_compress import ProgressAndCompress
-from frcl.baselines.progressive import Progressive
+from frcl.baselines.progressive import Columns, Progressive, layered
 from frcl.engine.program import Program, Terms
 from frcl.engine.train import train
 from frcl.likelihoods import Softmax

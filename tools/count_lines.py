@@ -31,7 +31,7 @@ BEFORE = "3beee6a"
 
 LATER = {
     "Poisson likelihood": "likelihoods/poisson",
-    "exact Gaussian process": "exact learners/exact_gp learners/exact_options methods:_exact_gp",
+    "exact Gaussian process": "exact learners/exact_gp methods:_exact_gp",
     "task inference and predictions without the task": """inference learners/mixture learners/types:Beliefs
         learners/base:SequentialLearner._over_tasks learners/base:SequentialLearner._stands
         learners/base:SequentialLearner._ended learners/predict:Predictor.beliefs learners/predict:Predictor._at_mean
@@ -70,7 +70,7 @@ LATER = {
     "colour images, folders of images": "image_networks data/cifar data/cifar_files data/images",
     "loaders, several inputs, augmentation": """inputs augment data/options:BenchmarkOptions.augmentation
         learners/base:checked_steps regularisers/replay:Replayed regularisers/replay:Replay._changed""",
-    "optimisers and schedules": "engine/options engine/train:Rule engine/train:Optimiser.schedule",
+    "optimisers and schedules": "engine/train:OptimiserOptions engine/train:Rule engine/train:Optimiser.schedule",
     "several processes": "distributed engine/parallel experiment/runner:_follow learners/objective:draws_of_rows",
     "sweeps, resumed and extended searches": """experiment/sweep cli/sweep adapters/ray experiment/tune:Search
         experiment/tune:_beyond experiment/tune:_is_possible cli/tune:edge_wins

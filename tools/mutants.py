@@ -474,7 +474,7 @@ MUTANTS = (
            "rest[own.left_out] = False", "rest[own.left_out] = True", "tests/test_methods_vcl.py"),
     Mutant("adapted posteriors kept while something is learned", "baselines/vcl.py",
            "if self._adapted_at != at:", "if self._adapted_at is None:", "tests/test_methods_vcl.py"),
-    Mutant("laterals of a column left out", "baselines/columns.py",
+    Mutant("laterals of a column left out", "baselines/progressive.py",
            "out = out + lateral(own[f", "out = out + 0 * lateral(own[f", "tests/test_methods_columns.py"),
     Mutant("teacher with laterals from the live knowledge base", "baselines/progress_and_compress.py",
            "{**fixed_parts(self.net), **self._anchor.anchor}", "dict(self.net.named_parameters())",

@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 
 from frcl.baselines.options import TrainingOptions
-from frcl.engine.options import OptimiserOptions
+from frcl.engine.train import OptimiserOptions
 from frcl.learners.options import FRCLOptions
 from frcl.methods import Method
 from frcl.options import Options, described

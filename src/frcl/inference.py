@@ -16,8 +16,8 @@ from torch import Tensor
 
 from frcl.errors import OptionError
 from frcl.exact.fixed import FeatureKind, RandomFeatures, whole_features
+from frcl.exact.linear import Sums, features_within
 from frcl.exact.model import Believed, ExactModel, Tasks, added
-from frcl.exact.sums import Sums, features_within
 from frcl.likelihoods import Likelihood
 
 LEAST = 50  # of random features; with fewer the points say more of the task

@@ -15,8 +15,7 @@ from torch import nn
 from frcl.baselines import options as baselines
 from frcl.boundary import BoundaryDetector
 from frcl.errors import OptionError
-from frcl.learners.exact_gp import ExactGP
-from frcl.learners.exact_options import ExactGPOptions
+from frcl.learners.exact_gp import ExactGP, ExactGPOptions
 from frcl.learners.frcl import FRCL
 from frcl.learners.options import PLUS, FRCLOptions
 from frcl.learners.types import Learner

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from frcl.engine.options import OptimiserOptions
+from frcl.engine.train import OptimiserOptions
 from frcl.errors import OptionError
 from frcl.exact.fixed import FeatureKind
 from frcl.inference import FromHeads, TaskInference, task_inference

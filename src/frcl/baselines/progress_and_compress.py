@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frcl.baselines.columns import COLUMN_HEAD, Columns, layered
 from frcl.baselines.common import Baseline, Saved, plain_terms, sampled_prediction
 from frcl.baselines.options import PnCOptions
 from frcl.baselines.penalised import Parameters
+from frcl.baselines.progressive import COLUMN_HEAD, Columns, layered
 from frcl.engine.program import Program, Terms, exact_number
 from frcl.features import fixed_parts, trained_parts
 from frcl.learners.loaded import check_like, expect

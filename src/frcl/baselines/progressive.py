@@ -11,19 +11,141 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from frcl.baselines.columns import COLUMN_HEAD, Columns, layered
 from frcl.baselines.common import CHUNK, Baseline, Saved, plain_terms
 from frcl.baselines.options import ProgressiveOptions
 from frcl.engine.program import CHUNK as STEPS
 from frcl.engine.program import Drawn, Program, Terms
-from frcl.errors import TaskError
-from frcl.learners.loaded import check_like
+from frcl.errors import NetworkError, TaskError
+from frcl.features import MLP, ConvNet, check_network
+from frcl.learners.loaded import check_fits, check_like
 from frcl.learners.types import Prediction
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.protocol import Kept
 from frcl.seeding import fork
 from frcl.trees import Params, Tree, copied
+
+Layered = MLP | ConvNet
+Activations = list[Tensor]
+"""What each layer with weights after the first reads, channels last, and the features: [B, …, n] each. Those of several
+columns are one, with the columns side by side: [B, …, Σ n_j]."""
+COLUMN_HEAD = "head"  # [C, K]: on the column's own features and the bias
+LATERAL = "lateral/"  # + the place of the layer, or "head"; the blocks of the earlier columns side by side
+
+
+def layered(net: nn.Module) -> Layered:
+    """The network, if it is one whose hidden layers are known; any other is refused."""
+    if not isinstance(net, MLP | ConvNet) or type(net).forward not in (MLP.forward, ConvNet.forward):
+        raise NetworkError(
+            f"progressive networks and progress & compress take frcl.MLP or frcl.ConvNet, not {type(net).__name__}: "
+            "lateral connections join the hidden layers of several copies of the network, and of these two the hidden "
+            "layers are known. Use one of them, or another method."
+        )
+    check_network(net)
+    return net
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The architecture that all columns share; their weights are always passed in.
+
+        h_l = f( W_l h_{l−1} + b_l + Σ_j U_l⁽ʲ⁾ h_{l−1}⁽ʲ⁾ )      j over the earlier columns (equation 1)
+
+    The first layer sees the input only; the head is the last layer, and has laterals too. U starts at zero, so that a
+    new column starts as a plain network. Between convolutions U is a 1×1 convolution. The adapters of the original (a
+    scaling, a projection and a non-linearity on the way of U) are left out: they are there for networks with many
+    columns.
+
+    Parameters have the names that they have in the network; laterals are called "lateral/…", and the head "head".
+    """
+
+    net: Layered
+
+    @property
+    def joints(self) -> list[int]:
+        """Places in `net.layers` of the layers that laterals lead to: those with weights, but the first."""
+        return [i for i, module in enumerate(self.net.layers) if isinstance(module, nn.Linear | nn.Conv2d)][1:]
+
+    def activations(self, own: Params, x: Tensor, earlier: Activations) -> Activations:
+        """What a column computes of x, where earlier columns computed `earlier` of it; an empty list for none."""
+        net, joints = self.net, self.joints
+        h = x.reshape(-1, net.channels, net.size, net.size) if isinstance(net, ConvNet) else x
+        read: Activations = []
+        for i, module in enumerate(net.layers):
+            prefix = f"layers.{i}."
+            weights = {name.removeprefix(prefix): value for name, value in own.items() if name.startswith(prefix)}
+            out: Tensor = functional_call(module, weights, (h,))
+            if i in joints:
+                if earlier:
+                    out = out + lateral(own[f"{LATERAL}{i}"], earlier[len(read)]).movedim(-1, 1)
+                read.append(h.movedim(1, -1))
+            h = out
+        return [*read, h]
+
+    def frozen(self, columns: Sequence[Params], x: Tensor) -> Activations:
+        """What columns 0, 1, … compute of x, each reading those before it; no gradient reaches them."""
+        if not columns:
+            return []
+        with torch.no_grad():
+            first = self.activations(columns[0], x, [])
+            if len(columns) == 1:
+                return first
+            joined = [h.new_empty(*h.shape[:-1], len(columns), h.shape[-1]) for h in first]  # no copy for a new column
+            for i, own in enumerate(columns):
+                found = self.activations(own, x, [part[..., :i, :].flatten(-2) for part in joined] if i else [])
+                for part, h in zip(joined, found, strict=True):
+                    part[..., i, :] = h
+        return [part.flatten(-2) for part in joined]
+
+    def logits(self, own: Params, x: Tensor, earlier: Activations) -> Tensor:
+        """[B, C] of a column's head."""
+        Phi = self.activations(own, x, earlier)[-1]
+        out = torch.cat([Phi, Phi.new_ones(len(Phi), 1)], 1) @ own[COLUMN_HEAD].mT
+        return out + lateral(own[f"{LATERAL}head"], earlier[-1]) if earlier else out
+
+    def logits_after(self, columns: Sequence[Params], own: Params, x: Tensor) -> Tensor:
+        """[B, C] of the column that comes after these, which are frozen."""
+        return self.logits(own, x, self.frozen(columns, x))
+
+    def start(self, earlier: int, head: Tensor, generator: torch.Generator | None) -> Params:
+        """A new column: weights He-uniform from `generator` (on the CPU), or the network's own for None; laterals zero.
+
+        What the network holds fixed (requires_grad is False) is taken from it as it is.
+        """
+        own = {name: value.detach().clone() for name, value in self.net.named_parameters()}
+        for i, module in enumerate(self.net.layers if generator is not None else ()):
+            for name, given in module.named_parameters() if isinstance(module, nn.Linear | nn.Conv2d) else ():
+                value = torch.zeros_like(given, device="cpu", requires_grad=False)
+                if name == "weight":
+                    nn.init.kaiming_uniform_(value, nonlinearity="relu", generator=generator)
+                if given.requires_grad:
+                    own[f"layers.{i}.{name}"] = value.to(given.device)
+        own[COLUMN_HEAD] = head.detach().clone()
+        if earlier:
+            for i in self.joints:
+                weight = own[f"layers.{i}.weight"]
+                shape = (len(weight), earlier * weight.shape[1], *[1] * (weight.ndim - 2))
+                own[f"{LATERAL}{i}"] = weight.new_zeros(shape)
+            own[f"{LATERAL}head"] = head.new_zeros(len(head), earlier * (head.shape[1] - 1))
+        return own
+
+    def split(self, own: Params) -> tuple[Params, Params]:
+        """What an optimiser moves of a column, and the rest: what the network holds fixed."""
+        fixed = {name for name, p in self.net.named_parameters() if not p.requires_grad}
+        moving = {name: value for name, value in own.items() if name not in fixed}
+        return moving, {name: value for name, value in own.items() if name in fixed}
+
+    def check_fits(self, stored: Params, earlier: int) -> None:
+        """Refuse the column of another architecture, or one with another number of columns before it."""
+        any_head = next(self.net.parameters()).detach().new_zeros(1, 1)
+        check_fits(self.start(earlier, stored.get(COLUMN_HEAD, any_head), None), stored, "in a column, ")
+
+
+def lateral(U: Tensor, earlier: Tensor) -> Tensor:
+    """Σ_j U⁽ʲ⁾ h⁽ʲ⁾ at each place, [B, …, C], with U⁽ʲ⁾ side by side in U: [C, Σ n_j], or [C, Σ n_j, 1, 1] for maps."""
+    return F.linear(earlier, U.flatten(1))
+
 
 LARGEST = 1 << 30  # bytes of what finished columns compute that are held at once
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
@@ -22,6 +23,7 @@ from frcl.engine.program import Program, Unit, Values, indivisible, refuse_non_f
 from frcl.engine.recorded import Recorded
 from frcl.errors import TaskError
 from frcl.features import network_failures
+from frcl.options import NOT_NEGATIVE, POSITIVE, SHARE, MethodOptions, option
 from frcl.trees import Params, Tree, named_tensors, stack, tree_map, with_tensors
 
 EAGER = 10  # minibatches of a stream before its step is recorded: a short task is not worth it
@@ -334,3 +336,30 @@ def _units(programs: Sequence[Program]) -> list[Unit]:
         warnings.warn(f"these networks cannot be batched over seeds, which run side by side: {reason}", stacklevel=3)
         return [Unit(program) for program in programs]
     return [Block(programs)]
+
+
+@dataclass(frozen=True)
+class OptimiserOptions(MethodOptions):
+    """Steps, and how the parameters are moved by each of them."""
+
+    steps: int = option(1000, "gradient steps of fit() per task")
+    batch_size: int = option(128, "minibatch size of fit()")
+    lr: float = option(1e-3, "learning rate", POSITIVE)
+    backbone_lr: float | None = option(None, "learning rate of the network's weights; None: lr", POSITIVE)
+    optimiser: Method = option("adam", "Adam, AdamW, or stochastic gradient descent with momentum")
+    momentum: float = option(0.9, "of 'sgd'", SHARE)
+    weight_decay: float = option(
+        0.0, "of the network's weights: added to their gradient times them; 'adamw': apart from it", NOT_NEGATIVE
+    )
+    clip_norm: float | None = option(None, "largest norm of a gradient, which is scaled down to it", POSITIVE)
+    warm_up: float = option(0.0, "fit(): over this share of the steps, the first ones, lr rises from zero", SHARE)
+    lr_decay: float = option(0.0, "fit(): over this share of the steps, the last ones, lr falls to zero", SHARE)
+
+    bfloat16: bool = option(
+        False, "the network's passes in bfloat16 (torch.autocast); everything after its features stays as it is"
+    )
+
+    @property
+    def rule(self) -> Rule:
+        """How parameters are moved."""
+        return Rule(self.optimiser, self.momentum, self.weight_decay, self.backbone_lr, self.clip_norm)

@@ -10,18 +10,25 @@ from torch import Tensor
 
 from frcl.errors import CheckpointError, NumericalError, TaskError
 from frcl.exact.linear import (
+    LARGEST_EXACT,
     POWERS,
     TEMPER,
     Classes,
     Linear,
+    Sums,
     class_log_probs,
     class_model,
     degrees_of_freedom,
     leverage,
     losses_of_powers,
+    minus,
+    narrowed,
+    plus,
     solve_by_evidence,
+    sums_of,
+    symmetric,
+    triangle,
 )
-from frcl.exact.sums import LARGEST_EXACT, Sums, minus, narrowed, plus, sums_of, symmetric, triangle
 from frcl.trees import total_bytes
 
 NUMBERS = 2**25  # of inputs that are held at once, in float64

@@ -1,29 +1,30 @@
 """One loop for every method: learn a task, evaluate, continue. Uses nothing of a learner but its protocol."""
 
+import itertools
 import math
 import shutil
 import time
 import tomllib
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from frcl.augment import CropFlip
 from frcl.codec import from_json, to_json
 from frcl.data.files import check_files
 from frcl.data.registry import benchmark_source
-from frcl.data.tasks import Benchmark
+from frcl.data.tasks import Benchmark, BuiltTasks, Split, Task
 from frcl.distributed import agreed, from_first, is_follower
-from frcl.errors import CheckpointError, OptionError
+from frcl.errors import CheckpointError, DataError, OptionError
 from frcl.experiment import environment
 from frcl.experiment.config import Config, NetworkOptions, read_toml, saved, to_toml
-from frcl.experiment.hidden import anonymous, end_stream, learn_stream, stream_labels
 from frcl.experiment.keeper import CHECKPOINT, PAST_LOG, POINTS, Keeper, Observer, Progress, read_checkpoint
 from frcl.experiment.metrics import evaluated, final_scores, score
 from frcl.experiment.results import RESULT, Result, SeedRecord
@@ -34,6 +35,62 @@ from frcl.learners.lockstep import Work, finish, together
 from frcl.learners.types import Learner, StreamLearner
 from frcl.methods import make_learner
 from frcl.pretrained import efficientnet_lite0
+from frcl.seeding import fork
+
+LARGEST = 1e6  # statistic that is recorded
+
+
+def anonymous(inner: Benchmark) -> BuiltTasks:
+    """The benchmark with labels 0..C−1 in every task, so that a label does not identify its task."""
+    labels: dict[int, Tensor] = {}  # of each task requested so far
+
+    def numbered(number: int, split: Split) -> Split:
+        if number not in labels:
+            labels[number] = inner.task(number).train.y.unique()
+            if labels[number].is_floating_point():
+                raise DataError("hidden boundaries are for classification; these tasks have real targets")
+        return Split(split.x, torch.searchsorted(labels[number], split.y))
+
+    def build(number: int) -> Task:
+        return inner.task(number).changed(partial(numbered, number), inner.task_names[number])
+
+    return BuiltTasks(inner.name, inner.task_names, build, lambda number: numbered(number, inner.test_split(number)))
+
+
+def stream_labels(benchmark: Benchmark) -> list[int]:
+    """0..C−1 with C the largest number of classes of a task: the labels that every task of the stream may have."""
+    return list(range(max(int(benchmark.test_split(i).y.max()) + 1 for i in range(len(benchmark)))))
+
+
+def learn_stream(keeper: Keeper, learner: StreamLearner, benchmark: Benchmark, seed: int, record: SeedRecord) -> None:
+    """Learn `steps` minibatches of the current task of the benchmark.
+
+    Minibatch number t depends on the seed and t alone, so a resumed stream continues exactly.
+    """
+    number, steps, batch = keeper.progress.task, keeper.config.learner.steps, keeper.config.learner.batch_size
+    record.true = [steps * i for i in range(1, len(benchmark))]
+    train = benchmark.task(number).train
+    labels = train.y.cpu()  # the learner reads label values on the CPU
+    while len(record.statistic) < steps * (number + 1):
+        t = len(record.statistic)
+        rows = torch.randint(len(train.x), (batch,), generator=fork(seed, f"stream/{t}"))
+        with keeper.timed("train"):
+            log = learner.observe(train.x[rows.to(train.x.device)], labels[rows])
+        tested = log.beside if keeper.config.detector.beside else log.statistic  # infinite for scores without spread
+        record.statistic.append(None if math.isnan(tested) else round(max(-LARGEST, min(tested, LARGEST)), 6))
+        record.found += [t] * log.boundary
+        keeper.stepped({seed: learner}, number, log.step, [[(log.loss, log.log_likelihood, log.kl_now, log.kl_past)]])
+
+
+def end_stream(learner: StreamLearner, record: SeedRecord) -> None:
+    """End the open task, if it has enough examples for its inducing points, and count the bytes of all."""
+    with suppress(DataError):
+        learner.end_task()
+    record.parts = learner.memory_parts()
+    kept = [summary.bytes() for summary in learner.tasks]
+    besides = sum(record.parts.values()) - sum(kept)  # counted with the first task
+    record.bytes = [besides + so_far for so_far in itertools.accumulate(kept)] or [0]
+
 
 Source = Callable[[int], Benchmark]
 Stop = Callable[[], bool]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,20 +18,50 @@ from frcl import codec
 from frcl.augment import Augment
 from frcl.engine.program import Program
 from frcl.errors import CheckpointError, DataError, LabelError, OptionError, TaskError
-from frcl.exact.fixed import RandomFeatures, whole_features
-from frcl.exact.linear import POWERS, TEMPER
+from frcl.exact.fixed import FeatureKind, RandomFeatures, whole_features
+from frcl.exact.linear import POWERS, TEMPER, features_within
 from frcl.exact.model import Believed, ExactModel, Tasks, added, restored, stored, stored_bytes, without
 from frcl.features import check_features, check_network, network_failures
 from frcl.files import save_state
 from frcl.learners.base import checked_inputs
 from frcl.learners.deploy import Deployed, exact_gp_module, example_of, export, export_onnx
-from frcl.learners.exact_options import ExactGPOptions
 from frcl.learners.lockstep import Work
 from frcl.learners.mixture import check_task, checked_tasks, over_labels, summed
 from frcl.learners.types import OnStep, Parts, Prediction, learner_html
 from frcl.likelihoods import Gaussian, Label, as_values
 from frcl.likelihoods.base import refuse_what_looks_like_labels
-from frcl.options import changed
+from frcl.options import NOT_NEGATIVE, SHARE, MethodOptions, changed, option
+
+
+@dataclass(frozen=True)
+class ExactGPOptions(MethodOptions):
+    """Everything that can be set on an `ExactGP`; the noise and the prior follow from the data."""
+
+    batched_on_cpu: ClassVar[bool] = False  # there are no steps to batch
+
+    features: int = option(540, "random features, without the bias; ignored where a network is given")
+    memory: int | None = option(None, "instead of `features`: bytes of their triangle of products, 4 (K+1)(K+2)/2")
+    kind: FeatureKind = option("auto", "random features: 'conv' of images, 'dense' of flat inputs; auto: by the shape")
+    of_network: bool = option(False, "features of the network, as it is, instead of random ones")
+    per_task: bool = option(False, "keep the sums of every task too, so that forget() needs no data; T times the bytes")
+
+    held_out: float = option(
+        0.0,
+        "fit(): share of each class's examples, the last ones, on which the power of the class probabilities is chosen "
+        "before they are added; 0: it is 3/4",
+        SHARE, 0.5,
+    )  # fmt: skip
+
+    steps: int = option(1, "has no meaning: there are no gradient steps")
+    batch_size: int = option(4096, "examples whose features are held at once")
+    seed: int = option(0, "root of the random features", NOT_NEGATIVE)
+
+    @property
+    def count(self) -> int:
+        """The number of random features, without the bias."""
+        if self.memory is None:
+            return self.features
+        return max(1, features_within(self.memory))
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 from frcl.budget import parsed_bytes
-from frcl.engine.options import OptimiserOptions
-from frcl.engine.train import Method
+from frcl.engine.train import Method, OptimiserOptions
 from frcl.errors import OptionError
 from frcl.exact.fixed import FeatureKind
 from frcl.inference import FromSummaries, InputFeatures, Summaries, TaskInference, task_inference

@@ -30,10 +30,9 @@ from frcl.files import write_atomically
 from frcl.posterior import Moments
 from frcl.registry import suggestion
 from frcl.report.drawing import LIGHT, SERIES, WIDTH, Drawing, name_in_figure, save, series, style
-from frcl.report.figures import MARKERS
+from frcl.report.figures import MARKERS, to_rgba
 from frcl.report.numbers import number, plural
 from frcl.report.numbers import percent as share
-from frcl.report.pictures import to_rgba
 from frcl.seeding import fork
 from frcl.selection import Selected, random_start, run_searches
 from frcl.selection.trace import trace_search

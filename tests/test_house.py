@@ -29,7 +29,6 @@ ORDER = [
     "graphs",
     "linalg",
     "weights",
-    "batch_norm",
     "frozen",
     "features",
     "augment",

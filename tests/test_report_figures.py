@@ -11,19 +11,22 @@ import pytest
 
 from frcl.experiment.metrics import average_so_far, forgetting_by_task, spread
 from frcl.experiment.results import Result
-from frcl.report import figures, pictures, read_run, write_report
+from frcl.report import figures, read_run, write_report
 from frcl.report.drawing import LIGHT, Drawing, blank, inline_svg, name_in_figure, style
 from frcl.report.figures import (
+    as_images,
     boundary_figure,
     calibration_figure,
+    contact_sheets,
     curves_figure,
     forgetting_figure,
     matrix_figure,
+    sheet,
     terms_figure,
     time_figure,
+    to_rgba,
 )
 from frcl.report.page import draw
-from frcl.report.pictures import as_images, contact_sheets, sheet, to_rgba
 from frcl.report.run import Run
 from frcl.report.side_by_side import draw_together, metric_figure, progress_figure
 from report_samples import SCRIPT, bare_run, digits_points, result, rich_run, write_run
@@ -366,8 +369,7 @@ def test_every_figure_is_drawn_once_for_the_page_and_for_the_files(run, tmp_path
         drawn.append(given)
         return blank(*given, **options)
 
-    for module in (figures, pictures):
-        monkeypatch.setattr(module, "blank", counted)
+    monkeypatch.setattr(figures, "blank", counted)
     write_report([run], tmp_path / "report.html", figures=tmp_path / "figures")
     assert len(drawn) == len(list((tmp_path / "figures").glob("*.png"))) == 8
 

@@ -63,7 +63,7 @@ LATER = {
     "deployment, learners without their network": """learners/deploy learners/networks features:uninitialised
         learners/ensemble:Ensemble._deployed learners/frcl:FRCL._deployed""",
     "held-out temperature": "likelihoods/temperature learners/held_out",
-    "frozen networks, batch norm, pre-trained networks": """frozen batch_norm pretrained
+    "frozen networks, batch norm, pre-trained networks": """frozen pretrained
         features:FeatureMap.ahead features:FeatureMap.inputs features:FeatureMap.through_front
         features:FeatureMap.outputs
         features:trained_parts regularisers/fisher:_per_example learners/task:Model.map_ahead""",

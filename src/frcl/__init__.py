@@ -4,7 +4,6 @@ import importlib
 from typing import Any
 
 from frcl.augment import CropFlip
-from frcl.batch_norm import freeze_batch_norm
 from frcl.boundary import BoundaryDetector
 from frcl.distributed import data_parallel
 from frcl.errors import (
@@ -19,7 +18,7 @@ from frcl.errors import (
     TaskError,
 )
 from frcl.features import MLP, ConvNet
-from frcl.frozen import FrozenFront
+from frcl.frozen import FrozenFront, freeze_batch_norm
 from frcl.image_networks import CifarNet, ResNet18
 from frcl.inputs import MultiInput
 from frcl.learners.ensemble import Ensemble, load

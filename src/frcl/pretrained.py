@@ -7,9 +7,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from frcl.batch_norm import freeze_batch_norm
 from frcl.errors import NetworkError
-from frcl.frozen import FrozenFront
+from frcl.frozen import FrozenFront, freeze_batch_norm
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels in [0, 1]
 LITE_MEAN, LITE_STD = (127 / 255,) * 3, (128 / 255,) * 3  # with which EfficientNet-Lite was trained

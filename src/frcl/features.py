@@ -320,11 +320,13 @@ class ConvNet(nn.Module):
             convolution, pool = self.layers[i], self.layers[i + 2]
             assert isinstance(convolution, nn.Conv2d)
             assert convolution.bias is not None
-            h = pool(nn.functional.conv2d(h, convolution.weight, padding=1))
-            h = _channels_last(torch.relu(h + convolution.bias[:, None, None]))
+            h = nn.functional.conv2d(h, convolution.weight, padding=1)
+            h = pool(h if h.is_cuda else _channels_last(h))  # pooling is slow on a CPU in the other format
+            h = torch.relu(h + convolution.bias[:, None, None])
+            h = _channels_last(h) if h.is_cuda else h  # convolutions are faster on CUDA in this format
         return h.flatten(1)
 
 
 def _channels_last(h: Tensor) -> Tensor:
-    """The same map in channels-last memory format on CUDA, where convolutions are faster in it."""
-    return h.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) if h.is_cuda else h
+    """The same map in channels-last memory format."""
+    return h.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)

@@ -44,7 +44,7 @@ def exact(Phi, Y, prior=PRIOR) -> tuple[torch.Tensor, torch.Tensor]:
 
 def covariance(q: Posterior) -> torch.Tensor:
     """[C, K, K], or [1, K, K] where it is shared."""
-    L = q.factor.detach().tril() if q.is_square else torch.diag_embed(q.factor.detach())
+    L = q.factor.detach().tril() if q.factor.ndim == 3 else torch.diag_embed(q.factor.detach())
     return L @ L.mT
 
 

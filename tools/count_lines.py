@@ -38,8 +38,8 @@ LATER = {
         learners/predict:Predictor._classes_at_points learners/predict:Predictor.targets_at_points
         learners/options:FRCLOptions.inference_of_task baselines/options:TrainingOptions.inference_of_task
         experiment/metrics:AgnosticRow experiment/metrics:evaluated experiment/keeper:_agnostic""",
-    "structured covariances, alignment, natural gradients": """engine/natural posterior:Posterior.is_square
-        posterior:aligned_mean posterior:second_moment summary:_mean_factor learners/task:Model.is_natural
+    "structured covariances, alignment, natural gradients": """engine/natural posterior:aligned_mean
+        posterior:second_moment summary:_mean_factor learners/task:Model.is_natural
         learners/task:_aligned features:common_scale""",
     "Kronecker curvature, KL around kept heads": """regularisers/kronecker regularisers/recentred
         regularisers/protocol:Unmoved""",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -118,10 +119,8 @@ def is_stackable(net: nn.Module, *, prepared: bool = False) -> bool:
     )
 
 
-class network_failures:
+class network_failures(AbstractContextManager[object]):
     """A context in which the errors that a network raises on unsuitable inputs become a NetworkError."""
-
-    def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, RuntimeError | IndexError | ValueError) and not isinstance(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
@@ -52,11 +52,6 @@ class Posterior(NamedTuple):
     mean: Tensor
     factor: Tensor
     low_rank: Tensor | None = None
-
-    @property
-    def is_square(self) -> bool:
-        """Whether its factors are square, which is "full" or "shared"."""
-        return self.factor.ndim == 3
 
 
 FULL = 4_000_000  # numbers of full factors, C n², up to which they are the automatic choice
@@ -114,12 +109,12 @@ def aligned_mean(Phi: Tensor, gradient: Tensor, std: float, otherwise: Tensor) -
 
 def triangular(q: Posterior) -> Posterior:
     """q with square factors as L, zeros above the diagonal."""
-    return q._replace(factor=q.factor.tril()) if q.is_square else q
+    return q._replace(factor=q.factor.tril()) if q.factor.ndim == 3 else q
 
 
 def weight_moments(q: Posterior, Phi: Tensor) -> Moments:
     """f(x) = wᵀφ(x) under q(w): mean φᵀμ_c, variance φᵀΣ_cφ; Phi [B, K], q triangular."""
-    if q.is_square:
+    if q.factor.ndim == 3:
         mean, variance = _moments(q, Phi)[0]
         return Moments(mean, variance.expand_as(mean))
     variance = Phi.square() @ q.factor.square().mT
@@ -156,7 +151,7 @@ def kl_weight(q: Posterior, prior_variance: float | Tensor) -> Tensor:
 
     with low rank log|D² + V Vᵀ| = log|D²| + log|I + Vᵀ D⁻² V|.
     """
-    diagonal = q.factor.diagonal(dim1=-2, dim2=-1) if q.is_square else q.factor
+    diagonal = q.factor.diagonal(dim1=-2, dim2=-1) if q.factor.ndim == 3 else q.factor
     log_determinant = 2.0 * diagonal.abs().log().sum() * (len(q.mean) // len(q.factor))
     if q.low_rank is not None:
         scaled = q.low_rank / q.factor[..., None]
@@ -182,7 +177,7 @@ def weight_space(q: Posterior, Phi: Tensor, prior_variance: float | None) -> tup
 
     Second derivatives are not available for full factors.
     """
-    if not q.is_square or len(q.factor) < len(q.mean):
+    if q.factor.ndim < 3 or len(q.factor) < len(q.mean):
         q = triangular(q)
         return weight_moments(q, Phi), kl_weight(
             q, learned_prior_variance(q) if prior_variance is None else prior_variance
@@ -273,7 +268,7 @@ class Prior:
 
     setting: float | Literal["learned"] = 1.0
 
-    @property
+    @cached_property
     def fixed_variance(self) -> float | None:
         """σ_w² where it is given; None where it is learned."""
         return None if isinstance(self.setting, str) else self.setting**2

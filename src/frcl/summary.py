@@ -19,7 +19,7 @@ from torch import Tensor
 
 from frcl.linalg import cholesky, inverse_lower, logdet_from_cholesky, low_rank_factor, lower_factor
 from frcl.posterior import Moments, Posterior, weight_moments
-from frcl.trees import total_bytes, tree_map
+from frcl.trees import tree_map
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LEVELS = 256  # different values that one byte can number
@@ -70,7 +70,8 @@ def stored_inputs(x: Tensor) -> StoredInputs:
         table, index = x.unique(return_inverse=True)
         if len(table) <= LEVELS:
             ways.append(StoredInputs(index.to(torch.uint8), table))
-    best = min(ways, key=total_bytes)
+    sizes = [sum(part.nbytes for part in way if part is not None) for way in ways]
+    best = ways[sizes.index(min(sizes))]
     return StoredInputs(x.clone()) if best.table is None else best
 
 
@@ -119,7 +120,7 @@ def belief_from_weights(q: Posterior, Phi_z: Tensor, u_noise: float, prior_std: 
     Phi, dtype = Phi_z.double(), q.mean.dtype
     mean = q.mean.double() @ Phi.mT  # [C, M]
     scale: Tensor | None = None
-    if q.is_square:
+    if q.factor.ndim == 3:
         factor = Phi @ q.factor.double().tril()  # [C, M, K], [1, M, K] for a shared one
     else:
         factor = (Phi @ _mean_factor(q))[None]

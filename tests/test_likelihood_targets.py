@@ -102,3 +102,9 @@ def test_declared_labels_become_plain():
         plain_labels([1, "a"])
     with pytest.raises(LabelError, match="at least two classes"):
         plain_labels(["a", "a"])
+
+
+@pytest.mark.parametrize("labels", [(0, 1, 2), (0, 2, 5), (-1, 0, 1), (3, 4, 9)])
+def test_classes_become_labels_again(labels):
+    found = Softmax(labels).decode(torch.tensor([2, 0, 1, 1]))
+    assert (found.dtype, found.tolist()) == (torch.int64, [labels[2], labels[0], labels[1], labels[1]])

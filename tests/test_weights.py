@@ -10,8 +10,8 @@ from torch import nn
 import frcl
 from frcl import MLP
 from frcl.features import with_bias
-from frcl.learners.predict import FEW
-from frcl.summary import few_moments, head_moments, make_head
+from frcl.learners.predict import FEW, few_moments
+from frcl.summary import head_moments, make_head
 from frcl.weights import Watched
 from streams import blobs
 

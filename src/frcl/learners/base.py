@@ -331,7 +331,7 @@ def checked_inputs(
         raise DataError(f"inputs are {tensor.dtype}; earlier ones were {'floats' if floating else 'integers'}")
     if tensor.is_floating_point():
         tensor = tensor.to(dtype)
-        if not (bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())):
+        if not (math.isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())):
             raise DataError("inputs contain NaN or infinite values; remove or replace them first")
     if y is not None:
         try:

@@ -185,9 +185,10 @@ def with_labels(likelihood: Likelihood, y: Any) -> tuple[Label, ...]:
 
 
 @lru_cache(maxsize=32)
-def _label_values(labels: tuple[Label, ...], device: torch.device) -> Tensor:
+def _label_values(labels: tuple[Label, ...], device: torch.device) -> Tensor | None:
+    """The labels as a tensor; None where they are the numbers of the classes."""
     with torch.inference_mode(False):
-        return torch.tensor(labels, device=device)
+        return None if labels == tuple(range(len(labels))) else torch.tensor(labels, device=device)
 
 
 def decoded(labels: tuple[Label, ...], classes: Tensor) -> Tensor | Labels:
@@ -195,7 +196,8 @@ def decoded(labels: tuple[Label, ...], classes: Tensor) -> Tensor | Labels:
     if isinstance(labels[0], str):
         names: Labels = np.array(labels)[classes.cpu().numpy()]
         return names
-    return _label_values(labels, classes.device)[classes]
+    values = _label_values(labels, classes.device)
+    return classes if values is None else values[classes]
 
 
 def at_class(values: Tensor, y: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from sklearn.datasets import load_digits
 
 import frcl
 from frcl import MLP
+from frcl.bench import cpu, peers
 from frcl.errors import DataError, OptionError, TaskError
 from frcl.experiment import runner
 from frcl.experiment.config import resolve
@@ -208,3 +209,15 @@ def test_data_that_are_no_task_are_refused():
         with pytest.raises(error, match=r"classification|several task labels"):
             strategy.training_epoch()
     assert strategy.learner.tasks == ()
+
+
+# -- the clock ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", peers.CASES, ids=lambda case: case.goal.name)
+def test_steps_of_both_are_timed(case):
+    size = cpu.Sizes(inputs=5, widths=(4, 3), classes=3, examples=60, batch=6, steps=3, threads=1)
+    found = case.measure(size, 2, lambda: None)
+    assert [len(found.seconds[side]) for side in ("ours", "other")] == [2, 2]
+    assert min(*found.seconds["ours"], *found.seconds["other"]) > 0

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from frcl.bench import cpu, cuda
-from frcl.bench.cpu import covariance_factors, direct_past_kl, direct_trace, plain_prediction, plain_training
+from frcl.bench.direct import covariance_factors, direct_past_kl, direct_trace, plain_prediction, plain_training
 from frcl.bench.measure import (
     Goal,
     Measurement,
@@ -135,6 +135,17 @@ def test_steps_of_the_engine_are_really_taken():
     assert (len(taken), learner.step, len(learner.tasks)) == (4, 4, 2)
     assert all(terms[0][0][3] > 0 for terms in taken), "the past is looked at"
     assert not all(torch.equal(before[name], p) for name, p in learner.net.named_parameters())
+
+
+@pytest.mark.parametrize("method", cpu.BASELINES)
+def test_the_steps_of_a_baseline_have_a_past(method):
+    learner = cpu.baseline(TINY, method, *TINY.data(), past=1)
+    assert len(learner._state.past) == 1
+    assert learner.options.batch_size == TINY.batch
+    before = learner.step
+    taken = list(itertools.islice(cpu.endless_steps(learner, *TINY.data()), 3))
+    assert (len(taken), learner.step) == (3, 3)
+    assert before != learner.step
 
 
 def test_quartiles_and_counts():
@@ -328,6 +339,8 @@ def test_profile_prints_operators_and_writes_nothing(frcl, tmp_path):
         (("--device", "tpux"), "unknown device 'tpux'"),
         (("--device", "cpu:0"), "--device is cpu or cuda"),
         (("--device", "cuda", "--quick"), "are for --device cpu"),
+        (("--device", "cuda", "--peers"), "are for --device cpu"),
+        (("--peers", "--only", "always"), "--only 'always' is unknown"),
     ],
 )
 def test_mistakes_are_noticed_before_anything_is_measured(frcl, tmp_path, arguments, message):
@@ -357,6 +370,15 @@ def test_on_cuda_whole_runs_are_timed(frcl, tmp_path, monkeypatch, flags, names)
     written = json.loads((tmp_path / "bench.json").read_text())
     assert [one["goal"]["name"] for one in written["measurements"]] == names
     assert (written["device"], written["threads"]) == ("cuda", 1)
+
+
+def test_peers_need_avalanche(frcl, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "avalanche", None)
+    monkeypatch.setitem(sys.modules, "avalanche.benchmarks", None)
+    result = frcl("--peers", "--only", "ewc-peer", "--repeat", "1")
+    assert result.returncode == 2
+    assert "pip install 'frcl[avalanche]'" in result.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

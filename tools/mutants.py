@@ -613,6 +613,8 @@ MUTANTS = (
            "draws.share * (replayed - nll)", "0.5 * (replayed - nll)", "tests/test_methods_rehearsal.py"),
     Mutant("a gradient projected where nothing conflicts", "baselines/rehearsal.py",
            "(dot < 0) & (size > 0)", "size > 0", "tests/test_methods_rehearsal.py"),
+    Mutant("A-GEM goes down the gradient of the minibatch alone", "baselines/rehearsal.py",
+           "g[name] + c * r[name] for", "g[name] for", "tests/test_methods_rehearsal.py"),
     Mutant("A-GEM protects the current task too", "baselines/rehearsal.py",
            "past_only: ClassVar[bool] = True", "past_only: ClassVar[bool] = False", "tests/test_methods_rehearsal.py"),
     Mutant("GDumb goes on from the weights of the last task", "baselines/gdumb.py",

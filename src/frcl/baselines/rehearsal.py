@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import closing
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -187,6 +187,23 @@ def conflict(g: Params, r: Params) -> Tensor:
     return torch.where((dot < 0) & (size > 0), -dot / torch.where(size > 0, size, 1.0), 0.0)
 
 
+class WithGradient(torch.autograd.Function):
+    """A value whose gradient by some tensors is known: neither loss is differentiated a second time."""
+
+    @staticmethod
+    def forward(value: Tensor, *tensors: Tensor) -> Tensor:  # noqa: ARG004
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:  # noqa: ARG004
+        ctx.save_for_backward(*inputs[1 + len(inputs) // 2 :])
+
+    @staticmethod
+    def backward(ctx: Any, up: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = ctx.saved_tensors
+        return None, *(up * one for one in gradients), *(None for _ in gradients)
+
+
 class AGEM(Rehearsal[AGEMOptions]):
     """A-GEM (Chaudhry et al., 2019, "Efficient lifelong learning with A-GEM"). It has to know when a task begins.
 
@@ -220,7 +237,10 @@ class AGEM(Rehearsal[AGEMOptions]):
 
             values = dict(named_tensors(params))
             here = {name: value.detach() for name, value in values.items()}
-            c = conflict(torch.func.grad(new)(here), torch.func.grad(past)(here)).detach()
-            return plain_terms(new(values), c * past(values))
+            (g, nll), (r, replayed) = (torch.func.grad_and_value(part)(here) for part in (new, past))
+            c = conflict(g, r)
+            downhill = [g[name] + c * r[name] for name in values]
+            moved = WithGradient.apply(nll, *values.values(), *downhill)  # type: ignore[no-untyped-call]
+            return plain_terms(moved, c * replayed)
 
         return loss

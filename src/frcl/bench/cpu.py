@@ -4,7 +4,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from frcl.bench.direct import covariance_factors, direct_past_kl, direct_trace, plain_prediction, plain_training
 from frcl.bench.measure import Goal, Measurement, Timed, clocked, in_turn
 from frcl.engine.program import CHUNK, Program
 from frcl.engine.train import train
@@ -25,11 +25,14 @@ from frcl.features import MLP
 from frcl.frozen import FrozenFront
 from frcl.learners.frcl import FRCL
 from frcl.learners.options import PLUS
+from frcl.learners.types import Learner
+from frcl.methods import METHODS, default_options, make_learner
+from frcl.options import changed
 from frcl.posterior import Posterior
 from frcl.seeding import fork
 from frcl.selection import random_start
 from frcl.selection.trace import Swaps, trace_search
-from frcl.summary import FunctionBelief, belief_from_weights, prior_kl, prior_kl_terms
+from frcl.summary import belief_from_weights, prior_kl, prior_kl_terms
 
 Pair = tuple[Timed, Timed, str]  # two functions to compare, and a description of their sizes
 
@@ -37,6 +40,9 @@ NOISE = 1e-3  # σ²
 FEW, FEW_FISHER = 1000, 8  # examples of a past task and of its curvature; their number does not change the time
 REGULARISERS = ("functional", "current_inputs", "memory_targets", "curvature", "train_heads")
 PLUS_STEP = {name: getattr(PLUS, name) for name in REGULARISERS}  # turns a step of FRCL into one of FRCL+
+
+UNLIKE = ("frcl", "frcl-plus", "exact-gp", "gdumb", "vcl-random", "vcl-kcenter")  # measured apart, or steps of another
+BASELINES = tuple(name for name in METHODS if name not in UNLIKE)
 
 
 @dataclass(frozen=True)
@@ -111,19 +117,51 @@ def past_kl(size: Sizes) -> Pair:
     )
 
 
-def frcl_step(size: Sizes, *, plus: bool = False) -> Pair:
-    """A training step with one of the past tasks, against a plain step; of FRCL+, against that of FRCL."""
-    if plus:
-        return timed_steps(size, size.past, **PLUS_STEP), timed_steps(size, size.past), size.step()
+def frcl_step(size: Sizes, **options: Any) -> Pair:
+    """A training step with one of the past tasks, against a plain step."""
+    return timed_steps(size, size.past, **options), plain_steps(size), size.step()
+
+
+def plain_steps(size: Sizes) -> Timed:
+    """Seconds per step on the cross-entropy."""
     plain = plain_training(size.plain_model(), *size.data(), size.batch, 1e-3, fork(0, "batches"))
-    plain_steps = partial(clocked, lambda: [plain() for _ in range(size.steps)], size.steps)
-    return timed_steps(size, size.past), plain_steps, size.step()
+    return partial(clocked, lambda: [plain() for _ in range(size.steps)], size.steps)
+
+
+def baseline_step(size: Sizes, method: str) -> Pair:
+    """A training step of another method with one past task and its default options, against a plain step."""
+    x, y = size.data()
+    learner = baseline(size, method, x, y, past=1)
+    steps = endless_steps(learner, x, y)
+    ours = partial(clocked, lambda: deque(islice(steps, size.steps), maxlen=0), size.steps)
+    return ours, plain_steps(size), f"{size.names()}, {method} with its default options, 1 past task"
+
+
+def baseline(size: Sizes, method: str, x: Tensor, y: Tensor, past: int, **options: Any) -> Learner:
+    """A learner of a method with `past` tasks behind it, each trained for two steps."""
+    steps = {"batch_size": size.batch, "steps": 2, **options}
+    learner = make_learner(size.network(), changed(default_options(method), steps), seed=0, method=method)
+    for _ in range(past):
+        learner.fit(x[:FEW], y[:FEW])
+    return learner
 
 
 def flat(size: Sizes, **options: Any) -> Pair:
     """The same step with many past tasks, against few."""
     how = f"{size.names()}, 1 past task × {size.points} points per step, of {size.many_past} or of {size.few_past}"
     return timed_steps(size, size.many_past, **options), timed_steps(size, size.few_past, **options), how
+
+
+def replay_flat(size: Sizes) -> Pair:
+    """A step of replay with one of many buffers, against one of few."""
+    x, y = size.data()
+
+    def side(past: int) -> Timed:
+        steps = endless_steps(baseline(size, "replay", x, y, past, past_tasks_per_step=1), x, y)
+        return partial(clocked, lambda: deque(islice(steps, size.steps), maxlen=0), size.steps)
+
+    how = f"{size.names()}, 1 buffer per step, of {size.many_past} or of {size.few_past}"
+    return side(size.many_past), side(size.few_past), how
 
 
 def wide_step(size: Sizes) -> Pair:
@@ -164,7 +202,7 @@ def learner_of(size: Sizes, past: int, x: Tensor, y: Tensor, **options: Any) -> 
     return learner
 
 
-def endless_steps(learner: FRCL, x: Tensor, y: Tensor) -> Iterator[Any]:
+def endless_steps(learner: Learner, x: Tensor, y: Tensor) -> Iterator[Any]:
     """The steps of the next task, without end."""
     program = next(learner.learn(x, y))
     assert isinstance(program, Program)
@@ -277,11 +315,26 @@ class Case:
 
 CASES = (
     Case(Goal("past-kl", "past KL with its gradient, times faster than direct", 5, at_least=True), past_kl, 15, 3),
-    Case(Goal("frcl-step", "a step of FRCL, times a step on the cross-entropy", 5), frcl_step, 15, 3),
-    Case(Goal("plus-step", "a step of FRCL+, times a step of FRCL", 1.5), partial(frcl_step, plus=True), 15, 3),
+    Case(Goal("frcl-step", "a step of FRCL, times a step on the cross-entropy", 4), frcl_step, 15, 3),
+    Case(
+        Goal("plus-step", "a step of FRCL+, times a step on the cross-entropy", 4.5),
+        partial(frcl_step, **PLUS_STEP),
+        15,
+        3,
+    ),
+    *(
+        Case(
+            Goal(f"{method}-step", f"a step of {method}, times one on the cross-entropy", 1.5),
+            partial(baseline_step, method=method),
+            15,
+            3,
+        )
+        for method in BASELINES
+    ),
     Case(Goal("wide-step", "a step of FRCL on wide features, times a linear layer's", 3), wide_step, 15, 3),
     Case(Goal("flat", "a step with many past tasks, times one with few", 1.15), flat, 15, 3),
     Case(Goal("plus-flat", "a step of FRCL+ with many past tasks, times few", 1.15), partial(flat, **PLUS_STEP), 15, 3),
+    Case(Goal("replay-flat", "a step of replay with many past tasks, times few", 1.15), replay_flat, 15, 3),
     Case(Goal("trace-swap", "a swap proposal, times faster than direct", 50, at_least=True), trace_swap, 9, 3),
     Case(Goal("prediction", "the mean of an old task, times network and linear layer", 1.2), prediction, 31, 5),
     Case(Goal("one-example", "a prediction of one example, times network and linear layer", 5), one_example, 31, 5),
@@ -314,64 +367,3 @@ def profile_step(size: Sizes) -> Any:
         with profile(activities=[ProfilerActivity.CPU]) as recorded:
             steps()
     return recorded.key_averages()
-
-
-# -- references: the same values, computed in the most direct way
-
-
-def covariance_factors(belief: FunctionBelief) -> Tensor:
-    """Cholesky factors of cov(u_c), [C, M, M]: a constant of the task."""
-    L = belief.factor.double()
-    factors: Tensor = torch.linalg.cholesky(L @ L.mT + belief.posterior_noise * _eye(belief.M))
-    return factors
-
-
-def direct_past_kl(Phi: Tensor, beliefs: Sequence[FunctionBelief], factors: Sequence[Tensor]) -> Tensor:
-    """Σ_i Σ_c KL(q(u_ic) ‖ p_θ(u_i)), task by task, class by class, for Phi [T, M, K].
-
-    The prior is factorised once per task and differentiated through its Cholesky; `factors` are those of q.
-    """
-    total = torch.zeros((), dtype=torch.float64)
-    for Phi_z, belief, roots in zip(Phi.double(), beliefs, factors, strict=True):
-        chol_K = torch.linalg.cholesky(Phi_z @ Phi_z.mT + belief.u_noise * _eye(belief.M))
-        log_prior = 2 * chol_K.diagonal().log().sum()
-        for mean, root in zip(belief.mean.double(), roots, strict=True):
-            both = torch.cat([root, mean[:, None]], 1)
-            squares = torch.linalg.solve_triangular(chol_K, both, upper=False).square().sum()
-            total = total + 0.5 * (squares - belief.M + log_prior - 2 * root.diagonal().log().sum())
-    return total
-
-
-def direct_trace(Phi: Tensor, index: Tensor, noise: float) -> Tensor:
-    """tr(K_X − K_XZ K̃⁻¹ K_ZX) from the features of all N inputs, without an N×N matrix."""
-    Phi_z = Phi[index]
-    chol_K = torch.linalg.cholesky(Phi_z @ Phi_z.mT + noise * _eye(len(index)))
-    explained: Tensor = torch.linalg.solve_triangular(chol_K, Phi_z @ Phi.mT, upper=False)  # [M, N]
-    return Phi.square().sum() - explained.square().sum()
-
-
-def plain_training(
-    model: nn.Module, x: Tensor, y: Tensor, batch: int, lr: float, generator: torch.Generator
-) -> Callable[[], None]:
-    """A step of Adam on the cross-entropy of a random minibatch."""
-    optimiser = torch.optim.Adam(model.parameters(), lr=lr, fused=True)
-
-    def step() -> None:
-        rows = torch.randint(len(x), (batch,), generator=generator)
-        loss = F.cross_entropy(model(x[rows]), y[rows])
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-
-    return step
-
-
-def plain_prediction(model: nn.Module, x: Tensor) -> Tensor:
-    """The outputs of a network with a linear layer on top."""
-    with torch.no_grad():
-        outputs: Tensor = model(x)
-        return outputs
-
-
-def _eye(n: int) -> Tensor:
-    return torch.eye(n, dtype=torch.float64)

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEVICE = "cpu: ratios of two functions timed in turn. cuda: whole runs of the paper, in seconds."
-ONLY = """Only this; may be repeated. cpu: past-kl, frcl-step, plus-step, flat, plus-flat, trace-swap, prediction,
-no-task, ten-seeds. cuda: split-mnist, permuted-mnist, ten-to-one, omniglot."""
+ONLY = """Only this; may be repeated. cpu: past-kl, frcl-step, plus-step, METHOD-step, flat, plus-flat, replay-flat,
+trace-swap, prediction, no-task, ten-seeds. cuda: split-mnist, permuted-mnist, ten-to-one, omniglot."""
+PEERS = "cpu: steps of our methods beside those of Avalanche, in turn; needs frcl[avalanche]."
 AGAINST = "The JSON file of an earlier bench: prints old and new side by side."
 PROFILE = "cpu: print the 15 most expensive operators of an FRCL step, and stop."
 
@@ -38,6 +39,7 @@ def bench(
     against: Annotated[Path | None, Option(help=AGAINST)] = None,
     strict: Annotated[bool, Option("--strict", help="Exit with 1 if a limit is missed.")] = False,
     profile: Annotated[bool, Option("--profile", help=PROFILE)] = False,
+    peers: Annotated[bool, Option("--peers", help=PEERS)] = False,
 ) -> None:
     """Measure the speed: prints a table with the limit of each measure, and writes every repetition to a JSON file.
 
@@ -55,8 +57,8 @@ def bench(
         raise OptionError(f"cannot write {out_file}: there is no folder {out_file.resolve().parent}")
     if device == "cpu" and (omniglot or data is not None):
         raise OptionError("--omniglot and --data are for --device cuda")
-    if device != "cpu" and (quick or profile):
-        raise OptionError("--quick and --profile are for --device cpu")
+    if device != "cpu" and (quick or profile or peers):
+        raise OptionError("--quick, --profile and --peers are for --device cpu")
     if profile:
         from frcl.bench import cpu
 
@@ -64,7 +66,7 @@ def bench(
         operators = cpu.profile_step(size).table(sort_by="self_cpu_time_total", row_limit=15, max_name_column_width=40)
         return say(f"{size.steps} FRCL steps: {size.step()}\n{operators}")
     if device == "cpu":
-        found = _on_cpu(only, quick, repeat, threads)
+        found = _on_cpu(only, quick, repeat, threads, peers)
     else:
         found, threads = _on_cuda(device, only, omniglot, repeat or 1, data)
     results = results_of(found, device, threads)
@@ -82,10 +84,11 @@ def bench(
     return None
 
 
-def _on_cpu(only: list[str] | None, quick: bool, repeat: int | None, threads: int) -> list[Measurement]:
-    from frcl.bench import cpu
+def _on_cpu(only: list[str] | None, quick: bool, repeat: int | None, threads: int, beside: bool) -> list[Measurement]:
+    from frcl.bench import cpu, peers
 
-    chosen = [(case, case.count(repeat, quick)) for case in _chosen({case.goal.name: case for case in cpu.CASES}, only)]
+    cases = {case.goal.name: case for case in (peers.CASES if beside else cpu.CASES)}
+    chosen = [(case, case.count(repeat, quick)) for case in _chosen(cases, only)]
     with bar("", sum(count for _, count in chosen)) as advance:
         size = cpu.Sizes(threads=threads)
         return [case.measure(size, count, partial(advance, case.goal.what)) for case, count in chosen]

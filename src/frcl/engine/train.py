@@ -238,7 +238,7 @@ def train(programs: Sequence[Program]) -> Generator[list[list[Values]], None, No
         begin_together(programs, group)
     own = programs if group is None else [sharded(program, group) for program in programs]
     units: Sequence[Unit] = [Unit(own[0])] if len(own) == 1 else _units(own)
-    recorded = Recorded(units) if first.x.is_cuda and can_record(programs) else None
+    recorded = Recorded(units) if can_record(programs) else None
     try:
         while first.step < first.stop:
             yield from eager_steps(units, group) if recorded is None else recorded.steps()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,16 @@ project = "frcl"
 author = copyright = "The frcl developers"
 release = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]["version"]
 
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+autodoc_typehints = "none"
+autodoc_member_order = "bysource"
+napoleon_google_docstring = False
+nitpick_ignore_regex = [("py:.*", ".*")]  # types in docstrings are words
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build"]
 language = "en_GB"
+toc_object_entries = False
 nitpicky = True
 
 html_theme = "alabaster"
@@ -31,8 +37,9 @@ html_static_path = ["_static"]
 html_math_renderer = "mathml"
 html_theme_options = {
     "description": "Continual learning that remembers functions",
-    "page_width": "70rem",
-    "body_max_width": "48rem",
+    "page_width": "84rem",
+    "body_max_width": "62rem",
+    "sidebar_width": "15rem",
     "font_family": "system-ui, sans-serif",
     "head_font_family": "system-ui, sans-serif",
     "show_powered_by": False,
@@ -60,7 +67,32 @@ def block_math(writer: Any, node: Any) -> None:
     raise SkipNode
 
 
+def keyword_section(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Show the options of a learner as a section of parameters of their own."""
+    at = next((number for number, line in enumerate(lines) if line.startswith("Every field of")), None)
+    if at is not None:
+        rest = [line.removeprefix("    ") for line in lines[at + 1 :]]
+        rest = [line if line.startswith(" ") else line.replace(": ", " : ", 1) for line in rest]
+        lines[at:] = ["Other Parameters", "----------------", *rest[1:]]
+
+
+def plain_paragraphs(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Show the paragraphs of a docstring that are columns or formulas as they stand."""
+    text = "\n".join(lines)
+    shown = []
+    for paragraph in text.split("\n\n"):
+        own = paragraph.split("\n")
+        is_prose = own[0].lstrip().startswith((":", "..", "-", "*")) or not any(own)
+        columns = any(re.search(r"\S {3,}\S", line) for line in own) or all(line.startswith("    ") for line in own)
+        if columns and not is_prose:
+            own = ["::", "", *(f"    {line}" for line in own)]
+        shown.append("\n".join(own))
+    lines[:] = "\n\n".join(shown).split("\n")
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the renderer of formulas."""
+    app.connect("autodoc-process-docstring", keyword_section, priority=100)
+    app.connect("autodoc-process-docstring", plain_paragraphs, priority=900)
     app.add_html_math_renderer("mathml", (inline_math, None), (block_math, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -194,7 +194,7 @@ def executor(monkeypatch, capsys, tmp_path) -> Executor:
     return Executor(monkeypatch, capsys)
 
 
-SLOW = ("README", "getting-started", "own-data-and-network", "methods", "frcl-plus", "performance")
+SLOW = ("README", "tutorial", "getting-started", "own-data-and-network", "methods", "frcl-plus", "performance")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 help:
 	@echo "make run      set up, learn split-digits, write a report"
 	@echo "make test     set up, run the fast tests; make test-all runs all tests"
-	@echo "make test-extras   the tests of Avalanche, ONNX and pandas, which are installed for them"
+	@echo "make test-extras   the tests of Avalanche, ONNX, pandas and River, which are installed for them"
 	@echo "make check    check linting, formatting and types"
 	@echo "make docs     build the documentation; warnings are errors"
 	@echo "make mutants  break the formulas one at a time; the tests must fail"
@@ -47,8 +47,8 @@ EXTRAS := $(VENV)/extras
 test-extras: $(READY)
 	$(PYTHON) -m venv $(EXTRAS)
 	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > "$$($(EXTRAS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/tests.pth"
-	$(EXTRAS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt avalanche-lib onnx onnxscript onnxruntime pandas
-	PYTHONPATH=$(CURDIR)/src $(EXTRAS)/bin/python -m pytest tests/test_avalanche.py tests/test_deploy.py tests/test_sklearn.py tests/test_examples.py -k "avalanche or onnx or pandas"
+	$(EXTRAS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt avalanche-lib onnx onnxscript onnxruntime pandas river
+	PYTHONPATH=$(CURDIR)/src $(EXTRAS)/bin/python -m pytest tests/test_avalanche.py tests/test_deploy.py tests/test_sklearn.py tests/test_tracking.py tests/test_examples.py -k "avalanche or onnx or pandas or river"
 
 check: $(READY)
 	$(BIN)/ruff check .

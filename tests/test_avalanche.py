@@ -91,9 +91,11 @@ def test_single_head_infers_the_task(kind):
 
 
 @pytest.mark.slow
-def test_it_measures_what_our_own_runner_measures(tmp_path):
+@pytest.mark.parametrize("method", ["frcl", "frcl-plus"])
+def test_it_measures_what_our_own_runner_measures(method, tmp_path):
     """The accuracy matrices of `frcl run split-digits`, with the task and without, from Avalanche's loop: equal."""
-    config = resolve("split-digits", {"seeds": [0], "learner": {"steps": 100, "search_steps": 20, "points": 10}})
+    layer = {"method": method, "seeds": [0], "learner": {"steps": 100, "search_steps": 20, "points": 10}}
+    config = resolve("split-digits", layer)
     result = runner.run(config, tmp_path / "run", Observer())
     benchmark = runner.benchmark_of(config, 0)
     tasks = [benchmark.task(k) for k in range(len(benchmark))]

@@ -110,6 +110,24 @@ def test_onnx(tmp_path):
     assert found > 93
 
 
+@pytest.mark.slow
+def test_ray(tmp_path):
+    pytest.importorskip("ray")
+    found = shares(run("ray_sweep.py", tmp_path))
+    assert len(found) == 4
+    assert min(found) > 85
+    assert len(list(tmp_path.glob("ray_sweep/*/result.json"))) == 4
+    assert shares(run("ray_sweep.py", tmp_path)) == found, "what is finished is read"
+
+
+def test_river(tmp_path):
+    pytest.importorskip("river")
+    text = run("river_drift.py", tmp_path)
+    assert "frcl: [150, 300]" in text
+    for name in ("ADWIN", "KSWIN", "PageHinkley"):
+        assert re.search(rf"{name}: \[\d+", text)
+
+
 def test_every_example_is_tested():
     assert {path.name for path in EXAMPLES.glob("*.py")} == {
         "avalanche_digits.py",
@@ -117,7 +135,9 @@ def test_every_example_is_tested():
         "own_network.py",
         "hidden_boundaries.py",
         "pretrained.py",
+        "ray_sweep.py",
         "regression_1d.py",
+        "river_drift.py",
         "stream_2d.py",
         "sklearn_digits.py",
     }

@@ -7,7 +7,7 @@ WORKERS ?= 2
 LOCK ?=  # requirements.lock: install exactly these files, checked by SHA-256, as CI does
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help run test test-all test-extras check format mutants bench reproduce-quick docs audit clean
+.PHONY: help run test test-all test-extras check format mutants bench reproduce-quick docs release-check audit clean
 
 help:
 	@echo "make run      set up, learn split-digits, write a report"
@@ -18,6 +18,7 @@ help:
 	@echo "make mutants  break the formulas one at a time; the tests must fail"
 	@echo "make bench    measure the speed, write runs/bench.json; BENCH=\"--quick\" or other options of frcl bench"
 	@echo "make reproduce-quick   every table and figure of the paper at a tiny size, in runs/quick: checks that everything runs"
+	@echo "make release-check   build sdist and wheel, install and try them; RELEASE=--fresh with all dependencies"
 	@echo "make audit    look for known vulnerabilities of the dependencies, with pip-audit; needs the network"
 	@echo "make clean    remove all generated files"
 
@@ -72,6 +73,9 @@ reproduce-quick: $(READY)
 docs: $(READY)
 	$(BIN)/sphinx-build -W -q -b html docs site
 	@echo "documentation: site/index.html"
+
+release-check: $(READY)
+	$(BIN)/python tools/release.py $(RELEASE)
 
 audit: $(READY)
 	$(PYTHON) -m venv $(VENV)/audit

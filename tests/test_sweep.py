@@ -88,7 +88,19 @@ def test_a_plan_is_written_and_read(tmp_path):
 
 def test_names_are_names_of_files():
     assert job_name({"points": 10, "kind": "a/../b"}, "frcl") == "frcl,points=10,kind=_a_.._b_"
-    assert len(job_name({"x": "a" * 500})) <= 100
+    names = [job_name({"x": "a" * 500 + end}) for end in "bc"]
+    assert len(set(names)) == 2
+    assert all(len(name) <= 100 and job_name({}, name) == name for name in names)
+
+
+def test_no_job_takes_the_place_of_another():
+    """Names of files are the same for values that differ in other characters alone."""
+    wide = ",".join(["100"] * 30)
+    jobs = plan("split-digits", ["frcl"], lambda _: [], [f"network.widths=[[{wide},1],[{wide},2]]"])
+    assert sorted(config.network.widths[-1] for config in jobs.values()) == [1, 2]
+    with pytest.raises(OptionError, match=r"two jobs have the name frcl,data=_a_b_"):
+        plan("split-digits", ["frcl"], lambda _: [], ['data=["a b","a/b"]'])
+    assert len(plan("split-digits", ["frcl"], lambda _: [], ["lr=[1e-3,1e-3]"])) == 1
 
 
 def test_a_job_waits_for_a_process_that_ends_soon_and_refuses_another_run(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from hashlib import sha256
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
@@ -25,7 +26,7 @@ from frcl.files import VERSION, read_document, write_atomically
 FORMAT, PLAN = "frcl-sweep", "sweep.json"
 ATTEMPTS = 5  # times that processes are started again after one was killed
 PATIENCE = 60.0  # seconds to wait until another process has left the folder of a job
-LONGEST = 100  # characters of a job's name
+LONGEST = 100  # characters of a job's name; of longer ones the end is a digest
 
 Jobs = Mapping[str, str]  # the text of config.toml by name
 Engine = Callable[
@@ -72,7 +73,9 @@ def plan(
         below = list(shared(method))
         for options in combinations(grid):
             varied = {name.rpartition(".")[2]: value for name, value in options.items() if len(grid[name]) > 1}
-            jobs[job_name(varied, method)] = resolve(benchmark, *below, *map(_layer, options.items()))
+            name, config = job_name(varied, method), resolve(benchmark, *below, *map(_layer, options.items()))
+            if jobs.setdefault(name, config) != config:
+                raise OptionError(f"two jobs have the name {name}; sweep over their values in separate folders")
     return jobs
 
 
@@ -89,7 +92,8 @@ def combinations(grid: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
 def job_name(options: Mapping[str, Any], *before: str) -> str:
     """A name for files: `frcl,points=10,lr=0.001`."""
     text = ",".join([*before, *(f"{name}={json.dumps(value)}" for name, value in options.items())])
-    return re.sub(r"[^\w.=,+-]+", "_", text)[:LONGEST]
+    name = re.sub(r"[^\w.=,+-]+", "_", text)
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 9]}-{sha256(text.encode()).hexdigest()[:8]}"
 
 
 def write_plan(folder: Path, jobs: Mapping[str, Config]) -> None:

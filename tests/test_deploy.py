@@ -20,6 +20,7 @@ SMALL = {"points": 10, "steps": 40, "search_steps": 10, "task_features": 60}
 TASKS = [blobs((0, 1), 90, 1), blobs((4, 7, 9), 90, 2), blobs((-2, 3), 60, 3)]
 X = torch.cat([x[:20] for x, _ in TASKS])
 NUMBERS = [(x, torch.stack([x.sin().sum(1), x[:, 0]], 1)) for x, _ in TASKS]
+WITH_HEADS = {"finetune", "joint", "replay", "lwf", "ewc", "online-ewc", "si", "fromp", "pnc"}
 PARTS = ("probs", "mean", "variance", "target_mean", "target_variance", "task_probs")
 
 
@@ -132,6 +133,25 @@ def test_random_convolutions_as_products(shape):
     torch.testing.assert_close(Products(random)(x), random(x), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("inference", ["heads", "exact"])
+@pytest.mark.parametrize("name", sorted(WITH_HEADS))
+def test_methods_with_a_linear_head_per_task(name, inference):
+    learner = make(name, steps=20, task_inference=inference, task_features=60)
+    for x, y in TASKS:
+        learner.fit(x, y)
+    for task in (0, 2, None):
+        check(learner, task)
+
+
+@pytest.mark.slow
+def test_a_method_with_heads_in_onnxruntime(tmp_path):
+    learner = make("ewc", steps=20)
+    for x, y in TASKS:
+        learner.fit(x, y)
+    check(learner, None, tmp_path)
+    check(learner, 1, tmp_path)
+
+
 def test_string_labels_and_a_learner_that_goes_on(tmp_path):
     """The program is a copy: what is learned afterwards does not change it."""
     learner = taught([(x, np.array(["ant", "bee", "cat"])[y % 3]) for x, y in TASKS])
@@ -150,11 +170,13 @@ def test_what_cannot_be_exported_is_said(tmp_path):
     mixed = taught([TASKS[0], NUMBERS[0]])
     with pytest.raises(TaskError, match="name a task"):
         mixed.export()
-    for name in METHODS:
-        if name not in ("frcl", "frcl-plus", "exact-gp"):
-            baseline = make(name, steps=1)
-            with pytest.raises(OptionError, match="no export"):
-                baseline.export(0)
+    for name in set(METHODS) - {"frcl", "frcl-plus", "exact-gp"} - WITH_HEADS:
+        baseline = make(name, steps=1)
+        baseline.fit(*TASKS[0])
+        with pytest.raises(OptionError, match=r"no export; it is for .* a linear head"):
+            baseline.export(0)
+    with pytest.raises(TaskError, match="learned"):
+        make("ewc").export(0)
 
     class Peeks(torch.nn.Linear):
         def forward(self, x):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from frcl.baselines.common import Baseline, Saved, gaussian_prediction, plain_te
 from frcl.baselines.options import TrainingOptions
 from frcl.engine.program import Drawn, Program, Terms, exact_number
 from frcl.features import is_stackable, trained_parts
+from frcl.learners.deploy import Deployed, example_of, heads_module
 from frcl.learners.loaded import check_like, expect
 from frcl.learners.types import Prediction
 from frcl.likelihoods import Likelihood
@@ -138,3 +140,11 @@ class Penalised(Baseline[TrainingOptions, Heads]):
         if variance is None:
             return sampled_prediction(mean[None], likelihood)
         return gaussian_prediction(mean, variance, likelihood, self.options.seed)
+
+    def _deployed(self, task: int | None) -> tuple[Deployed, Tensor]:
+        with self._lock, torch.no_grad():
+            heads, example = self._heads(), example_of(self)
+            Phi = self._features(example.to(self.device))
+            if any(one.head_variance(0, Phi) is not None for one in self._state.regularisers):
+                return super()._deployed(task)
+            return heads_module(self, heads, task), example

@@ -24,6 +24,7 @@ from frcl.baselines.penalised import Parameters
 from frcl.baselines.progressive import COLUMN_HEAD, Columns, layered
 from frcl.engine.program import Program, Terms, exact_number
 from frcl.features import fixed_parts, trained_parts
+from frcl.learners.deploy import Deployed, example_of, heads_module
 from frcl.learners.loaded import check_like, expect
 from frcl.learners.types import Prediction
 from frcl.likelihoods import Likelihood
@@ -127,6 +128,11 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
         head = past[task].head if task < len(past) else own.head
         assert head is not None
         return sampled_prediction((shared() @ head.mT)[None], self._likelihood(task))
+
+    def _deployed(self, task: int | None) -> tuple[Deployed, Tensor]:
+        with self._lock, torch.no_grad():
+            heads = [one.head for one in self._state.past if one.head is not None]
+            return heads_module(self, heads, task), example_of(self)
 
     def _active_functions(self, x: Tensor) -> Tensor:
         return self._columns.logits_after(self._known(), self._own.active, x)

@@ -250,7 +250,10 @@ class SequentialLearner(ABC, Generic[O, S]):
 
     def _deployed(self, task: int | None) -> tuple[Deployed, Tensor]:
         """What is exported, and an example of its inputs."""
-        raise OptionError(f"{type(self).__name__} has no export; it is for FRCL, FRCLPlus, Ensemble and ExactGP")
+        raise OptionError(
+            f"{type(self).__name__} has no export; it is for FRCL, FRCLPlus, Ensemble, ExactGP, and methods with a "
+            "linear head for each task and no uncertainty, such as EWC"
+        )
 
     export, export_onnx = export, export_onnx
 

@@ -19,8 +19,8 @@ from frcl.errors import FrclError, OptionError, TaskError
 from frcl.exact.fixed import RandomFeatures, rounded
 from frcl.exact.linear import Classes, Linear, log_probs_at
 from frcl.files import write_atomically
-from frcl.inference import Auto, Both, Summaries
-from frcl.learners.mixture import all_labels, mixture_moments
+from frcl.inference import Auto, Both, Heads, Summaries
+from frcl.learners.mixture import all_labels, check_task, mixture_moments
 from frcl.likelihoods import Label, Likelihood, tempered
 from frcl.linalg import inverse_lower
 from frcl.posterior import Moments
@@ -76,6 +76,18 @@ class TaskOutput(nn.Module):
         return Output(found.probs, *moments, found.mean, found.variance)
 
 
+class HeadOutput(nn.Module):
+    """One task of a method with a linear head [C, K] on shared features: its functions are known."""
+
+    def __init__(self, head: Tensor, classes: Sequence[Label]) -> None:
+        super().__init__()
+        self.head, self.classes = head.detach().cpu().clone(), tuple(classes)
+
+    def forward(self, Phi: Tensor) -> Output:
+        mean = Phi @ self.head.mT
+        return Output(mean.softmax(-1), mean, torch.zeros_like(mean))
+
+
 class ClassModel(nn.Module):
     """log p(class | φ) of the exact model on fixed features, its triangular systems solved beforehand."""
 
@@ -128,9 +140,14 @@ class TaskModel(nn.Module):
 
 
 class DeployedFRCL(Deployed):
-    """A network with one task, or with several and the inference of the task, a geometric mean of `ways`."""
+    """A network with one task, or with several and the inference of the task, a geometric mean of `ways`.
 
-    def __init__(self, net: nn.Module, scale: Tensor, tasks: Sequence[TaskOutput], ways: Sequence[TaskModel]) -> None:
+    Without any the heads infer it, as `frcl.inference.Heads` does.
+    """
+
+    def __init__(
+        self, net: nn.Module, scale: Tensor, tasks: Sequence[TaskOutput | HeadOutput], ways: Sequence[TaskModel]
+    ) -> None:
         super().__init__()
         self.net, self.scale = copy.deepcopy(net).cpu().requires_grad_(False), scale.cpu().clone()
         self.tasks, self.ways = nn.ModuleList(tasks), nn.ModuleList(ways)
@@ -145,9 +162,12 @@ class DeployedFRCL(Deployed):
         outputs = self.scale * self.net(x)
         Phi = torch.cat([outputs, outputs.new_ones(outputs.shape[0], 1)], 1)
         each = [task(Phi) for task in self.tasks]
-        if not self.ways:
+        if len(each) == 1:
             return each[0]  # type: ignore[no-any-return]
-        found = torch.stack([way(x, outputs) for way in self.ways]).mean(0).log_softmax(1)
+        if self.ways:
+            found = torch.stack([way(x, outputs) for way in self.ways]).mean(0).log_softmax(1)
+        else:
+            found = torch.stack([one.probs.amax(1) for one in each], 1).double().log().log_softmax(1)
         probs = found.exp().to(Phi.dtype)
         if each[0].probs is not None:
             own = torch.cat([probs[:, k, None] * one.probs for k, one in enumerate(each)], 1) @ self.columns
@@ -232,20 +252,37 @@ def frcl_module(learner: Any, task: int | None) -> DeployedFRCL:
                 model.predictive_draws(summary.likelihood), summary.temperature,
             )
         )  # fmt: skip
-    ways = []
-    if len(numbers) > 1:
-        learner.predict(example_of(learner).to(learner.device))  # solves what infers the task
-        inference = learner._inference
-        if isinstance(inference, Auto):
-            inference = inference.among(state.task_sums)
-        for way in (inference.sums, inference._summaries) if isinstance(inference, Both) else (inference,):
-            network, own = isinstance(way, Summaries), way._model.tasks
-            sizes = [len(block.squares) for block in own.blocks]
-            solved: Any = way._model._solve()[2]
-            count = model.options.task_features if network else len(solved.weights) - 1  # without the bias
-            made = RandomFeatures(state.input_shape, count, model.options.task_kind, model.options.seed)
-            ways.append(TaskModel(solved, sizes, Products(made), network=network))
-    return DeployedFRCL(model.net, model.scale, outputs, ways)
+    return DeployedFRCL(model.net, model.scale, outputs, task_models(learner) if len(numbers) > 1 else [])
+
+
+def task_models(learner: Any) -> list[TaskModel]:
+    """What infers the task of an input; nothing where the heads do."""
+    state, options = learner._state, learner.options
+    learner.predict(example_of(learner).to(learner.device))  # solves what infers the task
+    inference, found = learner._inference, []
+    if isinstance(inference, Auto):
+        inference = inference.among(state.task_sums)
+    for way in (inference.sums, inference._summaries) if isinstance(inference, Both) else (inference,):
+        if isinstance(way, Heads):
+            continue
+        network, own = isinstance(way, Summaries), way._model.tasks
+        sizes = [len(block.squares) for block in own.blocks]
+        solved: Any = way._model._solve()[2]
+        count = options.task_features if network else len(solved.weights) - 1  # without the bias
+        made = RandomFeatures(state.input_shape, count, options.task_kind, options.seed)
+        found.append(TaskModel(solved, sizes, Products(made), network=network))
+    return found
+
+
+def heads_module(learner: Any, heads: Sequence[Tensor], task: int | None) -> DeployedFRCL:
+    """Of a method with a linear head for each past task."""
+    past = learner._state.past
+    numbers = range(len(past)) if task is None else [check_task(task, len(past), "fit()")]
+    if not past:
+        raise TaskError("no task has been learned to its end; call fit() first")
+    outputs = [HeadOutput(heads[number], past[number].likelihood.classes) for number in numbers]
+    ways = task_models(learner) if len(numbers) > 1 else []
+    return DeployedFRCL(learner.net, torch.ones((), dtype=learner.dtype), outputs, ways)
 
 
 def exact_gp_module(learner: Any, task: int | None) -> DeployedExactGP:

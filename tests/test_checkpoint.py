@@ -265,6 +265,9 @@ def test_writing_is_all_or_nothing(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
     with pytest.raises(CheckpointError, match="does not exist; create it first"):
         save_state(tmp_path / "no" / "file", {}, {})
+    for folder in (tmp_path, ""):
+        with pytest.raises(CheckpointError, match="it is a folder; name a file in it"):
+            save_state(folder, {}, {})
 
 
 def test_files_have_the_mode_that_the_user_wants(tmp_path):

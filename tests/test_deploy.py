@@ -184,6 +184,9 @@ def test_what_cannot_be_exported_is_said(tmp_path):
 
     with pytest.raises(OptionError, match=r"torch\.export cannot follow"):
         taught(net=Peeks(4, 8)).export(0)
+    for wrong in (tmp_path, "", tmp_path / "no folder" / "x.onnx"):
+        with pytest.raises(OptionError, match="name a file in a folder that exists"):
+            mixed.export_onnx(wrong, 0)
     code = "import sys; sys.modules['onnxscript'] = None; import frcl; frcl.FRCL(frcl.MLP(2, (3,))).export_onnx('x')"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "pip install 'frcl[onnx]'" in result.stderr

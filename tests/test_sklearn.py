@@ -17,7 +17,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import frcl
 from frcl.adapters.sklearn import tabular_network
-from frcl.errors import OptionError
+from frcl.errors import LabelError, OptionError
 from frcl.sklearn import FRCLClassifier, FRCLRegressor
 
 IRIS = load_iris(return_X_y=True)
@@ -74,6 +74,17 @@ def test_new_classes_may_come_in_any_call_and_need_not_be_numbers():
     assert (model.classes_[probs.argmax(1)] == model.predict(X)).all()
     assert model.score(X, names) > 0.9
     assert model.predict(X).dtype == names.dtype
+
+
+@pytest.mark.parametrize("kind", ["<U6", object])
+def test_strings_and_numbers_are_not_mixed(kind):
+    X, y = IRIS
+    model = FRCLClassifier(random_state=0, **SMALL).fit(X, np.array(["x", "y", "z"])[y].astype(kind))
+    for given in ({}, {"classes": ["x", "y", "z"]}):
+        with pytest.raises(LabelError, match="some labels are strings and others numbers"):
+            model.partial_fit(X, y, **given)
+    assert model.classes_.tolist() == ["x", "y", "z"]
+    assert set(model.predict(X)) <= {"x", "y", "z"}
 
 
 def test_declared_classes_that_never_come_have_no_probability():

@@ -222,6 +222,8 @@ def save_state(path: str | Path, meta: Mapping[str, Any], tensors: Mapping[str, 
     path = Path(path)
     if not path.parent.is_dir():
         raise CheckpointError(f"cannot save to {path}: the folder {path.parent} does not exist; create it first")
+    if path.is_dir():
+        raise CheckpointError(f"cannot save to {path}: it is a folder; name a file in it")
     local = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     text = json.dumps(meta, sort_keys=True)
     header = {"format": FORMAT, "version": str(VERSION), "meta": text, "digest": _digest(text, local)}

@@ -308,7 +308,14 @@ class FRCLClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
     def _targets(self, y: Array, classes: Any, *, first: bool) -> Tensor:
         """The code of each label: labels are numbered as they come."""
-        given = np.unique(y) if classes is None else np.union1d(column_or_1d(classes), np.unique(y))
+        each = [
+            np.unique(y),
+            *([] if classes is None else [column_or_1d(classes)]),
+            *([] if first else [self.classes_]),
+        ]
+        if len({isinstance(label, str) for part in each for label in part.tolist()}) > 1:
+            raise LabelError("some labels are strings and others numbers; use one kind in all calls")
+        given = np.unique(y) if classes is None else np.union1d(each[1], each[0])
         self._labels: list[Any] = [] if first else list(self._labels)
         self.classes_: Array = given if first else np.union1d(self.classes_, given)
         self._labels += [label for label in given.tolist() if label not in self._labels]

@@ -333,6 +333,9 @@ def export_onnx(self: Any, path: str | Path, task: int | None = None) -> None:
     Its input is `x`; its outputs are named as the fields of `Prediction`: probs, mean, variance, target_mean,
     target_variance and task_probs, where they exist. Its metadata have the classes, a JSON list, as `classes`.
     """
+    path = Path(path)
+    if path.is_dir() or not path.parent.is_dir():
+        raise OptionError(f"cannot write to {path}; name a file in a folder that exists")
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
@@ -355,7 +358,7 @@ def export_onnx(self: Any, path: str | Path, task: int | None = None) -> None:
         raise OptionError(f"the ONNX exporter cannot translate this learner: {str(error).splitlines()[0]}") from error
     finally:
         logger.setLevel(level)
-    write_atomically(Path(path), content)
+    write_atomically(path, content)
 
 
 def _rename(graph: Any, names: Sequence[str]) -> None:

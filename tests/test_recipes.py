@@ -116,6 +116,10 @@ def test_the_recipes_name_one_file_each():
     assert folders == [f"src/frcl/{room}" for room in ("selection", "likelihoods", "data", "regularisers")]
 
 
+def test_a_method_takes_one_file_beside_that_of_its_regulariser():
+    assert [name for action, name, _ in BLOCKS if action == "append"] == ["src/frcl/methods.py"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [CRITERION, LIKELIHOOD, REGULARISER], ids=["criterion", "likelihood", "regulariser"])
 def test_what_a_recipe_adds_is_used(package, code):

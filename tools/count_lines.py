@@ -56,7 +56,7 @@ LATER = {
         regularisers/protocol:Regulariser.replace likelihoods/base:with_labels engine/train:Optimiser._guarded""",
     "prequential streams": "experiment/prequential experiment/tracking report/stream cli/stream adapters/river",
     "bounded memory, smaller inputs": """budget learners/budget summary:StoredInputs summary:stored_inputs
-        summary:marginal regularisers/replay:Replay.state regularisers/replay:Replay.load""",
+        summary:marginal""",
     "forgetting on purpose": """learners/forget learners/ensemble:Ensemble.forget
         learners/ensemble:Ensemble._all_or_none regularisers/protocol:Regulariser.forget
         regularisers/protocol:drop_task""",

@@ -80,6 +80,11 @@ def from_json(kind: type[T], value: Any, where: str = "") -> T:
     return found
 
 
+def typed(kind: Any, value: Any, where: str) -> Any:
+    """A tree of tensors and plain values as `kind`, whose named tuples may be dictionaries there; else `Damaged`."""
+    return _Reader({}).read(kind, value, where)
+
+
 def pack(value: Any) -> dict[str, Any]:
     """{"meta": JSON-able, "tensors": copies by name}."""
     tensors: dict[str, Tensor] = {}
@@ -109,6 +114,8 @@ class _Reader:
         origin, args = get_origin(kind), get_args(kind)
         if origin in (Union, types.UnionType):
             return self._union(args, value, where)
+        if isinstance(value, Tensor | tuple) and isinstance(kind, type) and isinstance(value, kind):
+            return value
         if kind is Tensor:
             return self._tensor(value, where)
         if kind in _readers:

@@ -1,11 +1,11 @@
 """Every method by name: what it is, its options, and how a learner of it is made.
 
-A new method is an entry here, and where it is a list of regularisers an options class in `baselines/options.py`. Other
-packages add theirs by the entry point group `frcl.methods`, each a `Method`.
+A new method is an entry here, and where it is a list of regularisers an options class. Other packages add theirs by the
+entry point group `frcl.methods`, each a `Method`.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -32,7 +32,8 @@ class Method:
 
     `make` takes the network, the options, and by keyword a device and, for methods that find boundaries themselves, a
     detector and labels. The others have `needs_boundaries`: they must be told when a task ends. `defaults_of` names a
-    method whose defaults of a benchmark this one has too, under its own.
+    method whose defaults of a benchmark this one has too, under its own. `grid` has the values of each option that
+    `frcl tune` tries, where `experiment/grids.toml` has none.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Method:
     make: Make
     needs_boundaries: bool = True
     defaults_of: str | None = None
+    grid: Mapping[str, list[Any]] = field(default_factory=dict)
 
 
 def baseline(place: str) -> Make:

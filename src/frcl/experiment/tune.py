@@ -18,6 +18,7 @@ from frcl.experiment.config import Config, bundled, parse_setting, resolve, to_t
 from frcl.experiment.results import MetricName, Result
 from frcl.experiment.sweep import Engine, carried_out, combinations, in_turn, job_name
 from frcl.files import VERSION, read_document, write_atomically
+from frcl.methods import METHODS
 
 BY: dict[str, MetricName] = {
     "accuracy": "average_accuracy", "nll": "nll", "ece": "ece", "agnostic": "agnostic_accuracy",
@@ -111,7 +112,7 @@ class Search:
 
 def grid_of(method: str) -> dict[str, list[Any]]:
     """The values to try for each option of a method."""
-    grid: dict[str, list[Any]] = bundled("grids.toml").get(method, {})
+    grid: dict[str, list[Any]] = bundled("grids.toml").get(method) or dict(METHODS[method].grid)
     if not grid:
         raise OptionError(f"there is nothing to tune for method {method!r}")
     return grid

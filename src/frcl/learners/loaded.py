@@ -313,12 +313,8 @@ def check_regulariser(
     """Refuse what a regulariser loaded where it does not fit the network or the number of tasks."""
     for item in (item for item in fields(one) if not item.init):
         value, what = getattr(one, item.name), f"{item.name!r} of {one.name}"
-        kind = type(item.default_factory()) if callable(item.default_factory) else type(item.default)
-        expect(isinstance(value, kind), what)
         if isinstance(value, list):
             expect(len(value) == len(past) or not value, f"{what} has {len(value)} entries for {len(past)} tasks")
-        if isinstance(value, dict):
-            expect(all(isinstance(part, Tensor) for part in value.values()), what)
         for path, tensor in named_tensors(value):
             name = path.rpartition("/")[2]
             if isinstance(value, dict) or ("/" in path and item.name != "x"):
@@ -332,7 +328,7 @@ def check_regulariser(
             size = len(value[0]) if has_front else math.prod(saved.input_shape or ())
             check_like(mean, (size,), next(iter(weights.values())).dtype, what)
         for head, task in zip(value, past, strict=False) if item.name == "heads" else ():
-            expect(isinstance(head, Tensor) and head.ndim == 2 and len(head) == task.likelihood.functions, what)
+            expect(head.ndim == 2 and len(head) == task.likelihood.functions, what)
             expect(task.head is None or (task.head.shape, task.head.dtype) == (head.shape, head.dtype), what)
     if isinstance(inputs := getattr(one, "x", None), list):
         dtype = next(iter(weights.values())).dtype
@@ -342,4 +338,4 @@ def check_regulariser(
         dtype = next(iter(weights.values())).dtype
         for x, y, size, task in zip(one.x, targets, one.sizes, past, strict=True):  # type: ignore[attr-defined]
             check_targets(y, task.likelihood, len(x.values), dtype, f"targets of {one.name}")
-            expect(isinstance(size, int | float) and 0 < size < math.inf, f"sizes of {one.name}")
+            expect(0 < size < math.inf, f"sizes of {one.name}")

@@ -185,9 +185,3 @@ class MemorablePast(Regulariser):
 
     def kept_inputs(self) -> list[Tensor]:
         return [one.inputs for one in self.x]
-
-    def state(self) -> Tree:
-        return {**super().state(), "x": [one._asdict() for one in self.x]}
-
-    def load(self, state: Tree) -> None:
-        super().load({**state, "x": [StoredInputs(**one) for one in state["x"]]})

@@ -9,12 +9,13 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, ClassVar, NamedTuple, Protocol, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, cast, get_type_hints
 
 import torch
 from torch import Tensor
 
 from frcl.augment import Augment, Augmentation, PureAugment
+from frcl.codec import typed
 from frcl.errors import OptionError
 from frcl.features import FeatureMap
 from frcl.graphs import inside_a_transform
@@ -186,10 +187,11 @@ class Regulariser(ABC):
         return {one.name: getattr(self, one.name) for one in fields(self) if not one.init}
 
     def load(self, state: Tree) -> None:
-        """Restore what `state` returned."""
+        """Restore what `state` returned, also where named tuples have become dictionaries."""
         for one in fields(self):
             if not one.init:
-                setattr(self, one.name, state[one.name])
+                hint = get_type_hints(type(self))[one.name]
+                setattr(self, one.name, typed(hint, state[one.name], f"{self.name}: {one.name}"))
 
     def shape_of(self, part: str, weight: str, weights: Mapping[str, Tensor]) -> tuple[int, ...]:
         """The shape of what the state `part` has under the name of a weight: that of the weight."""

@@ -146,9 +146,6 @@ class EWC(Regulariser):
         fisher = [value for one in self.anchors for value in one.precision.values()]
         return {"anchor": [value for one in self.anchors for value in one.theta.values()], "fisher": fisher}
 
-    def load(self, state: Tree) -> None:
-        self.anchors = [Anchor(**one) for one in state["anchors"]]
-
 
 def _sum(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(tensors)).sum(0)

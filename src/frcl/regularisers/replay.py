@@ -149,9 +149,3 @@ class Replay(Regulariser):
 
     def kept_inputs(self) -> list[Tensor]:
         return [x.inputs for x in self.x]
-
-    def state(self) -> Tree:
-        return {**super().state(), "x": [one._asdict() for one in self.x]}
-
-    def load(self, state: Tree) -> None:
-        super().load({**state, "x": [StoredInputs(**one) for one in state["x"]]})

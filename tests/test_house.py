@@ -38,6 +38,7 @@ ORDER = [
     "likelihoods",
     "posterior",
     "summary",
+    "checks",
     "selection",
     "budget",
     "boundary",

@@ -88,9 +88,8 @@ LATER = {
     "notebooks": """learners/types:html_table learners/types:learner_html learners/types:Prediction._repr_html_
         learners/types:_shown learners/types:progress_bar""",
     "damaged and hostile files and states": """learners/loaded:check_equal learners/loaded:width_of
-        learners/loaded:check_inputs learners/loaded:check_stored learners/loaded:check_like
-        learners/loaded:check_targets learners/loaded:check_learned learners/loaded:check_weights
-        learners/loaded:check_settings_of learners/loaded:check_frcl learners/loaded:check_regulariser
+        checks learners/loaded:check_learned learners/loaded:check_settings_of learners/loaded:check_frcl
+        regularisers/protocol:Regulariser.check_state regularisers/heads:check_heads
         learners/loaded:_check_current learners/loaded:_check_summary learners/loaded:_check_window
         baselines/common:Baseline._check_saved baselines/vcl:VCL._check baselines/penalised:Penalised._check
         baselines/single:Single._check files:write_at files:sync_folder files:sweep files:open_regular

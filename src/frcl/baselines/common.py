@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 from frcl.augment import Augment, Augmentation
 from frcl.baselines.options import TrainingOptions
+from frcl.checks import check_like, expect
 from frcl.engine.program import Drawn, Loss, Program, Streams, Terms, refuse_non_finite
 from frcl.engine.train import AdamState, Optimiser
 from frcl.errors import CheckpointError, DataError, OptionError
 from frcl.features import FeatureMap, check_features, fixed_parts, in_chunks, is_stackable, trained_parts
 from frcl.inference import Asked
 from frcl.learners.base import SequentialLearner, State, checked_size
-from frcl.learners.loaded import SavedLearner, check_like, expect, restored_parts, saved_parts, width_of
+from frcl.learners.loaded import SavedLearner, restored_parts, saved_parts, width_of
 from frcl.learners.lockstep import Work
 from frcl.learners.types import Beliefs, OnStep, Prediction
 from frcl.likelihoods import Likelihood, Softmax, as_values

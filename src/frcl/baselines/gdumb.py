@@ -19,9 +19,9 @@ from frcl.baselines.memory import Memory, greedy_balanced, joined
 from frcl.baselines.options import GDumbOptions
 from frcl.baselines.penalised import Parameters
 from frcl.baselines.shared_head import Shared, SharedHead
+from frcl.checks import check_weights, expect
 from frcl.engine.program import Program, Terms, Values
 from frcl.features import fixed_parts, in_chunks, trained_parts
-from frcl.learners.loaded import check_weights, expect
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.protocol import Kept
 from frcl.seeding import fork

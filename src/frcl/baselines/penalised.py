@@ -15,10 +15,10 @@ from torch import Tensor
 
 from frcl.baselines.common import Baseline, Saved, gaussian_prediction, plain_terms, sampled_prediction
 from frcl.baselines.options import TrainingOptions
+from frcl.checks import check_like, expect
 from frcl.engine.program import Drawn, Program, Terms, exact_number
 from frcl.features import is_stackable, trained_parts
 from frcl.learners.deploy import Deployed, example_of, heads_module
-from frcl.learners.loaded import check_like, expect
 from frcl.learners.types import Prediction
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.heads import Rows, grown_head, head_rows, row_tensors, trained_heads, with_trained_heads

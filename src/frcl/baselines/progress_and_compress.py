@@ -22,10 +22,10 @@ from frcl.baselines.common import Baseline, Saved, plain_terms, sampled_predicti
 from frcl.baselines.options import PnCOptions
 from frcl.baselines.penalised import Parameters
 from frcl.baselines.progressive import COLUMN_HEAD, Columns, layered
+from frcl.checks import check_like, expect
 from frcl.engine.program import Program, Terms, exact_number
 from frcl.features import fixed_parts, trained_parts
 from frcl.learners.deploy import Deployed, example_of, heads_module
-from frcl.learners.loaded import check_like, expect
 from frcl.learners.types import Prediction
 from frcl.likelihoods import Likelihood
 from frcl.regularisers import Curvature

@@ -15,11 +15,12 @@ from torch.func import functional_call
 
 from frcl.baselines.common import CHUNK, Baseline, Saved, plain_terms
 from frcl.baselines.options import ProgressiveOptions
+from frcl.checks import check_like
 from frcl.engine.program import CHUNK as STEPS
 from frcl.engine.program import Drawn, Program, Terms
 from frcl.errors import NetworkError, TaskError
 from frcl.features import MLP, ConvNet, check_network
-from frcl.learners.loaded import check_fits, check_like
+from frcl.learners.loaded import check_fits
 from frcl.learners.types import Prediction
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.protocol import Kept

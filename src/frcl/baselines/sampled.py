@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from frcl.baselines.common import Baseline, Saved, sampled_prediction
 from frcl.baselines.options import SFSVIOptions, VCLOptions
+from frcl.checks import check_like, check_weights, expect
 from frcl.features import is_stackable, trained_parts
-from frcl.learners.loaded import check_like, check_weights, expect
 from frcl.learners.types import Prediction
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.fisher import HEAD

@@ -11,10 +11,10 @@ from torch import Tensor
 from frcl.baselines.common import Saved
 from frcl.baselines.options import SFSVIOptions
 from frcl.baselines.sampled import STEPS_AHEAD, Gaussians, Head, MeanFieldMethod
+from frcl.checks import check_like, check_stored, expect
 from frcl.engine.program import Drawn, Program, Terms
 from frcl.errors import DataError
 from frcl.features import fixed_parts, trained_parts
-from frcl.learners.loaded import check_like, check_stored, expect
 from frcl.learners.types import Prediction
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.fisher import HEAD

@@ -15,11 +15,11 @@ from torch import Tensor
 from frcl.baselines.common import Baseline, Current, Finished, Saved, initial_head, sampled_prediction
 from frcl.baselines.memory import Memory
 from frcl.baselines.options import SharedHeadOptions
+from frcl.checks import check_like, check_stored, expect
 from frcl.engine.program import CHUNK, Program, Values
 from frcl.engine.train import AdamState, Optimiser, train
 from frcl.errors import DataError, LabelError, OptionError, TaskError
 from frcl.features import check_features
-from frcl.learners.loaded import check_like, check_stored, expect
 from frcl.learners.mixture import over_labels
 from frcl.learners.types import Beliefs, Prediction, StepLog
 from frcl.likelihoods import Label, Likelihood, Softmax, as_values

@@ -9,9 +9,9 @@ from torch import Tensor
 from frcl.baselines.common import Baseline, Saved, plain_terms
 from frcl.baselines.options import SingleOptions
 from frcl.baselines.penalised import Parameters
+from frcl.checks import check_like, check_weights, expect
 from frcl.engine.program import Program, Streams, Terms
 from frcl.features import fixed_parts, trained_parts
-from frcl.learners.loaded import check_like, check_weights, expect
 from frcl.learners.types import Prediction
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.protocol import Kept

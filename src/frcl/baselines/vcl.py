@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from frcl.baselines.common import Saved
 from frcl.baselines.options import VCLOptions
 from frcl.baselines.sampled import STEPS_AHEAD, Gaussians, Head, MeanFieldMethod
+from frcl.checks import check_like, check_stored, check_targets, check_weights, expect
 from frcl.distributed import on_its_own
 from frcl.engine.program import Drawn, Program, Streams, Terms, exact_number
 from frcl.engine.train import Optimiser, train
 from frcl.features import fixed_parts, is_stackable, trained_parts
-from frcl.learners.loaded import check_like, check_stored, check_targets, check_weights, expect
 from frcl.learners.types import Prediction
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.fisher import HEAD

@@ -8,22 +8,21 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from frcl import codec
+from frcl.checks import check_inputs, check_like, check_stored, check_targets, expect
 from frcl.engine.program import Streams
 from frcl.errors import CheckpointError, FrclError
 from frcl.exact.model import Tasks, restored, stored
 from frcl.features import trained_parts
 from frcl.likelihoods import Likelihood
-from frcl.regularisers.protocol import Regulariser
-from frcl.summary import StoredInputs
-from frcl.trees import Params, copied, named_tensors, shapes
+from frcl.trees import Params, copied, shapes
 
 if TYPE_CHECKING:
     from frcl.boundary import BoundaryDetector
@@ -90,7 +89,7 @@ def load(learner: SequentialLearner[Any, Any], saved: Any, state: Mapping[str, A
         _set_weights(net, saved.net, saved.trained)
         learner._state = learner._restored(saved)
         for regulariser in learner._state.regularisers:
-            check_regulariser(regulariser, dict(net.named_parameters()), saved, saved.past)
+            regulariser.check_state(dict(net.named_parameters()), saved, saved.past)
         check_equal(state, codec.pack(learner._saved()))
     except BaseException as error:
         learner._state = before
@@ -117,12 +116,6 @@ def check_fits(expected: Params, stored: Params, place: str = "") -> None:
                 f"the checkpoint does not fit this network: {place}{name!r} is {given} in the checkpoint and {own} in "
                 "the network"
             )
-
-
-def expect(fits: bool, what: str) -> None:
-    """Refuse a state in which `what` is not the case."""
-    if not fits:
-        raise CheckpointError(f"the state makes no sense: {what}")
 
 
 def non_finite(tensors: Mapping[str, Tensor], trained: Sequence[str]) -> str | None:
@@ -167,44 +160,11 @@ def width_of(net: nn.Module, saved: SavedLearner, dtype: torch.dtype, device: to
         raise CheckpointError(f"the network does not take inputs of the shape in the state, {list(shape)}") from error
 
 
-def check_inputs(x: Tensor, saved: SavedLearner, dtype: torch.dtype, what: str) -> None:
-    """Refuse stored inputs that are not like those of the learner."""
-    expect(x.ndim > 1 and len(x) > 0 and tuple(x.shape[1:]) == saved.input_shape, f"{what}: inputs of another shape")
-    fits = x.dtype == dtype if saved.input_floating else not x.is_floating_point() and not x.is_complex()
-    expect(fits, f"{what}: inputs are {x.dtype}")
-
-
-def check_stored(stored: StoredInputs, saved: SavedLearner, dtype: torch.dtype, what: str) -> None:
-    """Refuse inputs whose bytes are not indices of their table, or that are not like those of the learner."""
-    expect(stored.is_sound, f"{what} are not indices of a table")
-    check_inputs(stored.inputs, saved, dtype, what)
-
-
-def check_like(x: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, what: str) -> None:
-    """Refuse a tensor of another shape or type."""
-    expect(x is not None and tuple(x.shape) == shape and x.dtype == dtype, f"{what} should be {list(shape)} {dtype}")
-
-
-def check_targets(y: Tensor, likelihood: Likelihood, n: int, dtype: torch.dtype, what: str) -> None:
-    """Refuse stored targets that the likelihood cannot have encoded."""
-    if likelihood.classes is None:
-        return check_like(y, (n, likelihood.functions), dtype, what)
-    check_like(y, (n,), torch.int64, what)
-    return expect(bool(((y >= 0) & (y < len(likelihood.classes))).all()), f"{what}: a class that does not exist")
-
-
 def check_learned(params: Params, likelihood: Likelihood, dtype: torch.dtype, what: str) -> None:
     own = likelihood.initial_parameters()
     expect(own.keys() == params.keys(), f"{what}: parameters of another likelihood")
     for name, value in own.items():
         check_like(params[name], tuple(value.shape), dtype, f"{what}, {name!r}")
-
-
-def check_weights(given: Params, like: Mapping[str, Tensor], names: Iterable[str], what: str) -> None:
-    """Refuse anything but copies of the weights of these names."""
-    expect(given.keys() == set(names) and given.keys() <= like.keys(), f"{what}: weights of another network")
-    for name, value in given.items():
-        check_like(value, tuple(like[name].shape), like[name].dtype, f"{name!r} of {what}")
 
 
 def check_settings_of(likelihood: Likelihood, options: object, what: str) -> None:
@@ -302,40 +262,3 @@ def _check_window(
         )
         check_inputs(window.x, saved, dtype, "the window of the stream")
         check_targets(window.y, likelihood, len(window.x), dtype, "targets of the window")
-
-
-# -- what all learners have --------------------------------------------------------------------------------------------
-
-
-def check_regulariser(
-    one: Regulariser, weights: Mapping[str, Tensor], saved: SavedLearner, past: Sequence[Any]
-) -> None:
-    """Refuse what a regulariser loaded where it does not fit the network or the number of tasks."""
-    for item in (item for item in fields(one) if not item.init):
-        value, what = getattr(one, item.name), f"{item.name!r} of {one.name}"
-        if isinstance(value, list):
-            expect(len(value) == len(past) or not value, f"{what} has {len(value)} entries for {len(past)} tasks")
-        for path, tensor in named_tensors(value):
-            name = path.rpartition("/")[2]
-            if isinstance(value, dict) or ("/" in path and item.name != "x"):
-                expect(name in weights or name == "rest", f"{what} names a weight {name!r} that does not exist")
-            if name in weights:
-                check_like(tensor, one.shape_of(item.name, name, weights), weights[name].dtype, f"{name!r} in {what}")
-            if "precision" in f"{item.name}/{path}" or item.name in ("importance", "heads"):
-                expect(bool((tensor >= 0).all()), f"{what} is negative")
-        for mean in value if item.name == "means" else ():
-            has_front = any(name.startswith("front.") for name in saved.net)  # the means are those of its output
-            size = len(value[0]) if has_front else math.prod(saved.input_shape or ())
-            check_like(mean, (size,), next(iter(weights.values())).dtype, what)
-        for head, task in zip(value, past, strict=False) if item.name == "heads" else ():
-            expect(head.ndim == 2 and len(head) == task.likelihood.functions, what)
-            expect(task.head is None or (task.head.shape, task.head.dtype) == (head.shape, head.dtype), what)
-    if isinstance(inputs := getattr(one, "x", None), list):
-        dtype = next(iter(weights.values())).dtype
-        for x in inputs:
-            check_stored(x, saved, dtype, f"examples of {one.name}")
-    if isinstance(targets := getattr(one, "y", None), list):
-        dtype = next(iter(weights.values())).dtype
-        for x, y, size, task in zip(one.x, targets, one.sizes, past, strict=True):  # type: ignore[attr-defined]
-            check_targets(y, task.likelihood, len(x.values), dtype, f"targets of {one.name}")
-            expect(0 < size < math.inf, f"sizes of {one.name}")

@@ -15,12 +15,15 @@ along this is learning without forgetting (Li and Hoiem, 2016); there D is for c
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from frcl.checks import Seen, check_like
 from frcl.errors import CheckpointError
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.heads import divergence, functions_at, make_block
@@ -93,6 +96,13 @@ class CurrentInputs(Regulariser):
         expected = shapes(task.theta) if task.past else []
         if sorted(shapes(self.theta)) != sorted(expected):
             raise CheckpointError("the state lacks the network as it was when the current task began")
+
+    def check_state(self, weights: Mapping[str, Tensor], saved: Seen, past: Sequence[Any]) -> None:
+        super().check_state(weights, saved, past)
+        has_front = any(name.startswith("front.") for name in saved.net)  # the means are those of its output
+        size = len(self.means[0]) if has_front and self.means else math.prod(saved.input_shape or ())
+        for mean in self.means:
+            check_like(mean, (size,), next(iter(weights.values())).dtype, f"'means' of {self.name}")
 
     def kept(self, theta: Params) -> Kept:
         """A copy of the network, which every later task begins with; the mean inputs."""

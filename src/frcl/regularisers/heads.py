@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from frcl.checks import expect
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.protocol import PastTask, Regulariser, Step
 from frcl.summary import padded
@@ -116,6 +117,13 @@ def with_trained_heads(past: Sequence[P], block: Tensor | None) -> list[P]:
     tasks: Sequence[Any] = past
     pairs = zip(tasks, block, strict=True)
     return [replace(one, head=rows[: one.likelihood.functions].detach().clone()) for one, rows in pairs]
+
+
+def check_heads(each: Sequence[Tensor], past: Sequence[Any], what: str) -> None:
+    """Refuse what is kept of the heads of past tasks where it is not like these."""
+    for own, task in zip(each, past, strict=False):
+        expect(own.ndim == 2 and len(own) == task.likelihood.functions, what)
+        expect(task.head is None or (task.head.shape, task.head.dtype) == (own.shape, own.dtype), what)
 
 
 # -- one head for all tasks --------------------------------------------------------------------------------------------

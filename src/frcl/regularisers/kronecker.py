@@ -176,7 +176,7 @@ class KroneckerCurvature(Regulariser):
     anchor: Params = remembered()
     inputs: Params = remembered()  # A
     outputs: Params = remembered()  # G, of trace one
-    precision: Params = remembered()  # Ω of the other weights
+    precision: Params = remembered(positive=True)  # Ω of the other weights
     name: ClassVar[str] = "kronecker-curvature"
 
     def constants(self, task: Task) -> Tree:

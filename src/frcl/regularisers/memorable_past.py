@@ -15,6 +15,7 @@ examples where Λ = Σ_c p_c (1 − p_c) is largest become its memorable points,
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -22,12 +23,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from frcl.checks import Seen, check_stored
 from frcl.errors import CheckpointError, DataError
 from frcl.features import FeatureMap, in_chunks
 from frcl.likelihoods import Likelihood, Softmax
 from frcl.linalg import cholesky, inverse_lower
 from frcl.regularisers.fisher import HEAD, some_rows
-from frcl.regularisers.heads import HeadBlock, head_rows, make_block
+from frcl.regularisers.heads import HeadBlock, check_heads, head_rows, make_block
 from frcl.regularisers.jacobians import covariances, jacobian, split_of, squares_over_examples
 from frcl.regularisers.protocol import (
     Kept,
@@ -105,8 +107,8 @@ class MemorablePast(Regulariser):
     noise: float = number(1e-5, positive=True)  # ε
     examples: int | None = None  # over which F is averaged; None: all of the task
     x: list[StoredInputs] = remembered(list)
-    precision: Params = remembered()  # Ω of the shared weights
-    heads: list[Tensor] = remembered(list)  # Ω of each head
+    precision: Params = remembered(positive=True)  # Ω of the shared weights
+    heads: list[Tensor] = remembered(list, positive=True)  # Ω of each head
     theta: Params = remembered()  # the network where the open task began; empty between tasks
     name: ClassVar[str] = "memorable-past"
     uses_heads: ClassVar[bool] = True
@@ -177,6 +179,12 @@ class MemorablePast(Regulariser):
         expected = shapes(task.theta) if task.past else []
         if sorted(shapes(self.theta)) != sorted(expected):
             raise CheckpointError("the state lacks the network as it was when the current task began")
+
+    def check_state(self, weights: Mapping[str, Tensor], saved: Seen, past: Sequence[Any]) -> None:
+        super().check_state(weights, saved, past)
+        check_heads(self.heads, past, f"'heads' of {self.name}")
+        for stored in self.x:
+            check_stored(stored, saved, next(iter(weights.values())).dtype, f"examples of {self.name}")
 
     def kept(self, theta: Params) -> Kept:
         """Points, Ω, and a copy of the network, which every later task begins with and from which K is made."""

@@ -24,7 +24,7 @@ class PathIntegral(Regulariser):
     damping: float = number(0.1, positive=True)  # ξ
     path: Params = remembered()  # ω so far in this task
     start: Params = remembered()  # θ when the task began, the anchor of the tasks before it
-    importance: Params = remembered()  # Ω
+    importance: Params = remembered(positive=True)  # Ω
     name: ClassVar[str] = "path-integral"
     carries: ClassVar[str] = "path"
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from frcl.augment import Augment, Augmentation, PureAugment
+from frcl.checks import Seen, check_like, expect
 from frcl.codec import typed
 from frcl.errors import OptionError
 from frcl.features import FeatureMap
@@ -24,7 +25,7 @@ from frcl.options import NOT_NEGATIVE, POSITIVE, check_fields
 from frcl.registry import Registry
 from frcl.seeding import fork
 from frcl.summary import prior_kl, prior_kl_terms
-from frcl.trees import Params, Tree, tree_map
+from frcl.trees import Params, Tree, named_tensors, tree_map
 
 Kept = dict[str, list[Tensor]]  # what is kept of past tasks, by kind (`learners/types.py`)
 
@@ -102,9 +103,9 @@ def number(default: float | None, *, positive: bool = False) -> Any:
     return field(default=default, metadata={"limits": POSITIVE if positive else NOT_NEGATIVE})
 
 
-def remembered(make: Callable[[], Any] = dict) -> Any:
-    """A field of state."""
-    return field(default_factory=make, init=False, repr=False)
+def remembered(make: Callable[[], Any] = dict, *, positive: bool = False) -> Any:
+    """A field of state; `positive` where no number in it is negative."""
+    return field(default_factory=make, init=False, repr=False, metadata={"positive": positive})
 
 
 @dataclass
@@ -192,6 +193,21 @@ class Regulariser(ABC):
             if not one.init:
                 hint = get_type_hints(type(self))[one.name]
                 setattr(self, one.name, typed(hint, state[one.name], f"{self.name}: {one.name}"))
+
+    def check_state(self, weights: Mapping[str, Tensor], saved: Seen, past: Sequence[Any]) -> None:
+        """Refuse loaded state that does not fit the network or the past tasks.
+
+        A list has an entry for each past task, and what is by name belongs to weights of these names.
+        """
+        for item in (one for one in fields(self) if not one.init):
+            value, what = getattr(self, item.name), f"{item.name!r} of {self.name}"
+            if isinstance(value, list):
+                expect(len(value) in (0, len(past)), f"{what} has {len(value)} entries for {len(past)} tasks")
+            for name, tensor in named_tensors(value if isinstance(value, dict) else ()):
+                expect(name in weights, f"{what} names a weight {name!r} that does not exist")
+                check_like(tensor, self.shape_of(item.name, name, weights), weights[name].dtype, f"{name!r} in {what}")
+            if item.metadata.get("positive"):
+                expect(all(bool((one >= 0).all()) for _, one in named_tensors(value)), f"{what} is negative")
 
     def shape_of(self, part: str, weight: str, weights: Mapping[str, Tensor]) -> tuple[int, ...]:
         """The shape of what the state `part` has under the name of a weight: that of the weight."""

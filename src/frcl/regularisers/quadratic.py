@@ -7,14 +7,16 @@ that N_i F_i is the curvature of its log-likelihood: a Laplace approximation of 
 Penalty and gradient are zero when a task begins.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from frcl.checks import Seen, check_weights, expect
 from frcl.regularisers.fisher import FisherMode, task_information
+from frcl.regularisers.heads import check_heads
 from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, number, register, remembered
 from frcl.trees import Params, Tree, copied, detached, tree_map
 
@@ -59,8 +61,8 @@ class Curvature(Regulariser):
     fisher: FisherMode = "exact"
     prior_precision: float | None = number(None, positive=True)
     anchor: Params = remembered()
-    precision: Params = remembered()
-    heads: list[Tensor] = remembered(list)  # precision of each finished head
+    precision: Params = remembered(positive=True)
+    heads: list[Tensor] = remembered(list, positive=True)  # precision of each finished head
     name: ClassVar[str] = "curvature"
 
     def begin(self, task: Task) -> None:
@@ -95,6 +97,10 @@ class Curvature(Regulariser):
         have next to no information, ruins the features.
         """
         return Phi.square() @ (1 / self.heads[task]).mT if task < len(self.heads) else None
+
+    def check_state(self, weights: Mapping[str, Tensor], saved: Seen, past: Sequence[Any]) -> None:
+        super().check_state(weights, saved, past)
+        check_heads(self.heads, past, f"'heads' of {self.name}")
 
     def kept(self, theta: Params) -> Kept:
         return {"anchor": list(self.anchor.values()), "fisher": [*self.precision.values(), *self.heads]}
@@ -141,6 +147,13 @@ class EWC(Regulariser):
     def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         information, _ = task_information(task, x, y, generator, self.fisher, self.examples)
         self.anchors = [*self.anchors, Anchor(copied(task.theta), information)]
+
+    def check_state(self, weights: Mapping[str, Tensor], saved: Seen, past: Sequence[Any]) -> None:
+        super().check_state(weights, saved, past)
+        for anchor in self.anchors:
+            for part in anchor[:2]:
+                check_weights(part, weights, part.keys(), f"an anchor of {self.name}")
+            expect(all(bool((one >= 0).all()) for one in anchor.precision.values()), f"a precision of {self.name}")
 
     def kept(self, theta: Params) -> Kept:
         fisher = [value for one in self.anchors for value in one.precision.values()]

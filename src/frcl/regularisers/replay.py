@@ -7,12 +7,15 @@ An unbiased estimate of the loss on all data of past tasks; all heads are traine
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from frcl.checks import Seen, check_stored, check_targets, expect
 from frcl.errors import DataError
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.heads import HeadBlock, log_prob, make_block
@@ -143,6 +146,14 @@ class Replay(Regulariser):
         self.x = [*self.x, StoredInputs(inputs.clone()) if M is None else stored_inputs(inputs)]
         self.y = [*self.y, y[rows.to(y.device)].clone()]
         self.sizes = [*self.sizes, float(task.N)]
+
+    def check_state(self, weights: Mapping[str, Tensor], saved: Seen, past: Sequence[Any]) -> None:
+        super().check_state(weights, saved, past)
+        for x, y, size, task in zip(self.x, self.y, self.sizes, past, strict=True):
+            dtype = next(iter(weights.values())).dtype
+            check_stored(x, saved, dtype, f"examples of {self.name}")
+            check_targets(y, task.likelihood, len(x.values), dtype, f"targets of {self.name}")
+            expect(0 < size < math.inf, f"sizes of {self.name}")
 
     def kept(self, theta: Params) -> Kept:
         return {"points": [*(part for x in self.x for part in x.kept), *self.y]}

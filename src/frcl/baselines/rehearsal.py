@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -21,10 +20,8 @@ from frcl.baselines.memory import Batch, Memory, drawn_batch, placed, reservoir_
 from frcl.baselines.options import AGEMOptions, DERppOptions, EROptions
 from frcl.baselines.penalised import Parameters
 from frcl.baselines.shared_head import Shared, SharedHead
-from frcl.distributed import processes
-from frcl.engine.parallel import sharded
-from frcl.engine.program import Drawn, Loss, Program, Terms, Unit, Values
-from frcl.engine.train import eager_steps
+from frcl.engine.program import Drawn, Loss, Program, Terms, Values
+from frcl.engine.train import one_step
 from frcl.features import fixed_parts, trained_parts
 from frcl.seeding import fork
 from frcl.summary import StoredInputs
@@ -114,11 +111,7 @@ class Rehearsal(SharedHead[O, Shared]):
         self._changes = None
         program = self._steps(x, rows, self.step + 1, whole=True)
         self._optimiser.schedule(1, 0.0, 0.0)  # a stream has no last step
-        group = processes()
-        program = program if group is None else sharded(program, group)
-        with closing(eager_steps([Unit(program)], group)) as steps:
-            ((values,),) = next(steps)
-        return values
+        return one_step(program)
 
 
 def replayed_loss(f: Tensor, old: Batch) -> Tensor:

@@ -281,6 +281,18 @@ def eager_steps(units: Sequence[Unit], group: Processes | None) -> Generator[lis
         yield [[tuple(one) for one in values]]
 
 
+def one_step(program: Program) -> Values:
+    """The next step of a program, not recorded; with several processes on a part of its data in each."""
+    group = processes()
+    if group is not None:
+        if program.step == program.first:
+            begin_together([program], group)
+        program = sharded(program, group)
+    with contextlib.closing(eager_steps([Unit(program)], group)) as steps:
+        ((values,),) = next(steps)
+    return values
+
+
 class StreamSteps:
     """The same step for one minibatch at a time: a program whose data is replaced before each step.
 
@@ -300,20 +312,13 @@ class StreamSteps:
 
         Whether it is recorded depends on the number of steps and the shape alone: a resumed stream does the same.
         """
-        program, group = self.program, processes()
+        program, static = self.program, self._static
         program.stop = program.step + 1
-        static = self._static
         fits = static is None or (static[0].shape, static[0].dtype) == (x.shape, x.dtype)
-        if fits and program.step >= EAGER and can_record([program]):
-            steps = self._recorded_steps(x, y)
-        else:
+        if not (fits and program.step >= EAGER and can_record([program])):
             program.x, program.y = x, y
-            if group is not None:
-                if program.step == program.first:
-                    begin_together([program], group)
-                program = sharded(program, group)
-            steps = eager_steps([Unit(program)], group)
-        with contextlib.closing(steps):
+            return one_step(program)
+        with contextlib.closing(self._recorded_steps(x, y)) as steps:
             ((values,),) = next(steps)
         return values
 

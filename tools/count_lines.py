@@ -66,7 +66,7 @@ LATER = {
     "frozen networks, batch norm, pre-trained networks": """frozen pretrained
         features:FeatureMap.ahead features:FeatureMap.inputs features:FeatureMap.through_front
         features:FeatureMap.outputs
-        features:trained_parts regularisers/fisher:_per_example learners/task:Model.map_ahead""",
+        features:trained_parts learners/task:Model.map_ahead""",
     "colour images, folders of images": "image_networks data/cifar data/cifar_files data/images",
     "loaders, several inputs, augmentation": """inputs augment data/options:BenchmarkOptions.augmentation
         learners/base:checked_steps regularisers/replay:Replayed regularisers/replay:Replay._changed""",

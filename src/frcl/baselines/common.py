@@ -28,7 +28,7 @@ from frcl.learners.base import SequentialLearner, State, checked_size
 from frcl.learners.loaded import SavedLearner, restored_parts, saved_parts, width_of
 from frcl.learners.lockstep import Work
 from frcl.learners.types import Beliefs, OnStep, Prediction
-from frcl.likelihoods import Likelihood, Softmax, as_values
+from frcl.likelihoods import Labels, Likelihood, Softmax, as_values
 from frcl.regularisers.protocol import Kept, Regulariser, Task, drop_task, hooks
 from frcl.seeding import fork
 from frcl.trees import Params, Tree, data_mark, detached, named_tensors
@@ -170,10 +170,7 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         self._close(inputs, targets)
 
     def _open(self, x: Tensor, y: Any, N: float) -> Tensor:
-        values = as_values(y)
-        if isinstance(values, Tensor) and values.is_floating_point():
-            raise DataError("this method is for classification; the targets are floats. FRCL does regression.")
-        likelihood = Softmax.from_targets(values, None, {})
+        likelihood = Softmax.from_targets(class_values(y), None, {})
         targets = likelihood.encode(y, self.device, self.dtype)
         K = check_features(self.net, x) + 1
         with self._changing() as state:
@@ -344,6 +341,14 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
                 one.check_resumed(self._task())
                 one.constants(self._task())  # fails where something of the task is missing
         return self._state
+
+
+def class_values(y: Any) -> Tensor | Labels:
+    """Labels as a user gives them; numbers that are no labels are refused."""
+    values = as_values(y)
+    if isinstance(values, Tensor) and values.is_floating_point():
+        raise DataError("this method is for classification; the targets are floats. FRCL does regression.")
+    return values
 
 
 def _no_points() -> Any:

@@ -12,17 +12,17 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from frcl.baselines.common import Baseline, Current, Finished, Saved, initial_head, sampled_prediction
+from frcl.baselines.common import Baseline, Current, Finished, Saved, class_values, initial_head, sampled_prediction
 from frcl.baselines.memory import Memory
 from frcl.baselines.options import SharedHeadOptions
 from frcl.checks import check_like, check_stored, expect
 from frcl.engine.program import CHUNK, Program, Values
 from frcl.engine.train import AdamState, Optimiser, train
-from frcl.errors import DataError, LabelError, OptionError, TaskError
+from frcl.errors import LabelError, OptionError, TaskError
 from frcl.features import check_features
 from frcl.learners.mixture import over_labels
 from frcl.learners.types import Beliefs, Prediction, StepLog
-from frcl.likelihoods import Label, Likelihood, Softmax, as_values
+from frcl.likelihoods import Label, Likelihood, Softmax
 from frcl.regularisers.protocol import Kept
 from frcl.seeding import fork
 
@@ -156,7 +156,7 @@ class SharedHead(Baseline[O, Own]):
             raise TaskError(f"task {len(before.past)} is still open: call fit() exactly as it began")
         if self._inference.sums is not None:
             raise OptionError('task_inference="exact" needs all examples of a task at once: use fit(), or "heads"')
-        labels = _labels_of(y)
+        labels: list[Label] = class_values(y).tolist()
         try:
             if before.current is None or not set(labels) <= set(before.current.likelihood.classes or ()):
                 self._open_stream(inputs, labels)
@@ -262,15 +262,6 @@ class SharedHead(Baseline[O, Own]):
             check_like(memory.logits, (m, C), self.dtype, "logits of the examples kept")
             check_like(memory.known, (m,), torch.int64, "known rows of the examples kept")
             expect(bool(((memory.known >= 1) & (memory.known <= C)).all()), "known rows of the examples kept")
-
-
-def _labels_of(y: Any) -> list[Label]:
-    """Labels as a user gives them, one for each example."""
-    values = as_values(y)
-    if isinstance(values, Tensor) and values.is_floating_point():
-        raise DataError("this method is for classification; the targets are floats. FRCL does regression.")
-    found: list[Label] = values.tolist()
-    return found
 
 
 def _refuse_two_kinds(labels: Sequence[Label]) -> None:

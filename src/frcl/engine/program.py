@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -53,10 +54,8 @@ class StepLock:
                 lock.release()
             raise
 
-    @property
-    def __exit__(self) -> Callable[..., None]:
-        """The lock's own, which is not written in Python: no interruption comes before it lets go."""
-        return self._lock.__exit__
+    # the lock's own, without a step in Python: no interruption comes before it lets go
+    __exit__ = property(attrgetter("_lock.__exit__"))
 
     def __reduce__(self) -> tuple[type[StepLock], tuple[()]]:
         return StepLock, ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -27,7 +27,7 @@ from frcl.learners.forget import forget
 from frcl.learners.loaded import load, non_finite
 from frcl.learners.lockstep import Work, steps_of
 from frcl.learners.mixture import check_task, checked_tasks, in_each_task, mixed
-from frcl.learners.types import Beliefs, OnStep, Parts, Prediction, StepLog, added, learner_html, parts_of
+from frcl.learners.types import Accounts, Beliefs, OnStep, Parts, Prediction, StepLog, added, parts_of
 from frcl.likelihoods import Likelihood
 from frcl.options import MethodOptions
 from frcl.regularisers.protocol import Kept, Regulariser
@@ -64,7 +64,7 @@ S = TypeVar("S", bound=State)
 Result = TypeVar("Result")
 
 
-class SequentialLearner(ABC, Generic[O, S]):
+class SequentialLearner(Accounts, Generic[O, S]):
     """A network that learns tasks one after another, each in one call of fit(), and can be saved at any step.
 
     A final class sets `_state`, implements `learn` as a generator of training programs, and says what it keeps.
@@ -105,10 +105,6 @@ class SequentialLearner(ABC, Generic[O, S]):
     @abstractmethod
     def _restored(self, saved: Any) -> S:
         """The state that was saved; the network has its weights already."""
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        return learner_html(repr(self), self.memory_parts())
 
     # -- learning ------------------------------------------------------------------------------------------------
 
@@ -262,12 +258,8 @@ class SequentialLearner(ABC, Generic[O, S]):
         """What keeps past tasks in place."""
         return tuple(self._state.regularisers)
 
-    def memory_bytes(self) -> int:
-        """Bytes that are kept of past tasks."""
-        return sum(self.memory_parts().values())
-
     def memory_parts(self) -> Parts:
-        """The same by kind: points, posterior, heads, and what the regularisers keep."""
+        """Bytes that are kept of past tasks by kind: points, posterior, heads, and what the regularisers keep."""
         return memory_of(self._state, self._kept(), trained_parts(self.net))
 
     def state_dict(self) -> dict[str, Any]:

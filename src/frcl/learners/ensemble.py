@@ -20,14 +20,14 @@ from frcl.learners.lockstep import finish, steps_of
 from frcl.learners.networks import build, describe
 from frcl.learners.options import FRCLKeywords, FRCLOptions
 from frcl.learners.state import LearnerState
-from frcl.learners.types import OnStep, Parts, Prediction, StepLog, Summary, added, learner_html
+from frcl.learners.types import Accounts, OnStep, Parts, Prediction, StepLog, Summary, added
 from frcl.likelihoods import Label
 from frcl.options import changed, shows_options
 from frcl.regularisers import Regulariser
 
 
 @shows_options(FRCLOptions())
-class Ensemble:
+class Ensemble(Accounts):
     """Several FRCL learners in one. Member i is FRCL(net, seed=seed + i), and learns exactly as that would.
 
     Parameters
@@ -72,10 +72,6 @@ class Ensemble:
         ]  # fmt: skip
         for member in self.members:  # one lock for all, so that they are always seen at the same step
             member._lock = member._model.lock = self.members[0]._lock
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        return learner_html(repr(self), self.memory_parts())
 
     def __repr__(self) -> str:
         return f"Ensemble of {len(self.members)} members, each {self.members[0]!r}"
@@ -172,12 +168,8 @@ class Ensemble:
         """The summaries of the tasks learned so far, by task: one of each member."""
         return tuple(zip(*(member.tasks for member in self.members), strict=True))
 
-    def memory_bytes(self) -> int:
-        """Bytes that all members keep of past tasks."""
-        return sum(self.memory_parts().values())
-
     def memory_parts(self) -> Parts:
-        """The same by kind."""
+        """Bytes that all members keep of past tasks by kind."""
         return added([member.memory_parts() for member in self.members])
 
     def state_dict(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from frcl.learners.base import checked_inputs
 from frcl.learners.deploy import Deployed, exact_gp_module, example_of, export, export_onnx
 from frcl.learners.lockstep import Work
 from frcl.learners.mixture import check_task, checked_tasks, over_labels, summed
-from frcl.learners.types import OnStep, Parts, Prediction, learner_html
+from frcl.learners.types import Accounts, OnStep, Parts, Prediction
 from frcl.likelihoods import Gaussian, Label, as_values
 from frcl.likelihoods.base import refuse_what_looks_like_labels
 from frcl.options import NOT_NEGATIVE, SHARE, MethodOptions, changed, option
@@ -85,7 +85,7 @@ class SavedExact:
     tasks: Tasks
 
 
-class ExactGP:
+class ExactGP(Accounts):
     """A Gaussian process on features that are never trained: random ones, or those of a frozen network.
 
     ΦᵀΦ and ΦᵀY are added task by task or minibatch by minibatch, in any order; the posterior is solved when asked, with
@@ -123,10 +123,6 @@ class ExactGP:
         self._random: RandomFeatures | None = None
         self._state = ExactState()
         self._model = ExactModel(self.features, chunk=self.options.batch_size)
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        return learner_html(repr(self), self.memory_parts())
 
     def __repr__(self) -> str:
         kind = f"{self.options.count} random features" if self.net is None else type(self.net).__name__
@@ -225,12 +221,8 @@ class ExactGP:
 
     # -- keeping ----------------------------------------------------------------------------------------
 
-    def memory_bytes(self) -> int:
-        """Bytes that are kept of past tasks."""
-        return sum(self.memory_parts().values())
-
     def memory_parts(self) -> Parts:
-        """The same by kind. Sums are counted as they are saved: exact whole numbers, of 32 bits where they fit."""
+        """Bytes kept of past tasks by kind. Sums count as they are saved: whole numbers, of 32 bits where they fit."""
         return {"statistics": stored_bytes(self._model.tasks)} if self._model.tasks.blocks else {}
 
     def kept_inputs(self) -> list[Tensor]:

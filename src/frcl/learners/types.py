@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -73,6 +74,22 @@ def learner_html(name: str, parts: Parts, tasks: Sequence[Summary] = ()) -> str:
         for i, one in enumerate(tasks)
     ]
     return html + (html_table("Tasks", ("task", "examples", "points", "labels", "bytes"), rows) if rows else "")
+
+
+class Accounts(ABC):
+    """What accounts for the bytes that it keeps of past tasks."""
+
+    @abstractmethod
+    def memory_parts(self) -> Parts:
+        """Bytes that are kept of past tasks by kind: points, posterior, heads, and what the regularisers keep."""
+
+    def memory_bytes(self) -> int:
+        """Bytes that are kept of past tasks."""
+        return sum(self.memory_parts().values())
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return learner_html(repr(self), self.memory_parts())
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad, jacrev, vmap
+from torch.func import grad, jacrev
 
 from frcl.likelihoods import Likelihood
+from frcl.regularisers.jacobians import per_example
 from frcl.regularisers.protocol import Task
-from frcl.trees import Params, detached, stack
+from frcl.trees import Params, detached
 
 FisherMode = Literal["exact", "sampled", "empirical"]
 HEAD = "head/"  # the name of a head among the weights; no weight of a network can have it
@@ -36,7 +36,8 @@ def diagonal_fisher(
     def values(p: Params, one: Tensor) -> Tensor:
         return likelihood.fisher_terms(outputs(p, one[None]), known)[0][0]
 
-    def log_p(p: Params, one: Tensor, target: Tensor) -> Tensor:
+    def log_p(p: Params, pair: tuple[Tensor, Tensor]) -> Tensor:
+        one, target = pair
         return likelihood.log_prob(outputs(p, one[None]), target[None], known)[0]
 
     total = {name: torch.zeros_like(value) for name, value in fixed.items()}
@@ -46,7 +47,7 @@ def diagonal_fisher(
     for rows, targets in zip(x.split(size), y.split(size), strict=True):
         if mode == "exact":  # Σ_b Σ_r weight_br (∂ value_r(x_b)/∂θ)²
             weight = likelihood.fisher_terms(outputs(fixed, rows), known)[1]
-            jacobian = _per_example(jacrev(values), fixed, rows)  # [B, R, ...]
+            jacobian = per_example(jacrev(values), fixed, rows)  # [B, R, ...]
             for name, value in jacobian.items():
                 total[name] += torch.einsum("bc,bc...->...", weight, value.square())
             continue
@@ -54,22 +55,9 @@ def diagonal_fisher(
             assert generator is not None
             with torch.no_grad():
                 targets = likelihood.sample(outputs(fixed, rows), known, generator)
-        for name, value in _per_example(grad(log_p), fixed, rows, targets).items():
+        for name, value in per_example(grad(log_p), fixed, (rows, targets)).items():
             total[name] += value.square().sum(0)
     return {name: value / len(x) for name, value in total.items()}
-
-
-def _per_example(function: Callable[..., Params], fixed: Params, *rows: Tensor) -> Params:
-    """The function of each example, stacked; one by one where the network cannot be batched by `torch.vmap`."""
-    try:
-        with warnings.catch_warnings():  # about layers that it takes one by one itself
-            warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-            found: Params = vmap(function, in_dims=(None, *(0 for _ in rows)))(fixed, *rows)
-            return found
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError:
-        return stack([function(fixed, *one) for one in zip(*rows, strict=True)])
 
 
 def some_rows(count: int, examples: int, generator: torch.Generator, device: torch.device) -> Tensor:

@@ -18,7 +18,7 @@ from torch.func import jacrev, vjp
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
-from frcl.trees import Params, Tree, named_tensors, tree_map
+from frcl.trees import Params, Tree, named_tensors, stack, tree_map
 
 Values = Callable[[Params, Any], Tensor]  # weights, a tree of examples [B, ...] → values [B, R] of each alone
 PROBE = 2  # inputs with which the layers are found
@@ -118,10 +118,21 @@ def _by_example(values: Values, params: Params, x: Tree, names: tuple[str, ...])
     def one(some: Params, row: Tree) -> Tensor:
         return values({**params, **some}, tree_map(lambda part: part[None], row))[0]
 
-    with warnings.catch_warnings():  # about layers that vmap takes one by one itself
-        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-        found: Params = torch.vmap(jacrev(one), in_dims=(None, 0))({name: params[name] for name in names}, x)
-    return found
+    return per_example(jacrev(one), {name: params[name] for name in names}, x)
+
+
+def per_example(function: Callable[[Params, Any], Params], params: Params, x: Tree) -> Params:
+    """The function of each example, stacked; one by one where the network cannot be batched by `torch.vmap`."""
+    try:
+        with warnings.catch_warnings():  # about layers that it takes one by one itself
+            warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+            found: Params = torch.vmap(function, in_dims=(None, 0))(params, x)
+            return found
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        count = len(next(tensor for _, tensor in named_tensors(x)))
+        return stack([function(params, tree_map(lambda part, i=i: part[i], x)) for i in range(count)])
 
 
 def squares_times(J: Jacobian, s: Params) -> Tensor:

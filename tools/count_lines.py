@@ -15,7 +15,7 @@ there before is rather too large:
   that is not named has it today;
 - of a module that is named, docstring, imports and constants are later too; of other modules they are earlier.
 
-An entry of LATER that names nothing, or a definition that the earlier commit has, ends the count with an error.
+A definition in LATER that the earlier commit has ends the count with an error; entries that name nothing are listed.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ LATER = {
         data/files:within data/files:check_files""",
     "threads and interruptions": """engine/program:StepLock engine/program:indivisible
         learners/frcl:FRCL._undoing weights""",
-    "predictions of one example": """summary:few_moments learners/predict:Predictor._of_few
+    "predictions of one example": """learners/predict:few_moments learners/predict:Predictor._of_few
         learners/predict:Predictor.in_task""",
-    "further measures of speed": "bench/cpu:wide_step bench/cpu:one_example bench/cpu:no_task",
+    "further measures of speed": "bench/cpu:wide_step bench/cpu:one_example bench/cpu:no_task bench/peers",
 }
 
 
@@ -158,8 +158,8 @@ def main() -> None:
             named -= {f"{module}:{name}"}
         total[module.partition("/")[0] if "/" in module else "."] += len(lines)
         later.update(feature for feature in lines if feature is not None)
-    if named:
-        sys.exit(f"LATER has entries that name nothing: {', '.join(sorted(named))}")
+    for entry in sorted(named):
+        print(f"LATER names {entry}, which does not exist")
     for package, count in sorted(total.items()):
         print(f"{package:14}{count:7,}")
     print(f"{'src/frcl':14}{total.total():7,}")

@@ -75,14 +75,12 @@ def to_json(value: Any, tensors: dict[str, Tensor] | None = None, place: str = "
 
 
 def from_json(kind: type[T], value: Any, where: str = "") -> T:
-    """The inverse of `to_json`; a value that does not fit `kind` raises `Damaged`. Defaults fill in what is absent."""
+    """The inverse of `to_json`; a value that does not fit `kind` raises `Damaged`. Defaults fill in what is absent.
+
+    Tensors, and tuples of a named kind, may be in the value as they are.
+    """
     found: T = _Reader(None).read(kind, value, where)
     return found
-
-
-def typed(kind: Any, value: Any, where: str) -> Any:
-    """A tree of tensors and plain values as `kind`, whose named tuples may be dictionaries there; else `Damaged`."""
-    return _Reader({}).read(kind, value, where)
 
 
 def pack(value: Any) -> dict[str, Any]:

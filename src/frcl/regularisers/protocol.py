@@ -14,9 +14,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol, cast, get_type_hints
 import torch
 from torch import Tensor
 
+from frcl import codec
 from frcl.augment import Augment, Augmentation, PureAugment
 from frcl.checks import Seen, check_like, expect
-from frcl.codec import typed
 from frcl.errors import OptionError
 from frcl.features import FeatureMap
 from frcl.graphs import inside_a_transform
@@ -192,7 +192,7 @@ class Regulariser(ABC):
         for one in fields(self):
             if not one.init:
                 hint = get_type_hints(type(self))[one.name]
-                setattr(self, one.name, typed(hint, state[one.name], f"{self.name}: {one.name}"))
+                setattr(self, one.name, codec.from_json(hint, state[one.name], f"{self.name}: {one.name}"))
 
     def check_state(self, weights: Mapping[str, Tensor], saved: Seen, past: Sequence[Any]) -> None:
         """Refuse loaded state that does not fit the network or the past tasks.

@@ -12,10 +12,11 @@ from scipy.stats import chisquare
 from torch import nn
 
 from frcl import MLP, DataError, LabelError, OptionError, TaskError
-from frcl.baselines.memory import Batch, Memory, drawn_batch, greedy_balanced, placed, reservoir_places
+from frcl.baselines.memory import Batch, Memory, drawn_batch, greedy_balanced, placed
 from frcl.baselines.penalised import Parameters
 from frcl.baselines.rehearsal import conflict, distance_to_logits
 from frcl.errors import CheckpointError
+from frcl.learners.state import reservoir_places
 from frcl.methods import METHODS, make_learner
 from frcl.summary import StoredInputs
 from streams import blobs, same_tensors

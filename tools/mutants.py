@@ -605,7 +605,7 @@ MUTANTS = (
     Mutant("batch norm without statistics accepted", "features.py",
            "(is_batch_norm and module.running_mean is None) or", "",
            "tests/test_features_batch_norm.py"),
-    Mutant("a reservoir that prefers recent examples", "baselines/memory.py",
+    Mutant("a reservoir that prefers recent examples", "learners/state.py",
            "place = int(draw * n)", "place = int(draw * n * 0.9)", "tests/test_methods_rehearsal.py"),
     Mutant("a frequent label keeps its place in a full memory", "baselines/memory.py",
            "largest = max(of_label.values(), key=len)", "largest = next(one for one in of_label.values() if one)",

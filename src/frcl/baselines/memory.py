@@ -58,23 +58,6 @@ class Batch(NamedTuple):
 # -- which examples are kept -----------------------------------------------------------------------------------------
 
 
-def reservoir_places(seen: int, held: int, count: int, capacity: int, generator: torch.Generator) -> list[int]:
-    """The place of each of `count` further examples in a reservoir that holds some of those `seen`; −1: dropped.
-
-    Places that are still free, or were emptied, are filled first.
-    """
-    draws: list[float] = torch.rand(count, generator=generator, dtype=torch.float64, device=generator.device).tolist()
-    places = []
-    for n, draw in enumerate(draws, seen + 1):
-        if held < capacity:
-            places.append(held)
-            held += 1
-        else:
-            place = int(draw * n)
-            places.append(place if place < capacity else -1)
-    return places
-
-
 def greedy_balanced(
     labels: Sequence[int], kept: Sequence[int], known: Iterable[int], capacity: int, draws: Sequence[float]
 ) -> list[int]:

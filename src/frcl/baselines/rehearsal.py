@@ -16,13 +16,14 @@ from torch import Tensor
 
 from frcl.augment import PureAugment
 from frcl.baselines.common import plain_terms
-from frcl.baselines.memory import Batch, Memory, drawn_batch, placed, reservoir_places, weighted_mean
+from frcl.baselines.memory import Batch, Memory, drawn_batch, placed, weighted_mean
 from frcl.baselines.options import AGEMOptions, DERppOptions, EROptions
 from frcl.baselines.penalised import Parameters
 from frcl.baselines.shared_head import Shared, SharedHead
 from frcl.engine.program import Drawn, Loss, Program, Terms, Values
 from frcl.engine.train import one_step
 from frcl.features import fixed_parts, trained_parts
+from frcl.learners.state import reservoir_places
 from frcl.seeding import fork
 from frcl.summary import StoredInputs
 from frcl.trees import Params, named_tensors, tree_map, with_tensors

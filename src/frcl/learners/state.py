@@ -23,6 +23,23 @@ from frcl.regularisers.heads import with_trained_heads
 from frcl.regularisers.protocol import Kept
 
 
+def reservoir_places(seen: int, held: int, count: int, capacity: int, generator: torch.Generator) -> list[int]:
+    """The place of each of `count` further examples in a reservoir that holds some of those `seen`; −1: dropped.
+
+    Places that are still free, or were emptied, are filled first.
+    """
+    draws: list[float] = torch.rand(count, generator=generator, dtype=torch.float64, device=generator.device).tolist()
+    places = []
+    for n, draw in enumerate(draws, seen + 1):
+        if held < capacity:
+            places.append(held)
+            held += 1
+        else:
+            place = int(draw * n)
+            places.append(place if place < capacity else -1)
+    return places
+
+
 class Window:
     """Reservoir sampling: after n examples each of them is held with probability min(1, capacity/n)."""
 
@@ -40,13 +57,9 @@ class Window:
             self._x = x.new_empty(self.capacity, *x.shape[1:])
             self._y = y.new_empty(self.capacity, *y.shape[1:])
         self.minibatches += 1
-        draws = torch.rand(len(x), generator=generator, device=generator.device, dtype=torch.float64).tolist()
-        kept: dict[int, int] = {}  # by place: the last row that fell there
-        for row, draw in enumerate(draws):
-            place = self.seen if self.seen < self.capacity else int(draw * (self.seen + 1))
-            if place < self.capacity:
-                kept[place] = row
-            self.seen += 1
+        drawn = reservoir_places(self.seen, len(self), len(x), self.capacity, generator)
+        kept = {place: row for row, place in enumerate(drawn) if place >= 0}  # by place: the last row that fell there
+        self.seen += len(x)
         if kept:
             places, rows = (torch.tensor(list(part), device=x.device) for part in (kept, kept.values()))
             self._x[places] = x[rows]

@@ -255,10 +255,13 @@ def _check_window(
     window: SavedWindow, likelihood: Likelihood, saved: SavedLearner, capacity: int, dtype: torch.dtype
 ) -> None:
     expect(window.seen >= 0, f"the window has seen {window.seen} examples")
-    expect((window.x is None) == (window.y is None) == (window.seen == 0), "the window of the stream")
-    if window.x is not None and window.y is not None:
-        expect(
-            len(window.x) == min(window.seen, capacity), "the window has another number of examples than it has seen"
-        )
+    expect((window.x is None) == (window.y is None) == (window.came is None) == (window.seen == 0), "the window")
+    if window.x is not None and window.y is not None and window.came is not None:
         check_inputs(window.x, saved, dtype, "the window of the stream")
-        check_targets(window.y, likelihood, len(window.x), dtype, "targets of the window")
+        n, came = min(window.seen, capacity), window.came
+        expect(len(window.x) == n, "the window has another number of examples than it has seen")
+        check_targets(window.y, likelihood, n, dtype, "targets of the window")
+        check_like(came, (n,), torch.int64, "minibatches of the window of the current task")
+        expect(
+            bool(((came >= 1) & (came <= window.minibatches)).all()), "minibatches of the window of the current task"
+        )

@@ -24,11 +24,10 @@ import torch
 from torch import Tensor
 
 from frcl.checks import Seen, check_like
-from frcl.errors import CheckpointError
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.heads import divergence, functions_at, make_block
-from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, number, register, remembered
-from frcl.trees import Params, Tree, copied, shapes
+from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, check_beginning, number, register, remembered
+from frcl.trees import Params, Tree, copied
 
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float, likelihood: Likelihood) -> Tensor:
@@ -93,9 +92,7 @@ class CurrentInputs(Regulariser):
             self.means = [*self.means, inputs.flatten(1).mean(0)]
 
     def check_resumed(self, task: Task) -> None:
-        expected = shapes(task.theta) if task.past else []
-        if sorted(shapes(self.theta)) != sorted(expected):
-            raise CheckpointError("the state lacks the network as it was when the current task began")
+        check_beginning(self.theta, task)
 
     def check_state(self, weights: Mapping[str, Tensor], saved: Seen, past: Sequence[Any]) -> None:
         super().check_state(weights, saved, past)

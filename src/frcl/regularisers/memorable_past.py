@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from frcl.checks import Seen, check_stored
-from frcl.errors import CheckpointError, DataError
+from frcl.errors import DataError
 from frcl.features import FeatureMap, in_chunks
 from frcl.likelihoods import Likelihood, Softmax
 from frcl.linalg import cholesky, inverse_lower
@@ -36,6 +36,7 @@ from frcl.regularisers.protocol import (
     Regulariser,
     Step,
     Task,
+    check_beginning,
     number,
     of_tasks,
     register,
@@ -44,7 +45,7 @@ from frcl.regularisers.protocol import (
 )
 from frcl.regularisers.quadratic import running_sum
 from frcl.summary import StoredInputs, padded, stored_inputs
-from frcl.trees import Params, Tree, copied, detached, shapes
+from frcl.trees import Params, Tree, copied, detached
 
 CHUNK = 4096  # inputs whose probabilities are computed at once
 
@@ -176,9 +177,7 @@ class MemorablePast(Regulariser):
         self.x, self.theta = [*self.x, stored_inputs(x[chosen])], {}
 
     def check_resumed(self, task: Task) -> None:
-        expected = shapes(task.theta) if task.past else []
-        if sorted(shapes(self.theta)) != sorted(expected):
-            raise CheckpointError("the state lacks the network as it was when the current task began")
+        check_beginning(self.theta, task)
 
     def check_state(self, weights: Mapping[str, Tensor], saved: Seen, past: Sequence[Any]) -> None:
         super().check_state(weights, saved, past)

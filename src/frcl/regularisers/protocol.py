@@ -17,7 +17,7 @@ from torch import Tensor
 from frcl import codec
 from frcl.augment import Augment, Augmentation, PureAugment
 from frcl.checks import Seen, check_like, expect
-from frcl.errors import OptionError
+from frcl.errors import CheckpointError, OptionError
 from frcl.features import FeatureMap
 from frcl.graphs import inside_a_transform
 from frcl.likelihoods import Likelihood
@@ -25,7 +25,7 @@ from frcl.options import NOT_NEGATIVE, POSITIVE, check_fields
 from frcl.registry import Registry
 from frcl.seeding import fork
 from frcl.summary import prior_kl, prior_kl_terms
-from frcl.trees import Params, Tree, named_tensors, tree_map
+from frcl.trees import Params, Tree, named_tensors, shapes, tree_map
 
 Kept = dict[str, list[Tensor]]  # what is kept of past tasks, by kind (`learners/types.py`)
 
@@ -215,6 +215,12 @@ class Regulariser(ABC):
 
     def check_resumed(self, task: Task) -> None:  # noqa: B027
         """Refuse loaded state that does not belong to the task that is being learned."""
+
+
+def check_beginning(theta: Params, task: Task) -> None:
+    """Refuse loaded weights that cannot be those with which the task began, kept where there are past tasks."""
+    if sorted(shapes(theta)) != sorted(shapes(task.theta) if task.past else []):
+        raise CheckpointError("the state lacks the network as it was when the current task began")
 
 
 def drop_task(kept: Any, state: Sequence[Field[Any]], task: int, *, last: bool) -> None:

@@ -64,6 +64,9 @@ class TaskInference(Protocol):
     def infer(self, kept: Tasks, asked: Asked) -> Inferred:
         """The probability of each task for each input."""
 
+    def models(self, kept: Tasks) -> list[tuple[ExactModel, bool]]:
+        """The models whose geometric mean that is, each with whether it reads features of the network too."""
+
 
 class InputFeatures:
     """Fixed random features of inputs, made when the shape of the inputs is known."""
@@ -135,6 +138,9 @@ class Exact:
         self._model.tasks = kept
         return by_task(self._model.believe(asked.x), kept)
 
+    def models(self, kept: Tasks) -> list[tuple[ExactModel, bool]]:
+        return [(self._model, False)]
+
     def _go_on_with(self, kept: Tasks) -> None:
         """Use the features that the sums have; the last of them is the bias."""
         if kept.gram is not None:
@@ -161,6 +167,9 @@ class Summaries:
         chunks = zip(asked.x.split(self._model.chunk), asked.features().split(self._model.chunk), strict=True)
         found = [by_task(self._model.believe(self._joined(*chunk)), self._model.tasks) for chunk in chunks]
         return Inferred(torch.cat([one.log_probs for one in found]), torch.cat([one.novelty for one in found]))  # type: ignore[misc]
+
+    def models(self, kept: Tasks) -> list[tuple[ExactModel, bool]]:
+        return [(self._model, True)]
 
     def _learned(self, points: Sequence[Points]) -> Tasks:
         tasks = Tasks()
@@ -190,6 +199,9 @@ class Auto:
     def infer(self, kept: Tasks, asked: Asked) -> Inferred:
         return self.among(kept).infer(kept, asked)
 
+    def models(self, kept: Tasks) -> list[tuple[ExactModel, bool]]:
+        return self.among(kept).models(kept)
+
 
 class Both:
     """The geometric mean of the two."""
@@ -203,6 +215,9 @@ class Both:
         exact, summaries = self.sums.infer(kept, asked), self._summaries.infer(kept, asked)
         return Inferred((0.5 * (exact.log_probs + summaries.log_probs)).log_softmax(1), exact.novelty)
 
+    def models(self, kept: Tasks) -> list[tuple[ExactModel, bool]]:
+        return [*self.sums.models(kept), *self._summaries.models(kept)]
+
 
 class Heads:
     """From the heads alone: p(task | x) ∝ the largest probability that the task gives to a class. Weak, but free."""
@@ -211,8 +226,10 @@ class Heads:
 
     def infer(self, kept: Tasks, asked: Asked) -> Inferred:
         sureness = torch.stack([one.amax(1) for one in asked.probs()], 1)
-        log_probs = sureness.double().log().log_softmax(1)
-        return Inferred(log_probs, None)
+        return Inferred(sureness.double().log().log_softmax(1), None)
+
+    def models(self, kept: Tasks) -> list[tuple[ExactModel, bool]]:
+        return []
 
 
 def task_inference(name: str, count: int, kind: FeatureKind, seed: int) -> TaskInference:

@@ -19,7 +19,6 @@ from frcl.errors import FrclError, OptionError, TaskError
 from frcl.exact.fixed import RandomFeatures, rounded
 from frcl.exact.linear import Classes, Linear, log_probs_at
 from frcl.files import write_atomically
-from frcl.inference import Auto, Both, Heads, Summaries
 from frcl.learners.mixture import all_labels, check_task, mixture_moments
 from frcl.likelihoods import Label, Likelihood, tempered
 from frcl.linalg import inverse_lower
@@ -259,15 +258,9 @@ def task_models(learner: Any) -> list[TaskModel]:
     """What infers the task of an input; nothing where the heads do."""
     state, options = learner._state, learner.options
     learner.predict(example_of(learner).to(learner.device))  # solves what infers the task
-    inference, found = learner._inference, []
-    if isinstance(inference, Auto):
-        inference = inference.among(state.task_sums)
-    for way in (inference.sums, inference._summaries) if isinstance(inference, Both) else (inference,):
-        if isinstance(way, Heads):
-            continue
-        network, own = isinstance(way, Summaries), way._model.tasks
-        sizes = [len(block.squares) for block in own.blocks]
-        solved: Any = way._model._solve()[2]
+    found = []
+    for model, network in learner._inference.models(state.task_sums):
+        sizes, solved = [len(block.squares) for block in model.tasks.blocks], model._solve()[2]
         count = options.task_features if network else len(solved.weights) - 1  # without the bias
         made = RandomFeatures(state.input_shape, count, options.task_kind, options.seed)
         found.append(TaskModel(solved, sizes, Products(made), network=network))

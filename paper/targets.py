@@ -10,6 +10,7 @@ from frcl import OptionError
 from paper import cells
 from paper.cells import Table
 from paper.cifar import CIFAR, PRETRAINED
+from paper.controls import CONTROLS_TABLE
 from paper.figures import criteria, detection, gp, points, regularisers
 from paper.figures.base import FigureSpec
 from paper.frontier import FRONTIER
@@ -21,7 +22,7 @@ from paper.readme import write_readme
 from paper.scenarios import SCENARIOS
 
 ALL = "all"
-TABLES = (*cells.TABLES, FRONTIER, SCENARIOS, PEERS_TABLE, CIFAR, PRETRAINED)
+TABLES = (*cells.TABLES, FRONTIER, CONTROLS_TABLE, SCENARIOS, PEERS_TABLE, CIFAR, PRETRAINED)
 PAPER_FIGURES = (*gp.FIGURES, *criteria.FIGURES, *points.FIGURES, *detection.FIGURES)
 FIGURES = (*sorted(PAPER_FIGURES, key=lambda figure: figure.name), *regularisers.FIGURES)
 

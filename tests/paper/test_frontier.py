@@ -101,8 +101,8 @@ def test_frcl_plus_has_one_configuration():
 def test_our_frcl_is_looked_for_where_it_is_measured():
     budgets = {name for table in frcl_tables() for name in (cell.name for cell in table.cells)}
     assert budgets == {
-        *(f"split-mnist-frcl-trace-{points}" for points in (2, 10, 40, 200)),
-        *(f"permuted-mnist-frcl-trace-{points}" for points in (10, 50, 200, 215)),
+        *(f"split-mnist-frcl-trace-{points}" for points in (2, 10, 40, 200, 640)),
+        *(f"permuted-mnist-frcl-trace-{points}" for points in (10, 50, 200, 215, 272)),
         *(f"omniglot-frcl-trace-{points}" for points in (1, 2, 3)),
     }
     assert {line.frcl for line in LINES} <= {cell.name for table in TABLES[:2] for cell in table.cells}

@@ -10,8 +10,10 @@ from torch.distributions import Categorical, MixtureSameFamily, Normal
 
 import frcl
 from frcl import FRCL, MLP, Ensemble, Prediction, TaskError
+from frcl.data.tasks import BuiltTasks, Split
 from frcl.exact.fixed import whole_features
 from frcl.exact.model import ExactModel, Tasks, added, all_sums
+from frcl.experiment.metrics import evaluated
 from frcl.inference import Asked, Exact, InputFeatures, Points, Summaries, task_inference
 from frcl.learners.mixture import RARE, in_each_task, mixed, mixture_moments, over_labels, summed
 from frcl.learners.types import Beliefs
@@ -348,6 +350,20 @@ def test_features_are_computed_once_for_all_heads(name):
     p = learner.predict(X)
     p.in_task(1)
     assert rows == [len(X)]
+
+
+def test_a_run_passes_test_inputs_through_the_network_once():
+    learner = learner_of("frcl", steps=5)
+    whole = BuiltTasks("digits", ("a", "b", "c"), None, lambda k: Split(*TASKS[k]))
+    learner.predict(X)
+    rows = []
+    learner.net.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+    named, agnostic = evaluated(learner, whole, [0, 1, 2], whole=True)
+    assert rows == [len(x) for x, _ in TASKS]
+    each = [learner.predict(x, task=k).labels == y for k, (x, y) in enumerate(TASKS)]
+    close(named, torch.stack([right.double().mean() for right in each]), rtol=0, atol=1e-6)
+    each = [learner.predict(x).labels == y for x, y in TASKS]
+    close(agnostic.accuracy, torch.stack([right.double().mean() for right in each]), rtol=0, atol=1e-6)
 
 
 def test_the_mean_stands_in_for_a_rare_task():

@@ -125,10 +125,11 @@ def test_an_exact_gp_as_a_program():
     check(learner, None)
 
 
+@pytest.mark.parametrize("kind", ["conv", "smooth"])
 @pytest.mark.parametrize("shape", [(12, 12), (3, 13, 10), (49,)])
-def test_random_convolutions_as_products(shape):
+def test_random_convolutions_as_products(shape, kind):
     """Oracle: the convolution itself, with maps that the regions do not divide evenly."""
-    random = RandomFeatures(shape, 50, "conv", 0)
+    random = RandomFeatures(shape, 50, kind, 0)
     x = torch.rand(5, *shape, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(Products(random)(x), random(x), rtol=1e-12, atol=1e-12)
 

@@ -13,7 +13,7 @@ from sklearn.linear_model import BayesianRidge, Ridge
 import frcl
 from frcl import MLP, ExactGP
 from frcl.errors import CheckpointError, DataError, LabelError, NumericalError, OptionError, TaskError
-from frcl.exact.fixed import LIMIT, STEPS, RandomFeatures, image_shape, whole_features
+from frcl.exact.fixed import LIMIT, STEPS, RandomFeatures, image_shape, smoothed, whole_features
 from frcl.exact.linear import (
     POWERS,
     TEMPER,
@@ -32,6 +32,7 @@ from frcl.exact.linear import (
     triangle,
 )
 from frcl.exact.model import last_of_each_class
+from frcl.seeding import fork
 
 
 def examples(n=60, K=7, C=2, seed=0, noise=0.3):
@@ -95,6 +96,17 @@ def test_the_ridge_is_that_of_bayesian_ridge_regression():
     close(linear.weights[:, 0], other.coef_, rtol=5e-3, atol=1e-3)
 
 
+def test_the_chosen_ridge_has_the_largest_evidence_on_a_fine_grid():
+    """By the Cholesky factors of `solve`, where the search goes by eigenvalues."""
+    Phi, Y = examples(n=80, K=6, C=3, noise=1.0)
+    sums = sums_of(Phi, Y)
+    best = solve_by_evidence(sums)
+    grid = best.ridge * torch.logspace(-3, 3, 601, dtype=torch.float64)
+    others = torch.stack([solve(sums, ridge).log_evidence for ridge in grid])
+    assert best.log_evidence >= others.max() - 1e-3
+    assert abs(int(others.argmax()) - 300) <= 2
+
+
 def test_degrees_of_freedom_are_the_sum_of_the_leverages():
     Phi, Y = examples()
     sums = sums_of(Phi, Y)
@@ -117,7 +129,7 @@ def test_class_means_and_scale_are_the_moments_of_the_functions_within_classes()
     linear = solve(sums, torch.tensor(1.0, dtype=torch.float64))
     model, f = class_model(sums, linear), Phi @ linear.weights
     means = torch.stack([f[y == c].mean(0) for c in range(3)], 1)
-    close(model.means, means, rtol=1e-10, atol=1e-12)
+    close(model.chol @ model.centres, means, rtol=1e-10, atol=1e-12)
     within = sum((f[y == c] - f[y == c].mean(0)).mT @ (f[y == c] - f[y == c].mean(0)) for c in range(3)) / len(f)
     variance = linear.noise * leverage(linear, Phi).mean()
     close(model.chol @ model.chol.mT, within + variance * torch.eye(3, dtype=torch.float64), rtol=1e-9, atol=1e-12)
@@ -142,10 +154,9 @@ def test_class_probabilities_follow_bayes_rule_with_a_tempered_student_t():
     sums = sums_of(Phi, torch.nn.functional.one_hot(y, 3).double())
     linear = solve(sums, torch.tensor(1.0, dtype=torch.float64))
     model, f = class_model(sums, linear), (Phi @ linear.weights)[:5]
-    S = (model.chol @ model.chol.mT).numpy()
+    S, means = (model.chol @ model.chol.mT).numpy(), (model.chol @ model.centres).numpy()
     logs = [
-        TEMPER * multivariate_t(model.means[:, c].numpy(), S, df=3).logpdf(f.numpy()) + float(model.log_prior[c])
-        for c in range(3)
+        TEMPER * multivariate_t(means[:, c], S, df=3).logpdf(f.numpy()) + float(model.log_prior[c]) for c in range(3)
     ]
     close(class_log_probs(model, Phi[:5]), torch.tensor(np.array(logs)).mT.log_softmax(1), rtol=1e-8, atol=1e-8)
 
@@ -232,6 +243,24 @@ def test_convolutional_features_are_the_same_for_flat_and_shaped_images():
         image_shape((65,))
 
 
+def test_smooth_features_are_roots_of_means_of_smoothed_filters():
+    from scipy.ndimage import gaussian_filter
+
+    x = torch.rand(2, 2, 56, 56, generator=torch.Generator().manual_seed(0))
+    rough, smooth = (RandomFeatures((2, 56, 56), 27, kind).get_buffer("weights") for kind in ("conv", "smooth"))
+    image = torch.zeros(1, 1, 14, 14, dtype=torch.float64)
+    image[0, 0, 5, 6] = 3.0
+    by_scipy = gaussian_filter(image[0, 0].numpy(), 2.0, mode="constant", radius=6)
+    spread = smoothed(image, 2.0)[0, 0]
+    close(spread / spread.sum(), by_scipy / by_scipy.sum(), rtol=1e-10, atol=1e-12)
+    expected = smoothed(torch.randn(rough.shape, generator=fork(0, "features/smooth"), dtype=torch.float64), 2.0)
+    expected = expected - expected.mean((1, 2, 3), keepdim=True)
+    close(smooth, expected / expected.flatten(1).norm(dim=1)[:, None, None, None], rtol=1e-10, atol=1e-12)
+    maps = torch.nn.functional.conv2d(x.double(), smooth, stride=2).abs()
+    means = torch.nn.functional.adaptive_avg_pool2d(maps, 3).flatten(1)
+    close(RandomFeatures((2, 56, 56), 27, "smooth")(x), means.sqrt(), rtol=1e-10, atol=1e-12)
+
+
 def test_features_are_rounded_for_each_input_by_itself():
     features = torch.tensor([[3.0, -4.0], [300.0, -400.0], [0.0, 0.0]])
     rms = math.sqrt(12.5)
@@ -272,7 +301,7 @@ def same(first, second, atol=1e-6):
         close(getattr(a, name), getattr(b, name), rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("kind", ["dense", "conv"])
+@pytest.mark.parametrize("kind", ["dense", "conv", "smooth"])
 def test_the_order_of_tasks_and_minibatches_does_not_matter(kind):
     forward, backward = taught(kind=kind), taught(TASKS[::-1], kind=kind)
     same(forward, backward)
@@ -437,7 +466,7 @@ def test_regression_with_variance():
     """Against a brute-force Gaussian process; the variance grows away from the data."""
     x = torch.linspace(-2, 2, 80)[:, None]
     y = torch.sin(2 * x[:, 0]) + 0.05 * torch.randn(80, generator=torch.Generator().manual_seed(0))
-    learner = ExactGP(features=100, batch_size=16)
+    learner = ExactGP(features=100)
     learner.fit(x[:40], y[:40])
     learner.fit(x[40:], y[40:])
     new = torch.tensor([[-1.0], [0.3], [1.5], [6.0]])

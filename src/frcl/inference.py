@@ -17,7 +17,7 @@ from torch import Tensor
 from frcl.errors import OptionError
 from frcl.exact.fixed import FeatureKind, RandomFeatures, whole_features
 from frcl.exact.linear import Sums, features_within
-from frcl.exact.model import Believed, ExactModel, Tasks, added
+from frcl.exact.model import CHUNK, Believed, ExactModel, Tasks, added
 from frcl.likelihoods import Likelihood
 
 LEAST = 50  # of random features; with fewer the points say more of the task
@@ -164,7 +164,7 @@ class Summaries:
         if self._version is None or self._version != asked.version:
             self._model.tasks = self._learned(asked.points())
             self._version = asked.version
-        chunks = zip(asked.x.split(self._model.chunk), asked.features().split(self._model.chunk), strict=True)
+        chunks = zip(asked.x.split(CHUNK), asked.features().split(CHUNK), strict=True)
         found = [by_task(self._model.believe(self._joined(*chunk)), self._model.tasks) for chunk in chunks]
         return Inferred(torch.cat([one.log_probs for one in found]), torch.cat([one.novelty for one in found]))  # type: ignore[misc]
 

@@ -26,7 +26,9 @@ class TrainingOptions(OptimiserOptions):
         "heads", "p(task | x) where no task is named: from the largest probability of each head, or sums over examples"
     )
     task_features: int = option(500, "exact: random features of the input; their sums take 2 bytes times its square")
-    task_kind: FeatureKind = option("auto", "exact: 'conv' for images, 'dense' for flat inputs; auto: by the shape")
+    task_kind: FeatureKind = option(
+        "auto", "exact: 'conv' for images, 'smooth' for drawings, 'dense' for flat inputs; auto: by the shape"
+    )
     seed: int = option(0, "root of every random stream of the learner", NOT_NEGATIVE)
 
     def __post_init__(self) -> None:

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from frcl.errors import DataError, NumericalError, OptionError
 from frcl.seeding import fork
 
-FeatureKind = Literal["auto", "dense", "conv"]
+FeatureKind = Literal["auto", "dense", "conv", "smooth"]
 STEPS = 64  # a feature of the size of the root mean square of all features of its input becomes this number
 LIMIT = 8 * STEPS  # larger ones are clipped
 REGIONS = 3  # maps of a convolution are averaged over 3 × 3 regions
+SIDE = 28  # smooth filters are for an image with this side, or for one that is enlarged to another
 SMALL = 1e-12
 
 
@@ -27,8 +28,10 @@ class RandomFeatures(nn.Module):
     dense   max(wᵀ(x, 1) / ‖(x, 1)‖, 0), w ~ N(0, I): a sample of the arc-cosine kernel of degree 1
     conv    |filter ∗ image|, averaged over 3 × 3 regions; filters are Gaussian with mean zero and norm one, their side
             is a quarter of the image's
+    smooth  the square roots of these, with filters that are smoothed by a Gaussian with a standard deviation of 1/28 of
+            the image's side: for drawings
 
-    Images are [height, width] or [channels, height, width]; for "conv" a flat input must be a square image.
+    Images are [height, width] or [channels, height, width]; for filters a flat input must be a square image.
     """
 
     def __init__(self, input_shape: tuple[int, ...], count: int, kind: FeatureKind = "auto", seed: int = 0) -> None:
@@ -43,11 +46,13 @@ class RandomFeatures(nn.Module):
             weights = torch.randn(math.prod(self.shape) + 1, count, generator=generator, dtype=torch.float64)
         else:
             self.image = image_shape(self.shape)
-            side = min(self.image[1:])
-            size, self.stride = min(side, max(3, round(side / 4))), max(1, side // 14)
+            side, smooth = min(self.image[1:]), self.kind == "smooth"
+            size, self.stride = min(side, max(3, round(side / 4))), max(1, side // (SIDE if smooth else 14))
             self.regions = min(REGIONS, (side - size) // self.stride + 1)
             filters = math.ceil(count / self.regions**2)
             weights = torch.randn(filters, self.image[0], size, size, generator=generator, dtype=torch.float64)
+            if smooth:
+                weights = smoothed(weights, side / SIDE)
             weights = weights - weights.mean((1, 2, 3), keepdim=True)
             weights = weights / weights.flatten(1).norm(dim=1)[:, None, None, None]
         self.register_buffer("weights", weights, persistent=False)
@@ -60,7 +65,20 @@ class RandomFeatures(nn.Module):
             dense: Tensor = torch.relu(flat @ weights) / flat.norm(dim=1, keepdim=True)
             return dense
         maps = F.conv2d(x.double().reshape(-1, *self.image), weights, stride=self.stride).abs()
-        return F.adaptive_avg_pool2d(maps, self.regions).flatten(1)[:, : self.count]
+        return self.of_regions(F.adaptive_avg_pool2d(maps, self.regions).flatten(1))
+
+    def of_regions(self, means: Tensor) -> Tensor:
+        """The features from the means over regions, [n, filters · regions²]."""
+        chosen = means[:, : self.count]
+        return chosen.sqrt() if self.kind == "smooth" else chosen
+
+
+def smoothed(images: Tensor, width: float) -> Tensor:
+    """Images [n, channels, height, width], zero outside, under a Gaussian with this standard deviation in pixels."""
+    reach = math.ceil(3 * width)
+    line = (-0.5 * (torch.arange(-reach, reach + 1, dtype=images.dtype) / width).square()).exp()
+    kernel = (line[:, None] * line)[None, None]
+    return F.conv2d(images.flatten(0, 1)[:, None], kernel, padding=reach).view_as(images)
 
 
 def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
@@ -72,7 +90,7 @@ def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
     side = math.isqrt(math.prod(shape))
     if len(shape) != 1 or side * side != shape[0] or side < 3:
         raise DataError(
-            f'features "conv" need images, or flat inputs that are square images; inputs have shape {list(shape)}. '
+            f"features of filters need images, or flat inputs that are square images; inputs have shape {list(shape)}. "
             'Use kind="dense".'
         )
     return 1, side, side

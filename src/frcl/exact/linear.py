@@ -99,36 +99,44 @@ def solve(sums: Sums, ridge: Tensor) -> Linear:
     W = (ΦᵀΦ + λI)⁻¹ ΦᵀY,   σ² = (tr YᵀY − tr YᵀΦ W) / (NC)
     log p(Y | Φ) = −½ [ NC log(2πσ²) + NC + C log|ΦᵀΦ + λI| − CK log λ ]
     """
-    K, C = len(sums.cross), len(sums.squares)
     chol = cholesky(sums.gram, ridge)
     half = solve_lower(chol, sums.cross)  # L⁻¹ ΦᵀY
-    total, NC = sums.squares.sum(), sums.examples * C
-    noise = (total - half.square().sum()).clamp_min(TINY * total + math.ulp(0.0)) / NC
-    log_evidence = -0.5 * (NC * (2 * math.pi * noise).log() + NC + C * logdet_from_cholesky(chol) - C * K * ridge.log())
+    noise, log_evidence = _evidence(sums, ridge, half.square().sum(), logdet_from_cholesky(chol))
     weights: Tensor = torch.linalg.solve_triangular(chol.mT, half, upper=True)
     return Linear(weights, chol, noise, ridge, log_evidence)
 
 
+def _evidence(sums: Sums, ridge: Tensor, fitted: Tensor, logdet: Tensor) -> tuple[Tensor, Tensor]:
+    """σ² and the logarithm of the marginal likelihood, from ‖L⁻¹ΦᵀY‖² and log|L Lᵀ|."""
+    K, C = len(sums.cross), len(sums.squares)
+    total, NC = sums.squares.sum(), sums.examples * C
+    noise = (total - fitted).clamp_min(TINY * total + math.ulp(0.0)) / NC
+    return noise, -0.5 * (NC * (2 * math.pi * noise).log() + NC + C * logdet - C * K * ridge.log())
+
+
 def solve_by_evidence(sums: Sums) -> Linear:
-    """The posterior with the λ that maximises the marginal likelihood, by golden sections of log λ."""
+    """The posterior with the λ that maximises the marginal likelihood, by golden sections of log λ.
+
+    With the eigenvalues v_k and eigenvectors q_k of ΦᵀΦ:  log|L Lᵀ| = Σ log(v_k + λ),
+    ‖L⁻¹ΦᵀY‖² = Σ ‖q_kᵀΦᵀY‖² / (v_k + λ)
+    """
     scale = float(sums.gram.diagonal().mean())
     if scale <= 0:
         raise NumericalError("all fixed features are zero; choose others")
+    values, vectors = torch.linalg.eigh(sums.gram)
+    squares = (vectors.mT @ sums.cross).square().sum(1)
 
-    few = sums._replace(cross=_narrow(sums.cross))  # the evidence depends on ΦᵀY YᵀΦ alone
-
-    def at(log_ridge: float) -> Linear:
-        return solve(few, sums.gram.new_tensor(math.exp(log_ridge)))
-
-    def worse(one: Linear, other: Linear) -> bool:
-        return not bool(one.log_evidence >= other.log_evidence)  # NaN, not positive definite, is worse
+    def at(log_ridge: float) -> float:
+        ridge = sums.gram.new_tensor(math.exp(log_ridge))
+        shifted = values.clamp_min(0.0) + ridge
+        return float(_evidence(sums, ridge, (squares / shifted).sum(), shifted.log().sum())[1])
 
     ratio = (math.sqrt(5) - 1) / 2
     low, high = math.log(LEAST * scale), math.log(MOST * scale)
     left, right = high - ratio * (high - low), low + ratio * (high - low)
     at_left, at_right = at(left), at(right)
     for _ in range(ROUNDS):
-        if worse(at_left, at_right):
+        if at_left < at_right:
             low, left, at_left = left, right, at_right
             right = low + ratio * (high - low)
             at_right = at(right)
@@ -136,9 +144,7 @@ def solve_by_evidence(sums: Sums) -> Linear:
             high, right, at_right = right, left, at_left
             left = high - ratio * (high - low)
             at_left = at(left)
-    best = at_right if worse(at_left, at_right) else at_left
-    if few.cross is not sums.cross:
-        best = solve(sums, best.ridge)
+    best = solve(sums, sums.gram.new_tensor(math.exp(right if at_left < at_right else left)))
     if not bool(best.weights.isfinite().all()):
         raise NumericalError("the posterior on the fixed features cannot be solved; the inputs may be too large")
     return best
@@ -160,14 +166,14 @@ def degrees_of_freedom(sums: Sums, linear: Linear) -> Tensor:
 
 
 class Classes(NamedTuple):
-    """The functions f = Wᵀφ given the class c: Student t around `means`[:, c], with a scale matrix for all classes.
+    """The functions f = Wᵀφ given the class c: Student t around E[f | c], with a scale matrix S = L Lᵀ for all classes.
 
     For C > K the functions lie in K dimensions: f is given in an orthonormal basis of those, r = min(C, K) numbers.
     """
 
-    weights: Tensor  # W [K, r]
-    means: Tensor  # E[f | c] over the examples of each class, [r, C], one column per class
-    chol: Tensor  # of the scale matrix S, [r, r]
+    weights: Tensor  # W L⁻ᵀ [K, r]
+    centres: Tensor  # L⁻¹ E[f | c] over the examples of each class, [r, C], one column per class
+    chol: Tensor  # L [r, r]
     log_prior: Tensor  # log of the share of each class, [C]
     power: float = TEMPER  # t, of the Student t
 
@@ -183,7 +189,8 @@ def class_model(sums: Sums, linear: Linear, power: float = TEMPER) -> Classes:
     means = W.mT @ sums.cross / sums.squares
     within = W.mT @ sums.gram @ W / sums.examples - (means * share) @ means.mT
     variance = linear.noise * degrees_of_freedom(sums, linear) / sums.examples
-    return Classes(W, means, cholesky(within, variance), share.log(), power)
+    chol = cholesky(within, variance)
+    return Classes(solve_lower(chol, W.mT).mT, solve_lower(chol, means), chol, share.log(), power)
 
 
 def class_log_probs(classes: Classes, Phi: Tensor) -> Tensor:
@@ -191,7 +198,7 @@ def class_log_probs(classes: Classes, Phi: Tensor) -> Tensor:
 
     d_c² = (f − E[f | c])ᵀ S⁻¹ (f − E[f | c]), r the dimensions of f, t the power.
     """
-    return log_probs_at(class_distances(classes, Phi @ classes.weights), classes)
+    return log_probs_at(class_distances(classes, Phi), classes)
 
 
 def log_probs_at(distance: Tensor, classes: Classes) -> Tensor:
@@ -202,13 +209,13 @@ def log_probs_at(distance: Tensor, classes: Classes) -> Tensor:
 
 def losses_of_powers(classes: Classes, Phi: Tensor, labels: Tensor) -> Tensor:
     """−Σ log p(c | x) of examples with features [n, K] and classes [n], for each power of POWERS."""
-    distance = class_distances(classes, Phi @ classes.weights)
+    distance = class_distances(classes, Phi)
     each = [log_probs_at(distance, classes._replace(power=power)) for power in POWERS]
     return torch.stack([-found.gather(1, labels[:, None]).sum() for found in each])
 
 
-def class_distances(classes: Classes, f: Tensor) -> Tensor:
+def class_distances(classes: Classes, Phi: Tensor) -> Tensor:
     """d_c² = ‖a‖² − 2 aᵀm_c + ‖m_c‖² [n, C], a and m_c as f and E[f | c] in units of S."""
-    at, centres = solve_lower(classes.chol, f.mT), solve_lower(classes.chol, classes.means)
-    squares = at.square().sum(0)[:, None] + centres.square().sum(0)
-    return (squares - 2 * at.mT @ centres).clamp_min(0.0)  # below zero by rounding only
+    at = Phi @ classes.weights
+    squares = at.square().sum(1, keepdim=True) + classes.centres.square().sum(0)
+    return (squares - 2 * at @ classes.centres).clamp_min(0.0)  # below zero by rounding only

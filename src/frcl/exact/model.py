@@ -31,6 +31,7 @@ from frcl.exact.linear import (
 )
 from frcl.trees import total_bytes
 
+CHUNK = 1024  # examples whose features are held at once
 NUMBERS = 2**25  # of inputs that are held at once, in float64
 Features = Callable[[Tensor], Tensor]  # inputs [n, ...] → whole numbers [n, K]
 
@@ -161,7 +162,6 @@ class ExactModel:
 
     features: Features
     classes: bool = True  # whether targets are indicators of classes
-    chunk: int = 4096  # examples whose features are held at once
     tasks: Tasks = Tasks()
     power: float = TEMPER  # of the class probabilities
     _solved: tuple[Tasks, Sums, Linear, Classes | None, Tensor] | None = field(default=None, repr=False)
@@ -209,8 +209,8 @@ class ExactModel:
         return Believed(mean, variance, None if classes is None else log_probs, novelty)
 
     def _at_once(self, x: Tensor) -> int:
-        """The number of inputs whose features are held at once: fewer than `chunk` where the inputs are large."""
-        return max(1, min(self.chunk, NUMBERS // x[0].numel()))
+        """The number of inputs whose features are held at once: fewer than CHUNK where the inputs are large."""
+        return max(1, min(CHUNK, NUMBERS // x[0].numel()))
 
     @property
     def noise(self) -> Tensor:

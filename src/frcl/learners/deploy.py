@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from frcl.errors import FrclError, OptionError, TaskError
 from frcl.exact.fixed import RandomFeatures, rounded
-from frcl.exact.linear import Classes, Linear, log_probs_at
+from frcl.exact.linear import Classes, Linear, class_log_probs
 from frcl.files import write_atomically
 from frcl.learners.mixture import all_labels, check_task, mixture_moments
 from frcl.likelihoods import Label, Likelihood, tempered
@@ -87,27 +87,13 @@ class HeadOutput(nn.Module):
         return Output(mean.softmax(-1), mean, torch.zeros_like(mean))
 
 
-class ClassModel(nn.Module):
-    """log p(class | φ) of the exact model on fixed features, its triangular systems solved beforehand."""
-
-    def __init__(self, classes: Classes) -> None:
-        super().__init__()
-        whiten = inverse_lower(classes.chol)
-        self.weights, self.centres = classes.weights @ whiten.mT, (whiten @ classes.means).mT
-        self.classes = classes
-
-    def forward(self, Phi: Tensor) -> Tensor:
-        distance = ((Phi @ self.weights)[:, None] - self.centres).square().sum(-1)
-        return log_probs_at(distance, self.classes)
-
-
 class Products(nn.Module):
     """Random features by matrix products alone: runtimes of ONNX have no convolutions in float64."""
 
     def __init__(self, random: RandomFeatures) -> None:
         super().__init__()
         self.random = random
-        if random.kind == "conv":
+        if random.kind != "dense":
             weights, (_, *sides) = random.get_buffer("weights"), random.image
             self.kernel, self.size = weights.flatten(1), weights.shape[-1]
             height, width = ((side - self.size) // random.stride + 1 for side in sides)
@@ -120,7 +106,7 @@ class Products(nn.Module):
             return random(x)  # type: ignore[no-any-return]
         images = x.double().reshape(-1, *random.image)
         patches = nn.functional.unfold(images, self.size, stride=random.stride)  # [n, channels · size², cells]
-        return ((self.kernel @ patches).abs() @ self.pool).flatten(1)[:, : random.count]
+        return random.of_regions(((self.kernel @ patches).abs() @ self.pool).flatten(1))
 
 
 class TaskModel(nn.Module):
@@ -128,13 +114,13 @@ class TaskModel(nn.Module):
 
     def __init__(self, classes: Classes, sizes: Sequence[int], features: nn.Module, *, network: bool) -> None:
         super().__init__()
-        self.model, self.sizes, self.features, self.network = ClassModel(classes), list(sizes), features, network
+        self.model, self.sizes, self.features, self.network = classes, list(sizes), features, network
 
     def forward(self, x: Tensor, outputs: Tensor) -> Tensor:
         Phi = rounded(self.features(x))
         if self.network:
             Phi = torch.cat([Phi, rounded(outputs)], 1)
-        parts = self.model(Phi).split(self.sizes, 1)
+        parts = class_log_probs(self.model, Phi).split(self.sizes, 1)
         return torch.stack([part.logsumexp(1) for part in parts], 1)
 
 
@@ -186,7 +172,7 @@ class DeployedExactGP(Deployed):
         super().__init__()
         self.features, self.weights, self.noise = features, linear.weights, linear.noise
         self.root = inverse_lower(linear.chol).mT
-        self.model = None if classes is None else ClassModel(classes)
+        self.model = classes
         own = slice(None) if task is None else (of_task == task).nonzero()[:, 0]
         self.own, self.task = own, task
         self.classes = None
@@ -204,7 +190,7 @@ class DeployedExactGP(Deployed):
         spread = (self.noise * leverage).expand_as(mean)
         if self.model is None:
             return Output(None, mean.float(), spread.float(), mean.float(), (spread + self.noise).float())
-        log_probs = self.model(Phi)[:, self.own].log_softmax(1)
+        log_probs = class_log_probs(self.model, Phi)[:, self.own].log_softmax(1)
         probs = log_probs.exp().float()
         tasks = probs @ self.of_task if self.task is None else None
         mean, spread = (part[:, self.own].float() @ self.columns for part in (mean, spread))

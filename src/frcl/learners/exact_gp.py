@@ -41,7 +41,9 @@ class ExactGPOptions(MethodOptions):
 
     features: int = option(540, "random features, without the bias; ignored where a network is given")
     memory: int | None = option(None, "instead of `features`: bytes of their triangle of products, 4 (K+1)(K+2)/2")
-    kind: FeatureKind = option("auto", "random features: 'conv' of images, 'dense' of flat inputs; auto: by the shape")
+    kind: FeatureKind = option(
+        "auto", "random features: 'conv' of images, 'smooth' of drawings, 'dense' of flat inputs; auto: by the shape"
+    )
     of_network: bool = option(False, "features of the network, as it is, instead of random ones")
     per_task: bool = option(False, "keep the sums of every task too, so that forget() needs no data; T times the bytes")
 
@@ -53,7 +55,7 @@ class ExactGPOptions(MethodOptions):
     )  # fmt: skip
 
     steps: int = option(1, "has no meaning: there are no gradient steps")
-    batch_size: int = option(4096, "examples whose features are held at once")
+    batch_size: int = option(4096, "has no meaning: there are no minibatches")
     seed: int = option(0, "root of the random features", NOT_NEGATIVE)
 
     @property
@@ -122,7 +124,7 @@ class ExactGP(Accounts):
             self.net = copy.deepcopy(features).to(self.device).requires_grad_(False)
         self._random: RandomFeatures | None = None
         self._state = ExactState()
-        self._model = ExactModel(self.features, chunk=self.options.batch_size)
+        self._model = ExactModel(self.features)
 
     def __repr__(self) -> str:
         kind = f"{self.options.count} random features" if self.net is None else type(self.net).__name__
@@ -288,7 +290,7 @@ class ExactGP(Accounts):
         """The model of these sums, with the power of the least loss."""
         losses = self._state.losses
         power = POWERS[losses.index(min(losses))] if any(losses) else TEMPER
-        return ExactModel(self.features, not self._state.outputs, self.options.batch_size, tasks, power)
+        return ExactModel(self.features, not self._state.outputs, tasks, power)
 
     def _with_targets(self, y: Any, number: int) -> ExactState:
         """The state with what these targets of a task bring: labels that it has not had, or the width of numbers."""

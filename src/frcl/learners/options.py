@@ -121,7 +121,9 @@ class FRCLOptions(OptimiserOptions):
     task_features: int = option(
         400, "fixed random features of the input for it, auto: at most; the sums take 2 bytes times its square"
     )
-    task_kind: FeatureKind = option("auto", "'conv' for images, 'dense' for flat inputs; auto: by the shape")
+    task_kind: FeatureKind = option(
+        "auto", "'conv' for images, 'smooth' for drawings, 'dense' for flat inputs; auto: by the shape"
+    )
 
     selection: str = option("trace", "criterion by which inducing points are chosen: a name, see frcl.selection")
     search: Search = option("swap", "how it is minimised; 'greedy' is for the trace alone")

@@ -216,7 +216,7 @@ def _paper(cell: Cell) -> str:
 
 
 def _boundary_table(cells: Sequence[Cell], found: Found) -> str:
-    """One row per threshold: the paper's value, then ours of each cell."""
+    """One row per threshold: the paper's value, then ours of each cell; at the end what the learners have learned."""
     thresholds = next(cell.thresholds for cell in cells if cell.thresholds)
     headings = ["threshold", "paper"]
     for cell in cells:
@@ -235,6 +235,9 @@ def _boundary_table(cells: Sequence[Cell], found: Found) -> str:
             if cell.thresholds:
                 row.append("" if one is None or scores is None else agrees_f1(scores, text, len(one["seeds"])))
         rows.append(row)
+    rows.append(["accuracy of the learner %", ""])
+    for cell in cells:
+        rows[-1] += [in_percent(found.get(cell.name)), *([""] if cell.thresholds else [])]
     return grid(headings, rows)
 
 

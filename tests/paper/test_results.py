@@ -120,7 +120,7 @@ def test_nothing_else_is_among_the_figures():
 
 
 def test_a_result_that_is_missing_is_said_to_be(tmp_path):
-    thresholds = 5 * sum(len(table.cells) for table in TABLES if table.name == "table3")
+    thresholds = (5 + 1) * sum(len(table.cells) for table in TABLES if table.name == "table3")  # and the accuracy
     accuracies = sum(len(table.cells) for table in TABLES if table.name not in ("table3", "frontier", "scenarios"))
     frontier = 7 * (3 + 4 + 2)  # accuracy of FRCL, also recentred, and of FRCL+; NLL and ECE, bytes of two of them
     text = page(TABLES, tmp_path, FIGURES)

@@ -2,7 +2,8 @@
 
     python tools/release.py                                # dependencies are those of this environment
     python tools/release.py --fresh                        # all dependencies are installed, as a user would
-    python tools/release.py --also python3.12 python3.13   # other interpreters: install without dependencies, compile
+    python tools/release.py --also python3.12 python3.13   # other interpreters: install without dependencies, compile;
+                                                           # with --fresh: install all and try, as with this one
 
 Needs a package index for hatchling, where it is not installed, and for --fresh.
 """
@@ -111,6 +112,26 @@ def tried(python: Path, folder: Path) -> str:
     return said
 
 
+def used(archive: Path, interpreter: str, place: Path, *, fresh: bool) -> str:
+    """Install an archive in an environment of its own and try it; `fresh`: with all its dependencies."""
+    python = environment(interpreter, place / "venv", borrow=not fresh)
+    how = ["-c", ROOT / "constraints.txt"] if fresh else ["--no-deps", "--ignore-installed"]
+    run(python, *PIP, *how, archive, folder=place)
+    version = run(python, "--version", folder=place).strip()
+    return f"{version}{', fresh' * fresh}: {tried(python, place)}"
+
+
+def compiled(archive: Path, interpreter: str, place: Path, *, fresh: bool) -> str:
+    """Install an archive without its dependencies and compile its modules."""
+    python = environment(interpreter, place / "venv")
+    run(python, *PIP, "--no-deps", archive, folder=place)
+    site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=place).strip()
+    what = f"{site}/frcl", f"{site}/frcl_main.py"
+    run(python, "-W", "error", "-m", "compileall", "-q", "-f", *what, folder=place)
+    version = run(python, "--version", folder=place).strip()
+    return f"{version}: installs without its dependencies, and all modules compile; not run"
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Everything, with a line for each step that passed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -127,30 +148,12 @@ def main(arguments: list[str] | None = None) -> None:
         for archive in (wheel,) if given.fresh else (wheel, sdist):
             place = folder / f"try-{archive.suffix[1:]}"
             place.mkdir()
-            python = environment(sys.executable, place / "venv", borrow=not given.fresh)
-            how = ["-c", ROOT / "constraints.txt"] if given.fresh else ["--no-deps"]
-            run(python, *PIP, "--ignore-installed", *how, archive, folder=place)
-            print(f"{archive.name}, Python {sys.version.split()[0]}{', fresh' * given.fresh}: {tried(python, place)}")
-        for other in given.also:
-            place = folder / Path(other).name / f"also-{given.also.index(other)}"
-            place.mkdir(parents=True)
-            python = environment(other, place / "venv")
-            run(python, *PIP, "--no-deps", wheel, folder=place)
-            site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=place).strip()
-            run(
-                python,
-                "-W",
-                "error",
-                "-m",
-                "compileall",
-                "-q",
-                "-f",
-                f"{site}/frcl",
-                f"{site}/frcl_main.py",
-                folder=place,
-            )
-            version = run(python, "--version", folder=place).strip()
-            print(f"{wheel.name}, {version}: installs without its dependencies, and all modules compile; not run")
+            print(f"{archive.name}: {used(archive, sys.executable, place, fresh=given.fresh)}", flush=True)
+        for number, other in enumerate(given.also):
+            place = folder / f"also-{number}"
+            place.mkdir()
+            how = used if given.fresh else compiled
+            print(f"{wheel.name}: {how(wheel, other, place, fresh=given.fresh)}", flush=True)
 
 
 if __name__ == "__main__":

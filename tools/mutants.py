@@ -324,7 +324,7 @@ MUTANTS = (
     Mutant("σ_w left out of the prediction", "summary.py",
            "self.prior_std**2)", "1.0)", "tests/test_prior.py"),
     Mutant("σ_w of the summary ignored in an old task's head", "summary.py",
-           "belief.prior_std, belief.prior_std * Phi_z.double()", "belief.prior_std, Phi_z.double()",
+           "kernel_features(Phi_z.double(), belief.prior_std)", "Phi_z.double()",
            "tests/test_prior.py"),
     Mutant("σ_w left out of the weights of an old task's head", "summary.py",
            "weights = std * (P.mT @", "weights = (P.mT @", "tests/test_prior.py"),

@@ -243,7 +243,7 @@ def function_moments(
 
     Computed in float64, returned in the type of Phi_x.
     """
-    X, Z = prior_std * Phi_x.double(), prior_std * Phi_z.double()
+    X, Z = (kernel_features(Phi.double(), prior_std) for Phi in (Phi_x, Phi_z))
     mean, L = q.mean.double(), q.factor.double().tril()
     chol_K = cholesky(Z @ Z.mT, u_noise)
     half = solve_lower(chol_K, Z @ X.mT)  # [M, B]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from frcl.linalg import cholesky, inverse_lower, logdet_from_cholesky, low_rank_factor, lower_factor
-from frcl.posterior import Moments, Posterior, weight_moments
+from frcl.posterior import Moments, Posterior, kernel_features, weight_moments
 from frcl.trees import tree_map
 
 LEVELS = 256  # different values that one byte can number
@@ -230,7 +230,7 @@ def prior_kl(Phi: Tensor, terms: PriorKL, around: tuple[Tensor, Tensor] | None =
         Phi = torch.where(mask > 0, Phi, 0.0)
     with torch.no_grad():
         columns = terms.F.shape[2]
-        fixed = scale * Phi.double()
+        fixed = kernel_features(Phi.double(), scale)
         if around is not None:
             mean, v = (part.double() for part in around)
             terms = terms._replace(F=torch.cat([terms.F, (mean - Phi.double() @ v.mT) * mask], 2))
@@ -332,7 +332,7 @@ class Head:
 
 def make_head(Phi_z: Tensor, belief: FunctionBelief) -> Head:
     """The head of a task from its features at Z [M, K] under the current θ."""
-    std, Phi, factor = belief.prior_std, belief.prior_std * Phi_z.double(), belief.factor.double()
+    std, Phi, factor = belief.prior_std, kernel_features(Phi_z.double(), belief.prior_std), belief.factor.double()
     root, scale = None, None if belief.scale is None else belief.scale.double()
     if Phi.shape[0] <= Phi.shape[1]:
         H = inverse_lower(cholesky(Phi @ Phi.mT, belief.u_noise))

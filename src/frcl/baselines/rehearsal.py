@@ -184,6 +184,8 @@ def conflict(g: Params, r: Params) -> Tensor:
 class WithGradient(torch.autograd.Function):
     """A value whose gradient by some tensors is known: neither loss is differentiated a second time."""
 
+    generate_vmap_rule = True  # several seeds are trained as one program
+
     @staticmethod
     def forward(value: Tensor, *tensors: Tensor) -> Tensor:  # noqa: ARG004
         return value.clone()

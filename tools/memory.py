@@ -87,7 +87,8 @@ def row(name: str, drop: str, runs: list[dict[str, Any]], beside: list[dict[str,
     size = statistics.mean(one["bytes"][-1] for one in runs)
     cells = [name, drop, f"{size / 1e6:.2f} MB", f"{min(points)}–{max(points)}", *(f"{mean:.1f}" for mean in means)]
     gains = [accuracies(one)[2] - accuracies(other)[2] for one, other in zip(runs, beside, strict=False)]
-    cells.append(f"{statistics.mean(gains):+.1f} (≥ {min(gains):+.1f})" if gains else "")
+    least = f" (≥ {min(gains):+.1f})" if len(gains) > 1 else ""
+    cells.append(f"{statistics.mean(gains):+.1f}{least}" if gains else "–")
     return f"| {' | '.join(cells)} |"
 
 

@@ -12,9 +12,10 @@ from scipy.stats import chisquare
 from torch import nn
 
 from frcl import MLP, DataError, LabelError, OptionError, TaskError
+from frcl.baselines.agem import conflict
+from frcl.baselines.derpp import distance_to_logits
 from frcl.baselines.memory import Batch, Memory, drawn_batch, greedy_balanced, placed
 from frcl.baselines.penalised import Parameters
-from frcl.baselines.rehearsal import conflict, distance_to_logits
 from frcl.errors import CheckpointError
 from frcl.learners.state import reservoir_places
 from frcl.methods import METHODS, make_learner

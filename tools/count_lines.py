@@ -78,7 +78,8 @@ LATER = {
     "scikit-learn, Avalanche": "adapters sklearn",
     "completion and shared options of commands": "cli/options:completed cli/options:keys",
     "further baselines": """baselines/gdumb baselines/memory
-        baselines/rehearsal baselines/options:SharedHeadOptions
+        baselines/rehearsal baselines/er baselines/derpp baselines/agem
+        baselines/options:SharedHeadOptions
         baselines/options:EROptions baselines/options:DERppOptions baselines/options:AGEMOptions
         baselines/options:GDumbOptions baselines/shared_head baselines/sfsvi baselines/sampled
         baselines/options:FROMPOptions baselines/options:SFSVIOptions baselines/penalised:Penalised._head_rows

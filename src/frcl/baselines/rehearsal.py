@@ -8,25 +8,24 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from frcl.augment import PureAugment
-from frcl.baselines.common import plain_terms
 from frcl.baselines.memory import Batch, Memory, drawn_batch, placed, weighted_mean
 from frcl.baselines.options import AGEMOptions, DERppOptions, EROptions
 from frcl.baselines.penalised import Parameters
 from frcl.baselines.shared_head import Shared, SharedHead
-from frcl.engine.program import Drawn, Loss, Program, Terms, Values
+from frcl.engine.program import Drawn, Loss, Program, Values
 from frcl.engine.train import one_step
 from frcl.features import fixed_parts, trained_parts
 from frcl.learners.state import reservoir_places
 from frcl.seeding import fork
 from frcl.summary import StoredInputs
-from frcl.trees import Params, named_tensors, tree_map, with_tensors
+from frcl.trees import tree_map
 
 O = TypeVar("O", EROptions, DERppOptions, AGEMOptions)  # noqa: E741
 
@@ -118,125 +117,3 @@ class Rehearsal(SharedHead[O, Shared]):
 def replayed_loss(f: Tensor, old: Batch) -> Tensor:
     """−log p of the labels of replayed examples, the mean over those with a weight; functions f [k, C]."""
     return weighted_mean(F.cross_entropy(f, old.row, reduction="none"), old.weight)
-
-
-class ER(Rehearsal[EROptions]):
-    """Experience replay (Chaudhry et al., 2019, "On tiny episodic memories in continual learning").
-
-        loss = −1/(B + k) (Σ_j log p(y_j | x_j) + Σ_i log p(ỹ_i | x̃_i))
-
-    over the minibatch and k examples drawn from the reservoir without replacement.
-    """
-
-    def _loss(self) -> Loss:
-        features = self.features
-
-        def loss(params: Parameters, fixed: Params, x: Tensor, y: Tensor, draws: Replayed) -> Terms:
-            (old,) = draws.batches
-            f = features({**fixed, **params.theta}, torch.cat([x, old.x])) @ params.head.mT
-            nll = F.cross_entropy(f[: len(x)], y)
-            replayed = replayed_loss(f[len(x) :], old)
-            return plain_terms(nll, draws.share * (replayed - nll))
-
-        return loss
-
-
-def distance_to_logits(f: Tensor, old: Batch) -> Tensor:
-    """Mean of (f − z)² over the logits that are there, of examples with a weight."""
-    assert old.logits is not None
-    assert old.there is not None
-    return weighted_mean((f - old.logits).square(), old.there * old.weight[:, None])
-
-
-class DERpp(Rehearsal[DERppOptions]):
-    """Dark experience replay ++ (Buzzega et al., 2020): a reservoir with the logits z of its examples.
-
-        loss = −1/B Σ_j log p(y_j | x_j) + α · mean (f(x') − z')² − β · mean log p(y'' | x'')
-
-    with two minibatches drawn from the reservoir independently; the mean of squares is over examples and labels. A
-    label that the head did not have when an example came by has no logit and does not count.
-    """
-
-    stores_logits: ClassVar[bool] = True
-    batches: ClassVar[int] = 2
-
-    def _loss(self) -> Loss:
-        features, alpha, beta = self.features, self.options.alpha, self.options.beta
-
-        def loss(params: Parameters, fixed: Params, x: Tensor, y: Tensor, draws: Replayed) -> Terms:
-            dark, labelled = draws.batches
-            sizes = [len(x), len(dark.x), len(labelled.x)]
-            whole = torch.cat([x, dark.x, labelled.x])
-            f, f_dark, f_labelled = (features({**fixed, **params.theta}, whole) @ params.head.mT).split(sizes)
-            replayed = replayed_loss(f_labelled, labelled)
-            return plain_terms(F.cross_entropy(f, y), alpha * distance_to_logits(f_dark, dark) + beta * replayed)
-
-        return loss
-
-
-def conflict(g: Params, r: Params) -> Tensor:
-    """c = max(0, −gᵀr / rᵀr), over all parameters together; zero where r is."""
-    dot = torch.stack([(g[name] * r[name]).sum() for name in r]).sum()
-    size = torch.stack([value.square().sum() for value in r.values()]).sum()
-    return torch.where((dot < 0) & (size > 0), -dot / torch.where(size > 0, size, 1.0), 0.0)
-
-
-class WithGradient(torch.autograd.Function):
-    """A value whose gradient by some tensors is known: neither loss is differentiated a second time."""
-
-    generate_vmap_rule = True  # several seeds are trained as one program
-
-    @staticmethod
-    def forward(value: Tensor, *tensors: Tensor) -> Tensor:  # noqa: ARG004
-        return value.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:  # noqa: ARG004
-        ctx.save_for_backward(*inputs[1 + len(inputs) // 2 :])
-
-    @staticmethod
-    def backward(ctx: Any, up: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = ctx.saved_tensors
-        return None, *(up * one for one in gradients), *(None for _ in gradients)
-
-
-class AGEM(Rehearsal[AGEMOptions]):
-    """A-GEM (Chaudhry et al., 2019, "Efficient lifelong learning with A-GEM"). It has to know when a task begins.
-
-    With g the gradient of the loss on the minibatch and r that on examples of past tasks, a step goes down
-
-        g̃ = g − min(0, gᵀr) / (rᵀr) · r,
-
-    the nearest direction to g with g̃ᵀr ≥ 0. Written as g + c r with c = max(0, −gᵀr / rᵀr) it is the gradient of
-    L + c L_past, where c is held constant.
-    """
-
-    past_only: ClassVar[bool] = True
-
-    def _loss(self) -> Loss:
-        features = self.features
-
-        def loss(params: Parameters, fixed: Params, x: Tensor, y: Tensor, draws: Replayed) -> Terms:
-            (old,) = draws.batches
-            if len(x) < len(draws.x):  # one of several processes: the projection needs the gradient of all rows
-                x, y = draws.x, draws.row
-
-            def functions(values: Params, inputs: Tensor) -> Tensor:
-                own = with_tensors(params, values)
-                return features({**fixed, **own.theta}, inputs) @ own.head.mT
-
-            def new(values: Params) -> Tensor:
-                return F.cross_entropy(functions(values, x), y)
-
-            def past(values: Params) -> Tensor:
-                return replayed_loss(functions(values, old.x), old)
-
-            values = dict(named_tensors(params))
-            here = {name: value.detach() for name, value in values.items()}
-            (g, nll), (r, replayed) = (torch.func.grad_and_value(part)(here) for part in (new, past))
-            c = conflict(g, r)
-            downhill = [g[name] + c * r[name] for name in values]
-            moved = WithGradient.apply(nll, *values.values(), *downhill)  # type: ignore[no-untyped-call]
-            return plain_terms(moved, c * replayed)
-
-        return loss

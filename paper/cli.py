@@ -34,7 +34,7 @@ def reproduce(
     targets: Annotated[
         list[str] | None,
         typer.Argument(
-            help="table1, table2, table3, table7, methods, frontier, controls, scenarios, peers, cifar, "
+            help="table1, table2, table3, table7, methods, streams, frontier, controls, scenarios, peers, cifar, "
             "pretrained: measure it. figure1 to figure7, "
             "ablation: measure and draw it. page: write REPRODUCTION.md. all: everything."
         ),

@@ -23,7 +23,7 @@ from frcl.experiment.config import PARTS, Config, parts_of, read_toml, resolve, 
 from frcl.experiment.display import Live, Plain
 from frcl.experiment.environment import check_device, describe, threads
 from frcl.experiment.keeper import Interrupted, Observer, read_checkpoint
-from frcl.experiment.metrics import Floats, declared_switches, score_boundaries
+from frcl.experiment.metrics import Floats, declared_switches, delays_of, score_boundaries
 from frcl.experiment.metrics import over_seeds as interval_over_seeds
 from frcl.experiment.runner import benchmark_of, seeds_at_once, source_of, stream_labels
 from frcl.files import write_atomically

@@ -105,6 +105,7 @@ def seed_entry(seed: int, record: dict[str, Any], config: Config) -> dict[str, A
         entry["accuracy"] = rows
     if config.hidden_boundaries:
         entry["boundaries"] = _boundary_rows(record, config)
+        entry["switches"] = {name: record[name] for name in ("true", "found")}  # that the learner acted on
     return entry
 
 

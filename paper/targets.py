@@ -20,9 +20,10 @@ from paper.peers import PEERS_TABLE
 from paper.quick import reduced, reduced_figure
 from paper.readme import write_readme
 from paper.scenarios import SCENARIOS
+from paper.streams import STREAMS_TABLE
 
 ALL = "all"
-TABLES = (*cells.TABLES, FRONTIER, CONTROLS_TABLE, SCENARIOS, PEERS_TABLE, CIFAR, PRETRAINED)
+TABLES = (*cells.TABLES, STREAMS_TABLE, FRONTIER, CONTROLS_TABLE, SCENARIOS, PEERS_TABLE, CIFAR, PRETRAINED)
 PAPER_FIGURES = (*gp.FIGURES, *criteria.FIGURES, *points.FIGURES, *detection.FIGURES)
 FIGURES = (*sorted(PAPER_FIGURES, key=lambda figure: figure.name), *regularisers.FIGURES)
 

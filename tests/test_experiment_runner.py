@@ -275,6 +275,20 @@ def test_hidden_boundaries(tmp_path):
     assert found["found"] == above
 
 
+def test_a_stream_whose_open_task_has_returned_is_evaluated(tmp_path, monkeypatch):
+    monkeypatch.setattr("frcl.learners.streaming.known_task", lambda *_: 0)
+    result = runner.run(tiny(HIDDEN, seeds=[0], detector={"threshold": 5.0}), tmp_path / "run", Observer())
+    assert len(result.boundaries.found) > 0
+    assert read_checkpoint(tmp_path / "run")[0].records[0].learned_as == [0, 0, 0]
+
+
+def test_labels_are_declared_for_the_papers_test_alone():
+    for detector, declared in (({}, None), ({"threshold": 5.0}, (0, 1))):
+        config = tiny(HIDDEN, seeds=[0], detector=detector)
+        labels = runner.new_learner(config, runner.benchmark_of(config, 0), 0).labels
+        assert (None if labels is None else tuple(labels)) == declared
+
+
 def test_a_test_beside_is_what_the_result_shows(tmp_path):
     layer = {"detector": {"window": 3, "beside": 1, "threshold": 2.0, "thresholds": [2.0]}}
     config = resolve("split-digits", HIDDEN, layer, {"seeds": [0]})

@@ -1,8 +1,10 @@
 """Streams without supervision: tasks that return, labels that appear, N that is not declared."""
 
 import copy
+import importlib.util
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,8 @@ from sklearn.datasets import load_digits
 
 import frcl
 from frcl import BoundaryDetector, CheckpointError, DataError, LabelError
-from frcl.boundary.profile import InputTest, inverse_root, log_distance, normal_score
+from frcl.boundary.aftermath import Aftermath
+from frcl.boundary.profile import InputTest, inverse_root, log_distance, normal_score, without_skew
 from frcl.boundary.sequential import SequentialTest
 from frcl.engine.train import Optimiser
 from frcl.experiment.prequential import RunningScaler, evaluate
@@ -21,6 +24,13 @@ from frcl.learners.streaming import reopen, with_new_labels
 from frcl.likelihoods import Softmax
 from frcl.posterior import triangular, weight_moments
 from streams import accuracy, blobs, same_tensors, small_learner
+
+
+def tool(name: str):
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent.parent / "tools" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def batches(labels: tuple, count: int, seed: int, size: int = 32, order: int | None = None):
@@ -47,6 +57,15 @@ def test_the_normal_score_of_a_value_of_students_t():
         for t in (-4.0, -1.0, 0.5, 3.0, 8.0):
             expected = -scipy.stats.norm.ppf(scipy.stats.t.sf(t, dof))
             assert normal_score(t, dof) == pytest.approx(expected, rel=0.03, abs=0.01)
+
+
+def test_the_score_of_a_logarithm_of_chi_square_is_normal():
+    for k in (40, 100):
+        z = np.linspace(-2.0, 4.0, 13)
+        found = np.log(scipy.stats.chi2.isf(scipy.stats.norm.sf(z), k))
+        mean, std = scipy.special.digamma(k / 2) + math.log(2), math.sqrt(scipy.special.polygamma(1, k / 2))
+        score = [without_skew((one - mean) / std, std) for one in found]
+        np.testing.assert_allclose(score, z, atol=0.12)
 
 
 def test_usual_distances_are_their_mean_and_variance_and_the_profile_remembers(monkeypatch):
@@ -92,6 +111,27 @@ def test_the_inputs_cause_no_more_false_alarms_than_promised(kind):
     assert alarms <= 3, f"of {total}; several may belong to one change by chance"
 
 
+def test_distances_of_inputs_that_do_not_change_have_normal_scores():
+    """The share of scores above the 1 % quantile, after the first 100 minibatches: not more, nor a fraction of it."""
+    above = total = 0
+    for seed in range(6):
+        rng, test = np.random.default_rng(seed), InputTest(40)
+        for t in range(500):
+            features = np.tanh(rng.standard_normal((32, 40)))
+            test.test(features)
+            above, total = above + (t >= 100 and test.windows.scores[0, -1] > 2.326), total + (t >= 100)
+            test.learn(features)
+    assert 0.003 < above / total < 0.012
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["independent", "dependent"])
+def test_a_detector_of_scores_labels_and_inputs_keeps_its_promise(kind):
+    found, alarms = tool("run_length").detector_run_length(kind, 1_000, streams=200, steps=2_000)
+    assert alarms > 80
+    assert 800 < found < 2_000
+
+
 def test_falls_that_follow_each_other_are_predicted_and_what_is_left_has_its_variance():
     rng, test, x = np.random.default_rng(2), SequentialTest(), [0.0, 0.0]
     left = []
@@ -105,6 +145,70 @@ def test_falls_that_follow_each_other_are_predicted_and_what_is_left_has_its_var
         test.follow_dependence(float(value))
     assert np.std(left[1000:]) == pytest.approx(1.0, abs=0.05)
     assert abs(np.corrcoef(left[1000:-1], left[1001:])[0, 1]) < 0.05
+
+
+def test_the_share_of_independent_falls_is_that_of_the_variance_of_a_mean():
+    rng, test = np.random.default_rng(3), SequentialTest()
+    test.products, test.falls = np.array([[1.0], [0.5], [0.25]]), 10**9  # an AR(1) process
+    assert test.independent_share() == pytest.approx(0.5 / 1.5, rel=1e-6)
+    test.products = np.array([[1.0], [0.6], [0.5]])
+    one, two = test._dependence()[:, 0]
+    x = np.zeros((4000, 302))
+    for t in range(2, x.shape[1]):
+        x[:, t] = one * x[:, t - 1] + two * x[:, t - 2] + rng.standard_normal(len(x))
+    x = x[:, 102:]
+    assert test.independent_share() == pytest.approx(x.var() / x.shape[1] / x.mean(1).var(), rel=0.1)
+
+
+# -- what comes after a change ------------------------------------------------------------------------------------
+
+
+def changing(share, seed: int, noticed: int, count: int = 20, R: int = 16) -> Aftermath:
+    """What is seen after a change in which the share of the new inputs is `share(t)`, noticed at t = `noticed`."""
+    rng, before = np.random.default_rng(seed), InputTest(R)
+    for _ in range(60):
+        before.test(given := rng.standard_normal((32, R)))
+        before.learn(given)
+    profile, new = before.profile(), 2 * rng.standard_normal(R)
+    after = Aftermath.after(profile)
+    for t in range(noticed + 1, noticed + 1 + count):
+        late = rng.random(32) < share(t)
+        after.learn(rng.standard_normal((32, R)) + np.where(late[:, None], new, 0.0))
+    return after
+
+
+@pytest.mark.parametrize(("length", "noticed"), [(0, 0), (0, 3), (10, 0), (10, 2), (60, 3), (60, 10), (120, 15)])
+def test_a_change_that_goes_on_is_told_from_one_at_once(length, noticed):
+    def share(t: int) -> float:
+        return min((t + 1) / (length + 1), 1.0)
+
+    found = [changing(share, seed, noticed).goes_on() for seed in range(20)]
+    assert sum(found) >= 18 if length else not any(found)
+    assert not changing(share, 0, noticed, 4).goes_on(), "too little was seen"
+
+
+def test_inputs_that_do_not_change_do_not_go_on():
+    assert not any(changing(lambda t: 0.0, seed, 0, R=64).goes_on() for seed in range(20))
+
+
+def test_a_ramp_that_is_noticed_at_once_is_called_gradual_when_it_goes_on():
+    detector, rng, calls = BoundaryDetector(), np.random.default_rng(0), []
+    for t in range(100):
+        shift = 15.0 * min(max((t - 59) / 31, 0.0), 1.0)
+        decision = detector.update(torch.ones(32), features=torch.from_numpy(rng.standard_normal((32, 16)) + shift))
+        calls.append((decision.change, detector.change))
+    first, *others = [t for t, (change, _) in enumerate(calls) if change]
+    assert (first, calls[first]) == (60, ("sharp", "sharp"))
+    assert calls[first + 5][1] == "gradual"
+    assert {calls[t][0] for t in others} == {"gradual"}, "what is declared while it goes on"
+    again = BoundaryDetector()
+    again.load_state_dict(detector.state_dict())
+    assert (again.change, repr(again.state_dict())) == (detector.change, repr(detector.state_dict()))
+    for wrong in ({"change": "slow"}, {"after": {"mean": torch.zeros(16)}}):
+        with pytest.raises(CheckpointError):
+            again.load_state_dict(detector.state_dict() | wrong)
+    detector.reset()
+    assert detector.change == ""
 
 
 # -- tasks that return ---------------------------------------------------------------------------------------------
@@ -166,6 +270,26 @@ def test_tasks_that_return_are_known_again(tmp_path):
         x, y = tasks["ABAC"[t // 60]]
         rows = torch.randint(len(x), (32,), generator=generator)
         assert repr(second.observe(x[rows], y[rows])) == repr(logs[t])
+
+
+def test_a_task_is_known_again_where_the_boundary_is_within_a_minibatch(tmp_path):
+    """Half of a minibatch is of the task before: the next one decides. A task that is new stays so."""
+    tasks, learner, order = digits_tasks(), digits_learner(), torch.Generator().manual_seed(0)
+    observed(learner, "AB")
+    for known, name in ((True, "A"), (False, "C")):
+        last, count = learner._state.number, learner._count
+        ((x, y), (x2, y2)), rows = (tasks["B" if known else "A"], tasks[name]), torch.randperm(300, generator=order)
+        x2, y2 = x2[rows], y2[rows]
+        mixed = learner.observe(torch.cat([x[:16], x2[:16]]), torch.cat([y[:16], y2[:16]]))
+        assert (mixed.boundary, mixed.returned) == (True, False)
+        assert mixed.task != last
+        learner.save(tmp_path / "learner.frcl")
+        again = frcl.load(tmp_path / "learner.frcl")
+        log, resumed = (one.observe(x2[16:48], y2[16:48]) for one in (learner, again))
+        assert repr(log) == repr(resumed)
+        assert (log.boundary, log.returned, log.task) == (False, known, 0 if known else count)
+        assert learner._count == count + (not known)
+        assert not any(one.returned for one in observed(learner, name, 20))
 
 
 def test_a_head_continues_where_its_task_ended():
@@ -458,6 +582,10 @@ def test_a_scaler_has_the_statistics_of_the_first_rows_of_each_column():
     torch.testing.assert_close(scaler.mean[2], x[:220, 2].double().mean())
     assert scaler(x).abs().max() <= 5
     assert scaler(x)[:, :2].dtype == x.dtype
+    before = scaler.mean.clone()
+    with pytest.raises(DataError, match="NaN or infinite"):
+        scaler.learn(torch.tensor([[0.0, math.nan, 1.0]]))
+    torch.testing.assert_close(scaler.mean, before)
 
 
 def test_every_minibatch_is_predicted_before_it_is_learned():

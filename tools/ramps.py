@@ -56,7 +56,8 @@ def main() -> None:
             for seed in range(given.seeds):
                 batch, generator = returns.family(name, train.x, train.y, seed), fork(seed, f"ramps/{name}/{length}")
                 learner = frcl.FRCL(frcl.MLP(784, (100, 100), seed=seed), seed=seed, detector=frcl.BoundaryDetector())
-                found = []
+                assert learner.detector is not None
+                found: list[tuple[int, str]] = []
                 for t in range(BEFORE + length + AFTER):
                     share = min(max((t - BEFORE + 1) / (length + 1), 0.0), 1.0)
                     (x, y), (x2, y2) = (batch(task, generator) for task in (0, 1))
@@ -64,6 +65,8 @@ def main() -> None:
                     log = learner.observe(torch.where(late[:, None], x2, x), torch.where(late, y2, y))
                     if log.boundary:
                         found.append((t - BEFORE, log.change))
+                    elif found:  # what came since may show that a change goes on
+                        found[-1] = (found[-1][0], learner.detector.change)
                 print(name, f"ramp {length}, seed {seed}: (minibatch from its beginning, change)", found, flush=True)
     return None
 

@@ -6,7 +6,8 @@
 Each stream has five stretches of `length` minibatches of 64 images, in the order A, B, A, C, B of three tasks. A seed
 chooses the tasks: three pairs of digits, relabelled 0 and 1; three permutations of the pixels; or three rotations by
 multiples of 30 degrees. Printed are, for each family: the share of the 2 returns that were recognised as the task that
-they are, the number of different tasks kept (3 is right), and the boundaries that were found of 4, and false ones.
+they are, the number of different tasks kept (3 is right), the boundaries that were found of 4, those of them that are
+called "sharp", and false ones.
 """
 
 from __future__ import annotations
@@ -57,17 +58,20 @@ def run(name: str, batch: Batch, seed: int, length: int, points: int) -> dict[st
     """One stream."""
     learner = frcl.FRCLPlus(frcl.MLP(784, (100, 100), seed=seed), points, seed=seed, detector=frcl.BoundaryDetector())
     number: dict[str, int] = {}  # of each task: the number that the learner gave it
-    counts = {"returns": 0, "recognised": 0, "found": 0, "false": 0}
+    counts = {"returns": 0, "recognised": 0, "found": 0, "sharp": 0, "false": 0}
     generator = fork(seed, f"returns/{name}/rows")
     for stretch, task in enumerate(ORDER):
-        found, last = False, -1
+        found, last, change = False, -1, ""
         for t in range(length):
             log = learner.observe(*batch("ABC".index(task), generator))
             if log.boundary:
                 near = stretch > 0 and t <= 10 and not found
                 counts["found" if near else "false"] += 1
-                found = found or near
+                found, change = found or near, log.change
+            elif change and learner.detector is not None:
+                change = learner.detector.change
             last = log.task
+        counts["sharp"] += found and change == "sharp"
         if task in number:
             counts["returns"] += 1
             counts["recognised"] += last == number[task]
@@ -96,7 +100,7 @@ def main() -> None:
         print(
             f"{name}: {total['recognised']}/{total['returns']} returns recognised, "
             f"{right}/{len(each)} streams with 3 tasks, "
-            f"{total['found']}/{4 * len(each)} boundaries found, {total['false']} false",
+            f"{total['found']}/{4 * len(each)} boundaries found, {total['sharp']} sharp, {total['false']} false",
             flush=True,
         )
 

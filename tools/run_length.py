@@ -2,6 +2,7 @@
 
     python tools/run_length.py             # the tables
     python tools/run_length.py --check     # the mean run length at the levels for 1,000 and 10,000
+    python tools/run_length.py --inputs 1000 --streams 200   # of the test of the inputs, and of a detector
 
 The table is the mean over the kinds of streams of log₁₀ of the run length. A run that is not over after
 `steps` minibatches is counted with that time: run length = time of all runs / number of alarms.
@@ -11,11 +12,14 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
+import torch
 
+from frcl import BoundaryDetector
 from frcl.boundary import sequential
+from frcl.boundary.profile import InputTest
 from frcl.boundary.sequential import Floats, SequentialTest, log_run_length
 
 BATCH = 64
@@ -65,6 +69,54 @@ def run_lengths(kind: str, levels: Floats, *, streams: int, steps: int, seed: in
     return first.sum(1) / np.maximum(alarms, 1), alarms
 
 
+# -- the test of the inputs, and a whole detector -----------------------------------------------------------------
+
+RHO = 0.6  # of the level of dependent inputs, whose variance is that of the mean of a minibatch
+INPUT_KINDS = ("independent", "dependent")
+
+
+def input_minibatches(kind: str, seed: int, numbers: int = 12, batch: int = 32) -> Iterator[Floats]:
+    """Stationary inputs [batch, numbers], without an end; "dependent": an AR(1) level that they have in common."""
+    rng, level = np.random.default_rng(seed), np.zeros(numbers)
+    while True:
+        if kind == "dependent":
+            level = RHO * level + math.sqrt((1 - RHO**2) / batch) * rng.standard_normal(numbers)
+        yield np.tanh(rng.standard_normal((batch, numbers)) + level)
+
+
+def input_run_length(kind: str, level: float, *, streams: int, steps: int, seed: int = 0) -> tuple[float, int]:
+    """Mean run length of the test of the inputs at a level, and the number of alarms."""
+    total = alarms = 0
+    for stream in range(streams):
+        test, inputs = InputTest(12), input_minibatches(kind, seed + stream)
+        for t in range(steps):
+            features = next(inputs)
+            total += 1
+            if t and test.test(features) > level:
+                alarms += 1
+                break
+            test.learn(features)
+    return total / max(alarms, 1), alarms
+
+
+def detector_run_length(kind: str, promised: float, *, streams: int, steps: int, seed: int = 0) -> tuple[float, int]:
+    """The same of a detector that tests scores, labels and inputs of stationary streams."""
+    total = alarms = 0
+    for stream in range(streams):
+        detector, inputs = BoundaryDetector(expected_run=promised), input_minibatches(kind, seed + stream)
+        rng = np.random.default_rng(10**6 + seed + stream)
+        for _ in range(steps):
+            given = torch.from_numpy(rng.standard_normal((32, 3)))
+            total += 1
+            found = detector.update(
+                given[:, :2].exp(), log_density=given[:, 2], features=torch.from_numpy(next(inputs))
+            )
+            if found.boundary:
+                alarms += 1
+                break
+    return total / max(alarms, 1), alarms
+
+
 def null_variance(streams: int, steps: int) -> Floats:
     """Variance of the sums over √w for independent normal scores."""
     test, stream = SequentialTest(streams), _stream("normal", streams, 1)
@@ -78,6 +130,23 @@ def null_variance(streams: int, steps: int) -> Floats:
     return total / count
 
 
+def level_of(promised: float) -> float:
+    """The statistic whose run length is promised."""
+    grid = np.linspace(1, 8, 70_001)
+    return float(grid[np.searchsorted(log_run_length(grid), math.log10(promised))])
+
+
+def of_inputs(promised: float, streams: int) -> None:
+    """Print the run lengths of the test of the inputs, and of a detector with all three tests."""
+    torch.set_num_threads(1)
+    for kind in INPUT_KINDS:
+        for name, found in (
+            ("inputs alone", input_run_length(kind, level_of(promised), streams=streams, steps=int(2 * promised))),
+            ("detector", detector_run_length(kind, promised, streams=streams, steps=int(2 * promised))),
+        ):
+            print(f"{kind}, {name}: {found[0]:.0f} for a promise of {promised:.0f} ({found[1]} alarms)", flush=True)
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -85,10 +154,13 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=400)
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--kinds", nargs="+", default=[*KINDS])
+    parser.add_argument("--inputs", type=float, default=0.0, metavar="PROMISE")
     given = parser.parse_args()
+    if given.inputs:
+        of_inputs(given.inputs, given.streams)
+        return
     if given.check:
-        grid = np.linspace(1, 8, 7001)
-        levels = np.array([grid[np.searchsorted(log_run_length(grid), promised)] for promised in (3.0, 4.0)])
+        levels = np.array([level_of(promised) for promised in (1e3, 1e4)])
     else:
         print("NULL_VARIANCE", np.round(null_variance(given.streams, 3000), 2).tolist())
         levels = np.arange(2.0, 4.6, 0.25)

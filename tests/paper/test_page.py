@@ -297,7 +297,8 @@ def test_ctrl_c_can_be_taken_up(paper, monkeypatch):
 def test_a_target_that_does_not_exist_is_refused():
     with pytest.raises(OptionError, match="there is no target 'figure99'"):
         targets.chosen_targets(["figure99"])
-    names = [*(table.name for table in TABLES), "frontier", "controls", "scenarios", "peers", "cifar", "pretrained"]
+    names = [*(table.name for table in TABLES), "streams", "frontier", "controls", "scenarios", "peers", "cifar"]
+    names += ["pretrained"]
     names += [*(f"figure{number}" for number in range(1, 8)), "ablation", "page"]
     assert [one.name for one in targets.chosen_targets(["all"])] == names
     assert [one.name for one in targets.chosen_targets(["page", "table1", "page"])] == ["page", "table1"]

@@ -4,11 +4,12 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
+from frcl.boundary.aftermath import Aftermath
 from frcl.boundary.profile import InputTest, Profile
 from frcl.boundary.score import welch
 from frcl.boundary.sequential import Change, SequentialTest, load_state, log_run_length, size_in, state_of
@@ -50,6 +51,8 @@ class Watched:
     inputs: InputTest | None = None
     ended: Profile | None = None  # what was known of the inputs at the last boundary
     before: tuple[SequentialTest | None, InputTest | None] = (None, None)  # tests of labels and inputs at that boundary
+    change: Change = ""  # at the last boundary; `after`: what came after it
+    after: Aftermath | None = None
 
 
 @shows_options(DetectorSettings())
@@ -74,6 +77,12 @@ class BoundaryDetector(DetectorSettings):
     def ended(self) -> Profile | None:
         """What was known of the inputs at the last boundary."""
         return self._now.ended
+
+    @property
+    def change(self) -> Change:
+        """How the data changed at the last boundary; what came since may show that a "sharp" change goes on."""
+        after = self._now.after
+        return "gradual" if after is not None and after.goes_on() else self._now.change
 
     @property
     def level(self) -> float:
@@ -125,10 +134,14 @@ class BoundaryDetector(DetectorSettings):
         if found.boundary:
             if self.threshold is None and self._predicted(dense, len(values), guess):
                 found = replace(found, continues=True)
-            inputs = self._now.inputs
+            inputs, after = self._now.inputs, self._now.after
+            if after is not None and after.goes_on():
+                found = replace(found, change="gradual")  # the last change has not ended yet
             self._now.ended, self._now.before = self.profile(), (self._now.tests.get("labels"), inputs)
             self.reset()
             self._now.inputs = None if inputs is None else inputs.successor()
+            self._now.change, ended = found.change, self._now.ended
+            self._now.after = None if ended is None or self.threshold is not None else Aftermath.after(ended)
             return found
         self._now.in_task += 1
         if self.threshold is not None:
@@ -136,6 +149,8 @@ class BoundaryDetector(DetectorSettings):
         if features is not None and self._now.inputs is not None:
             known = None if dense is None or not len(dense) else float(dense.mean())
             self._now.inputs.learn(self._finite(features).numpy(), known)
+            if self._now.after is not None:
+                self._now.after.learn(self._finite(features).numpy())
         return found
 
     def profile(self) -> Profile | None:
@@ -146,20 +161,21 @@ class BoundaryDetector(DetectorSettings):
         """Begin a new task: forget the reference and wait again before testing."""
         self._now.reference.clear()
         self._now.tests.clear()
-        self._now.inputs = None
-        self._now.in_task = 0
+        self._now.inputs = self._now.after = None
+        self._now.change, self._now.in_task = "", 0
         self._now.wait = max(self.waits.pause, self.waits.minimum_time)
 
     def _predicted(self, dense: Tensor | None, batch: int, guess: float | None) -> bool:
         """Whether the labels of a minibatch are about as probable as those before: then the head still serves.
 
-        A head that never said more than a guess cannot tell.
+        A head that says no more than a guess, neither before nor of these, cannot tell.
         """
         inputs = self._now.inputs
         if not self.labels or inputs is None or dense is None or len(dense) < KNOWN_SHARE * batch:
             return False
-        knows = guess is None or inputs.density >= KNOWING * guess
-        return knows and inputs.expects(float(dense.mean()))
+        density = float(dense.mean())
+        knows = guess is None or max(inputs.density, density) >= KNOWING * guess
+        return knows and inputs.expects(density)
 
     def go_on(self) -> None:
         """The task goes on after the boundary just declared: what was known of its labels is known of them still."""
@@ -272,6 +288,8 @@ class BoundaryDetector(DetectorSettings):
             "reference": [values.clone() for values in now.reference],
             "tests": {name: state_of(test) for name, test in now.tests.items()},
             "inputs": None if now.inputs is None else state_of(now.inputs),
+            "change": now.change,
+            "after": None if now.after is None else state_of(now.after),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -293,6 +311,13 @@ class BoundaryDetector(DetectorSettings):
         if state["inputs"] is not None:
             inputs = InputTest(size_in(state["inputs"], "sum", 1))
             load_state(inputs, state["inputs"])
+        after = None
+        if state["after"] is not None:
+            after = Aftermath.of(size_in(state["after"], "mean", 1))
+            load_state(after, state["after"])
+        if state["change"] not in get_args(Change):
+            raise CheckpointError(f"a change is one of {get_args(Change)}, not {state['change']!r}")
         past = deque((values.clone() for values in reference), maxlen=self._now.reference.maxlen)
         in_task, wait = counts
-        object.__setattr__(self, "_now", Watched(wait, past, in_task, restored, inputs, self._now.ended))
+        watched = Watched(wait, past, in_task, restored, inputs, self._now.ended, change=state["change"], after=after)
+        object.__setattr__(self, "_now", watched)

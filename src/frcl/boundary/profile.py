@@ -25,13 +25,15 @@ SHRINK = 0.2  # ε
 FIRST = 3  # minibatches before there are distances, and distances before there is a test
 PRIOR_STD, PRIOR_DOF = 0.35, 4  # of distances in a first task, where few were seen: about that of the logarithm of χ²/R
 CARRIED, CARRIED_DOF = 8, 20  # distances that their mean, and their variance, in the task before count for
+LEAST_DOF = 2.0
 MEMORY = 100  # minibatches over which mean and variance of the distances are averaged
 LIMIT = 2.0  # a distance farther from the mean, in standard deviations, does not move them further
 LIMITED = 0.92  # the variance of a normal variable that is limited so
 LEAST_STD = 0.1  # of distances
 EXPECTED = 2.0  # standard deviations that the density of labels may fall without being a change
 DENSITY_MEMORY = 20  # minibatches over which the labels' density is averaged
-SLACK = 1.05  # a distance from the mean counts as one smaller by this factor: their logarithms are not quite normal
+SLACK = 1.1  # a distance from the mean counts as one smaller by this factor
+MOST_SKEWED = 0.25  # standard deviation of log-distances beyond which they are not taken for more skewed
 TINY = 1e-12
 
 
@@ -81,6 +83,17 @@ def normal_score(t: float, dof: float) -> float:
     return math.copysign((8 * dof + 1) / (8 * dof + 3) * math.sqrt(dof * math.log1p(t * t / dof)), t)
 
 
+def without_skew(score: float, std: float) -> float:
+    """The normal score of the logarithm of a χ² variable, from its `score` by mean and standard deviation `std`.
+
+    Its cube root is nearly normal (Wilson and Hilferty, 1931). With v = 2/k, log(χ²/k) has mean −v/2 − v²/12, variance
+    s² = v + v²/2, about, and (χ²/k)^(1/3) mean 1 − v/9 and variance v/9.
+    """
+    s = min(std, MOST_SKEWED)
+    v = math.sqrt(1 + 2 * s * s) - 1
+    return (math.expm1((s * score - v / 2 - v * v / 12) / 3) + v / 9) / (math.sqrt(v) / 3)
+
+
 class InputTest:
     """The distances of minibatches to those before them, tested by the same sums over windows as scores are."""
 
@@ -101,8 +114,10 @@ class InputTest:
         if self.distances + self.carried >= FIRST:
             n = min(self.distances, MEMORY)
             alone, size = self.windows.without_dependence(apart)
-            t = alone / (SLACK * size * math.sqrt(1 + 1 / (n + self.carried)))
-            statistic = self.windows.add_score(normal_score(t, self._dof(n) + self._prior_dof))
+            share = self.windows.independent_share()  # of distances that count, where they follow each other
+            count, dof = share * (n + self.carried), share * (self._dof(n) + self._prior_dof)
+            t = alone / (SLACK * size * math.sqrt(1 + 1 / max(count, 1.0)))
+            statistic = self.windows.add_score(without_skew(normal_score(t, max(dof, LEAST_DOF)), std))
             apart = max(-LIMIT, min(apart, LIMIT))
             self.windows.follow_dependence(apart)
         self.distances += 1

@@ -215,9 +215,17 @@ class SequentialTest:
 
     def without_dependence(self, fall: float) -> tuple[float, float]:
         """What the falls of one stream before do not predict of a fall of variance one, and its standard deviation."""
-        one, two = self._dependence()[:, 0]
+        return float(fall - (self._dependence() * self.last).sum()), math.sqrt(self._left())
+
+    def independent_share(self) -> float:
+        """The number of independent falls that tell as much of their mean as one of the falls of one stream."""
+        return float(1 - self._dependence().sum()) ** 2 / self._left()
+
+    def _left(self) -> float:
+        """The variance that is left of a fall of one stream, of variance one, without its dependence."""
+        one, two = (float(a) for a in self._dependence()[:, 0])
         left = 1 - two**2 if one == 0 else (1 - (one / (1 - two)) ** 2) * (1 - two**2)
-        return float(fall - (self._dependence() * self.last).sum()), float(np.sqrt(max(left, 1 - MOST_DEPENDENCE)))
+        return max(left, 1 - MOST_DEPENDENCE)
 
     def follow_dependence(self, fall: float) -> None:
         """Take a fall of one stream into the dependence."""

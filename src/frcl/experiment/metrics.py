@@ -309,13 +309,19 @@ def declared_switches(statistic: Sequence[float | None], threshold: float, pause
     return found
 
 
-def score_boundaries(true: Sequence[int], found: Sequence[int], threshold: float, tolerance: int) -> BoundaryScore:
-    """A switch counts as found once, at the first declaration at most `tolerance` steps after it."""
-    delays: dict[int, int] = {}  # by switch
+def delays_of(true: Sequence[int], found: Sequence[int], tolerance: int) -> dict[int, int]:
+    """The delay of each switch found: at the first declaration at most `tolerance` steps after it, each once."""
+    delays: dict[int, int] = {}
     for step in found:
         match = next((switch for switch in true if switch not in delays and 0 <= step - switch <= tolerance), None)
         if match is not None:
             delays[match] = step - match
+    return delays
+
+
+def score_boundaries(true: Sequence[int], found: Sequence[int], threshold: float, tolerance: int) -> BoundaryScore:
+    """Precision, recall and F1 of the switches found."""
+    delays = delays_of(true, found, tolerance)
     hits = len(delays)
     precision = hits / len(found) if found else (1.0 if not true else 0.0)
     recall = hits / len(true) if true else 1.0

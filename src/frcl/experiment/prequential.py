@@ -62,6 +62,8 @@ class RunningScaler:
     def learn(self, x: Tensor) -> None:
         """Take rows [n, ...] into mean and standard deviation (Chan, Golub and LeVeque, 1979)."""
         values, n = x.double(), len(x)
+        if not bool(values.isfinite().all()):  # they would stay in the statistics for ever
+            raise DataError("inputs contain NaN or infinite values; remove or replace them first")
         mean = values.mean(0)
         zero = torch.zeros_like(mean)
         old = self._state or Scaling(zero, mean, zero, zero)
@@ -206,6 +208,10 @@ class Evaluation:
         t = len(progress.right) - 1
         if log.boundary or not progress.stretches:
             progress.stretches.append(Stretch(log.task, t, t, log.returned, log.change, 0.0))
+        elif progress.stretches[-1].change and learner.detector is not None:
+            progress.stretches[-1].change = learner.detector.change  # what came since may show it
+            progress.stretches[-1].task, known = log.task, progress.stretches[-1].returned or log.returned
+            progress.stretches[-1].returned = known
         progress.stretches[-1].last = t
         return log
 

@@ -44,6 +44,7 @@ class SeedRecord:
     agnostic_final: Scores = field(default_factory=Scores)
     task_accuracy: list[float | None] = field(default_factory=list)  # of the inferred task, after each task
     novelty_auroc: list[float | None] = field(default_factory=list)  # of the next task, after each task
+    task: int = 0  # hidden boundaries: the learner's task of the last minibatch,
     true: list[int] = field(default_factory=list)  # hidden boundaries: minibatches of the switches,
     found: list[int] = field(default_factory=list)  # of the declared switches,
     statistic: list[float | None] = field(default_factory=list)  # and the test statistic of every minibatch

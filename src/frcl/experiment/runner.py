@@ -32,6 +32,7 @@ from frcl.features import MLP, ConvNet
 from frcl.files import alone_in, sweep, sync_folder, write_atomically
 from frcl.image_networks import CifarNet, ResNet18
 from frcl.learners.lockstep import Work, finish, together
+from frcl.learners.options import FRCLOptions
 from frcl.learners.types import Learner, StreamLearner
 from frcl.methods import make_learner
 from frcl.pretrained import efficientnet_lite0
@@ -79,6 +80,7 @@ def learn_stream(keeper: Keeper, learner: StreamLearner, benchmark: Benchmark, s
         tested = log.beside if keeper.config.detector.beside else log.statistic  # infinite for scores without spread
         record.statistic.append(None if math.isnan(tested) else round(max(-LARGEST, min(tested, LARGEST)), 6))
         record.found += [t] * log.boundary
+        record.task = log.task
         keeper.stepped({seed: learner}, number, log.step, [[(log.loss, log.log_likelihood, log.kl_now, log.kl_past)]])
 
 
@@ -206,13 +208,14 @@ def build_network(options: NetworkOptions, input_shape: tuple[int, ...], seed: i
 def new_learner(config: Config, benchmark: Benchmark, seed: int) -> Learner:
     """A new learner of the configured method, on a new network for the benchmark."""
     hidden = config.hidden_boundaries
+    grows = isinstance(config.learner, FRCLOptions) and config.detector.threshold is None  # labels when they appear
     return make_learner(
         build_network(config.network, benchmark.input_shape, seed),
         config.learner,
         seed=seed,
         device=config.device,
         detector=config.detector.detector() if hidden else None,
-        labels=stream_labels(benchmark) if hidden else None,
+        labels=stream_labels(benchmark) if hidden and not grows else None,
         method=config.method,
     )
 
@@ -292,7 +295,7 @@ def _learn_group(keeper: Keeper, group: list[Seed]) -> None:
             _learn_task(keeper, group)
         with keeper.timed("evaluate"):
             for one in group:
-                _evaluate(one, len(cast(StreamLearner, one.learner).tasks) if streams else progress.task)
+                _evaluate(one, one.record.task if streams else progress.task)
         progress.task, progress.step = progress.task + 1, 0
         for one in group:
             keeper.observer.evaluated(one.seed, progress.task - 1, one.record.rows[-1])

@@ -39,8 +39,9 @@ GUARD = 3.0  # a gradient is at most this many times the usual one
 def watch(learner: FRCL, current: CurrentTask, x: Tensor, y: Any) -> tuple[Decision, bool]:
     """Ask the detector about a minibatch; at a boundary end the task and open the next one for it, or a known one.
 
-    Where the open task predicts its labels as before, and no other task explains it, the task goes on. Returns the
-    decision, and whether the task is a known one.
+    Where the open task predicts its labels as before, and no other task explains it, the task goes on. The minibatch of
+    the boundary may be in part of the task before: a new task is compared once more, with its second minibatch. Returns
+    the decision, and whether the task is a known one.
     """
     detector, model, options, state = learner.detector, learner._model, learner.options, learner._state
     assert detector is not None
@@ -53,14 +54,20 @@ def watch(learner: FRCL, current: CurrentTask, x: Tensor, y: Any) -> tuple[Decis
         encoded = current.likelihood.encode(y, learner.device, learner.dtype)
     draws, features = model.predictive_draws(current.likelihood), learner._fixed_features(x)
     decision = decide(detector, current, current.score, x, encoded, draws, features, allow=len(window) >= points)
-    if not decision.boundary:
-        return decision, False
 
     def known() -> int | None:
         M = points if options.inference == "function" else None
         with torch.no_grad(), network_failures():
             return known_task(learner._predictor, options.inference_by_points(), learner._state, x, y, features, M)
 
+    if not decision.boundary:
+        opened = bool(detector.change) and window.minibatches == 1 and current.returned is None and bool(state.past)
+        if not opened or (number := known()) is None:
+            return decision, False
+        with learner._changing() as changing:
+            changing.past, changing.current = changing.summaries(), None
+            reopen(model, learner._predictor, changing, number, options.task_size)
+        return decision, True
     # in function space a task is learned for long, while the density of its labels says little
     if decision.continues and options.inference == "weight" and known() in (None, current.returned):
         detector.go_on()

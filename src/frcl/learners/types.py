@@ -170,9 +170,9 @@ class StepLog:
 
     `boundary` says that this minibatch began a new task; `statistic` is NaN where the detector made no test;
     `beside` is the statistic of the detector's second test, which decides nothing. At a boundary `change` is "sharp" or
-    "gradual"; the new task is estimated to have begun `age` minibatches before this one. `returned` says that the
-    task of this minibatch is one that was known before, which is learned further; with `continues` it is the one that
-    was open: its inputs have changed, but its labels are predicted as well as before.
+    "gradual"; the new task is estimated to have begun `age` minibatches before this one. `returned` says that from
+    this minibatch on a task that was known before is learned further, at a boundary or one minibatch after it; with
+    `continues` it is the one that was open: its inputs have changed, but its labels are predicted as well as before.
     """
 
     task: int

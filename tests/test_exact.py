@@ -31,7 +31,7 @@ from frcl.exact.linear import (
     symmetric,
     triangle,
 )
-from frcl.exact.model import last_of_each_class
+from frcl.exact.model import ExactModel, added, last_of_each_class
 from frcl.seeding import fork
 
 
@@ -455,11 +455,27 @@ def test_one_label_in_two_tasks_is_one_label_and_two_columns():
     assert float((p.task_probs.argmax(1) == torch.arange(2).repeat_interleave(len(x))).double().mean()) > 0.99
 
 
-def test_strange_inputs_are_novel():
-    p = taught().predict(torch.cat([X, X.flip(1).roll(7, 1)]))
+@pytest.mark.parametrize(("kept", "most"), [(1000, 1.5), (8, 2.5)])
+def test_strange_inputs_are_novel_and_further_familiar_ones_are_not(kept, most):
+    """With many examples, and with fewer examples than features, through which the functions can pass exactly."""
+    p = taught([(x[40:][:kept], y[40:][:kept]) for x, y in TASKS]).predict(torch.cat([X, X.flip(1).roll(7, 1)]))
     known, strange = p.novelty[: len(X)], p.novelty[len(X) :]
-    assert 0.7 < float(known.mean()) < 1.5
+    assert 0.7 < float(known.mean()) < most
     assert float(strange.median()) > 2 * float(known.median())
+
+
+def test_novelty_is_one_for_an_example_that_was_left_out(generator):
+    """Orthogonal examples of one length have one leverage: the model of all says what each is for that of the others."""
+    n = 12
+    Phi = torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64)).Q
+    Y = torch.randn(n, 2, generator=generator, dtype=torch.float64)
+    whole = ExactModel(lambda x: x, classes=False)
+    whole.tasks = added(whole.tasks, 0, whole.of(Phi, Y), own_gram=False)
+    ridge = whole._solve()[1].ridge
+    others = Phi[1:].mT @ Phi[1:] + ridge * torch.eye(n)
+    left_out = Phi[:1] @ torch.linalg.solve(others, Phi[0])
+    own = Phi[:1] @ torch.linalg.solve(Phi.mT @ Phi + ridge * torch.eye(n), Phi[0])
+    close(whole.believe(Phi).novelty, (own / left_out).expand(n), rtol=1e-4, atol=0)
 
 
 def test_regression_with_variance():

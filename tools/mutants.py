@@ -57,6 +57,8 @@ MUTANTS = (
            "(density + classes.log_prior)", "density", "tests/test_exact.py"),
     Mutant("class probabilities as sure as there are classes, not dimensions", "exact/linear.py",
            "(FREEDOM + len(classes.chol))", "(FREEDOM + len(classes.log_prior))", "tests/test_exact.py"),
+    Mutant("novelty against the leverage of examples in their own model", "exact/model.py",
+           "freedom / (sums.examples - freedom)", "freedom / (sums.examples + 0 * freedom)", "tests/test_exact.py"),
     Mutant("examples held out of an exact GP learned before they are predicted", "exact/model.py",
            "minus(new, self.of(x[rows], Y[rows]))", "new", "tests/test_exact.py"),
     Mutant("sums larger than the first task", "inference.py",

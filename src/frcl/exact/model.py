@@ -60,7 +60,7 @@ class Believed(NamedTuple):
     mean: Tensor  # of the functions, [n, C]
     variance: Tensor  # of each of them, [n]; without the noise
     log_probs: Tensor | None  # of the classes, [n, C]; None where the targets are numbers
-    novelty: Tensor  # how unlike the examples, [n]: one on average over those seen
+    novelty: Tensor  # how unlike the examples, [n]: about one for further examples like them
 
 
 def added(tasks: Tasks, number: int, new: Sums, *, own_gram: bool) -> Tasks:
@@ -197,14 +197,19 @@ class ExactModel:
         return each
 
     def believe(self, x: Tensor) -> Believed:
-        """Mean, variance and class probabilities of all inputs, under all that was added."""
+        """Mean, variance and class probabilities of all inputs, under all that was added; and their novelty.
+
+        The leverage of an example in the model of the others is h/(1 − h), h its leverage in the model of all. Novelty
+        is the leverage of an input over this, at the mean of h over the N examples, freedom/N.
+        """
         sums, linear, classes, freedom = self._solve()
+        usual = freedom / (sums.examples - freedom).clamp(min=torch.finfo(freedom.dtype).eps * sums.examples)
         parts = []
         for some in x.split(self._at_once(x)):
             Phi = self.features(some)
             f, h = Phi @ linear.weights, leverage(linear, Phi)
             log_probs = f.new_empty(0) if classes is None else class_log_probs(classes, Phi)
-            parts.append((f, linear.noise * h, log_probs, h * sums.examples / freedom))
+            parts.append((f, linear.noise * h, log_probs, h / usual))
         mean, variance, log_probs, novelty = (torch.cat(each) for each in zip(*parts, strict=True))
         return Believed(mean, variance, None if classes is None else log_probs, novelty)
 

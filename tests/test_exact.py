@@ -465,7 +465,7 @@ def test_strange_inputs_are_novel_and_further_familiar_ones_are_not(kept, most):
 
 
 def test_novelty_is_one_for_an_example_that_was_left_out(generator):
-    """Orthogonal examples of one length have one leverage: the model of all says what each is for that of the others."""
+    """Orthogonal examples of one length have one leverage: the model of all tells that of the others."""
     n = 12
     Phi = torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64)).Q
     Y = torch.randn(n, 2, generator=generator, dtype=torch.float64)

@@ -112,7 +112,7 @@ def rows_of(text: str) -> dict[str, list[str]]:
 
 def test_the_page_says_what_the_files_say(place):
     empty = page([TABLE, HIDDEN], place.results)
-    assert empty.count("not measured") == 3
+    assert empty.count("not measured") == 4  # two methods, a threshold, and the accuracy of its learner
     assert "yes" not in rows_of(empty)["FRCL"]
     measured(place, count=1)
     measured(place)
@@ -128,6 +128,8 @@ def test_the_page_says_what_the_files_say(place):
     assert rows["Fine"][0] == "3 (quoted)"
     assert rows["Fine"][2:4] == ["1 of 2", f"differs: {gap:+.2f}"]
     assert re.fullmatch(r"\d\.\d\d/\d\.\d\d/\d\.\d\d", rows["4"][1])
+    learned = over_seeds([one["average_accuracy"] for one in file_of(place, HIDDEN.cells[0], table="table3")["seeds"]])
+    assert rows["accuracy of the learner %"][1].startswith(f"{100 * learned.mean:.2f}")
     assert rows["[Table 1](#table-1-digits)"] == ["2 of 2", "1", "2", "1"]
     commands = [line for line in text.splitlines() if line.startswith("- `python -m paper")]
     assert [command.split("`")[1][-1] for command in commands] == ["1", "3", "1", "2"]

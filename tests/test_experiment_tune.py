@@ -47,13 +47,16 @@ def made_up(monkeypatch, reached):
     return engine, tried
 
 
-def test_every_method_has_a_grid_of_its_own_options():
+def test_every_method_has_a_grid_of_its_own_options(monkeypatch):
     for name, options in ((name, one.options) for name, one in METHODS.items()):
         grid = grid_of(name)
         assert set(grid) <= {field.name for field in fields(options)}
         assert all(len(values) > 1 for values in grid.values())
-    with pytest.raises(OptionError, match="nothing to tune"):
+    with pytest.raises(OptionError, match="unknown method 'nonsense'"):
         grid_of("nonsense")
+    monkeypatch.setattr("frcl.experiment.tune.bundled", lambda name: {})
+    with pytest.raises(OptionError, match="nothing to tune for method 'ewc'"):
+        grid_of("ewc")
     assert list(combinations({"a": [1, 2], "b": [3]})) == [{"a": 1, "b": 3}, {"a": 2, "b": 3}]
 
 

@@ -101,6 +101,7 @@ def test_what_is_kept_of_a_seed():
         "rows": [[1.0], [0.75, 1.0], [0.5, 0.75, 0.75]],
         "final": {"nll": float("inf"), "brier": 0.5, "ece": 0.25, "auroc": None},
         "true": [10, 30, 50],
+        "found": [11, 31],
         "statistic": [None] * 10 + [6.0, 9.0, *[0.0] * 12, 4.5, *[0.0] * 6, 9.0],
         "agnostic": [[1.0], [0.5, 1.0], [0.25, 0.5, 0.75]],
         "agnostic_final": {"nll": 0.5, "ece": float("nan")},
@@ -118,6 +119,7 @@ def test_what_is_kept_of_a_seed():
     counts = {row["threshold"]: (row["switches"], row["declared"], row["hits"]) for row in entry["boundaries"]}
     # 4 declares at 10 and at 24, which is no switch, and that is too near to 31; 5 at 10 and 31; 6 to 8 at 11 and 31
     assert counts == {4.0: (3, 2, 1), 5.0: (3, 2, 2), 6.0: (3, 2, 2), 7.0: (3, 2, 2), 8.0: (3, 2, 2)}
+    assert entry["switches"] == {"true": [10, 30, 50], "found": [11, 31]}, "what the learner acted on"
     assert [row["precision"] for row in entry["boundaries"]] == [0.5, 1.0, 1.0, 1.0, 1.0]
     assert [row["recall"] for row in entry["boundaries"]] == [pytest.approx(hits / 3) for hits in (1, 2, 2, 2, 2)]
     assert [row["delay"] for row in entry["boundaries"]] == [0.0, 0.5, 1.0, 1.0, 1.0]

@@ -20,10 +20,12 @@ from frcl.experiment.metrics import (
     forgetting,
     forgetting_by_task,
     forward_transfer,
+    judge,
     negative_log_likelihood,
     over_seeds,
     score_boundaries,
 )
+from frcl.learners.types import Prediction
 
 
 @pytest.fixture
@@ -140,3 +142,17 @@ def test_switches_declared_at_a_threshold():
     assert declared_switches(statistic, 5.0, pause=0) == [2, 3, 5, 6]
     assert declared_switches(statistic, 5.0, pause=2) == [2, 5]
     assert declared_switches(statistic, 8.0, pause=2) == [6]
+
+
+def test_labels_that_a_learner_has_never_seen_have_probability_zero():
+    """Against the definition with columns of zeros; the label 2 lies between those that it knows."""
+    probs = torch.rand(50, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    probs = probs / probs.sum(1, keepdim=True)
+    y = torch.tensor([0, 1, 2, 5, 9] * 10)
+    found = judge(Prediction(probs.log(), torch.ones(50, 3), probs, (0, 1, 5)), y)
+    whole = torch.zeros(50, 10, dtype=torch.float64)
+    whole[:, [0, 1, 5]] = probs
+    assert found.accuracy == float((whole.argmax(1) == y).double().mean())
+    assert found.nll == pytest.approx(negative_log_likelihood(whole, y))
+    assert found.brier == pytest.approx(brier(whole, y))
+    assert found.ece == pytest.approx(calibration(whole, y).error())

@@ -14,6 +14,7 @@ from torch import Tensor
 from frcl.data.tasks import Benchmark
 from frcl.errors import TaskError
 from frcl.learners.types import Learner, Prediction
+from frcl.likelihoods import Label
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]  # not NDArray, which new NumPy declares as a type alias: codec reads it
 BINS = 10
@@ -161,11 +162,17 @@ def _r_squared(mean: Tensor, y: Tensor) -> float:
 
 
 def judge(prediction: Prediction, y: Tensor) -> Scores:
-    """Accuracy, likelihood and calibration of predictions against the targets y; no AUROC."""
+    """Accuracy, likelihood and calibration of predictions against the targets y; no AUROC.
+
+    A label that the learner has never seen, as may happen in a stream, has probability zero.
+    """
     accuracy = score(prediction, y)
     if prediction.probs is None:
         return Scores(accuracy, -float(prediction.log_predictive(y).double().mean()))
-    probs, classes = prediction.probs.cpu(), torch.searchsorted(torch.tensor(prediction.classes), y.cpu())
+    assert prediction.classes is not None
+    column: dict[Label, int] = {label: number for number, label in enumerate(prediction.classes)}
+    classes = torch.tensor([column.setdefault(label, len(column)) for label in y.tolist()])
+    probs = torch.nn.functional.pad(prediction.probs.cpu(), (0, len(column) - prediction.probs.shape[1]))
     nll, bins = negative_log_likelihood(probs, classes), calibration(probs, classes)
     return Scores(accuracy, nll, brier(probs, classes), bins.error(), calibration=bins)
 

@@ -45,6 +45,7 @@ class MethodOptions(Options):
     """Base of the options of a method: all of them have these fields."""
 
     batched_on_cpu: ClassVar[bool] = True  # whether several seeds are trained as one program on the CPU
+    takes_new_labels: ClassVar[bool] = False  # whether labels may appear while a stream is learned
     if TYPE_CHECKING:
         steps: int
         batch_size: int

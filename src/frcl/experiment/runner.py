@@ -32,7 +32,6 @@ from frcl.features import MLP, ConvNet
 from frcl.files import alone_in, sweep, sync_folder, write_atomically
 from frcl.image_networks import CifarNet, ResNet18
 from frcl.learners.lockstep import Work, finish, together
-from frcl.learners.options import FRCLOptions
 from frcl.learners.types import Learner, StreamLearner
 from frcl.methods import make_learner
 from frcl.pretrained import efficientnet_lite0
@@ -208,7 +207,7 @@ def build_network(options: NetworkOptions, input_shape: tuple[int, ...], seed: i
 def new_learner(config: Config, benchmark: Benchmark, seed: int) -> Learner:
     """A new learner of the configured method, on a new network for the benchmark."""
     hidden = config.hidden_boundaries
-    grows = isinstance(config.learner, FRCLOptions) and config.detector.threshold is None  # labels when they appear
+    grows = config.learner.takes_new_labels and config.detector.threshold is None  # labels when they appear
     return make_learner(
         build_network(config.network, benchmark.input_shape, seed),
         config.learner,

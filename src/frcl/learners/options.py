@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import ClassVar, Literal, TypedDict
 
 from frcl.budget import parsed_bytes
 from frcl.engine.train import Method, OptimiserOptions
@@ -35,6 +35,8 @@ RETURNING_FEATURES = 500  # random features of the input by which a stream knows
 @dataclass(frozen=True)
 class FRCLOptions(OptimiserOptions):
     """Everything that can be set on an `FRCL` learner."""
+
+    takes_new_labels: ClassVar[bool] = True
 
     points: int = option(40, "inducing points kept per task")
     points_per_class: int | None = option(None, "instead of `points`: this many for each class of a task")

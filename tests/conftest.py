@@ -1,5 +1,6 @@
-"""Shared fixtures: explicit generators, one thread, and a watch on the global random state."""
+"""Shared fixtures: explicit generators, one thread, no figure left open, and a watch on the global random state."""
 
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,6 +13,14 @@ torch.set_num_threads(1)
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(7)
+
+
+@pytest.fixture(autouse=True)
+def figures_closed() -> Iterator[None]:
+    """Closes the figures of pyplot that a test leaves open, for example by running the code of a page."""
+    yield
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
 
 
 @pytest.fixture

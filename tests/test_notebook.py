@@ -39,6 +39,16 @@ def test_a_page_is_split_into_cells(tool):
     assert tool.executed("print(1)", {}) == ("1\n", [])
 
 
+def test_a_cell_has_the_figures_that_it_opens(tool):
+    from matplotlib import pyplot
+
+    other = pyplot.figure()  # of something else in this process
+    said, pictures = tool.executed("from matplotlib import pyplot\n_ = pyplot.figure(), pyplot.figure()", {})
+    assert said == ""
+    assert [picture[:4] for picture in pictures] == [b"\x89PNG"] * 2
+    assert pyplot.get_fignums() == [other.number]
+
+
 def test_figures_of_the_notebook_are_those_of_the_page():
     drawn = [one for cell in CODE for one in cell["outputs"] if one["output_type"] == "display_data"]
     page = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
@@ -58,6 +68,3 @@ def test_the_cells_run_and_print_what_they_say(tmp_path, monkeypatch):
             exec(compile(source, "tutorial.ipynb", "exec"), names)  # noqa: S102
         printed = "".join(line for one in cell["outputs"] if one["output_type"] == "stream" for line in one["text"])
         assert said.getvalue() == printed
-    from matplotlib import pyplot
-
-    pyplot.close("all")

@@ -40,15 +40,15 @@ def parts_of(page: str) -> list[tuple[str, str]]:
 
 
 def executed(code: str, names: dict[str, Any]) -> tuple[str, list[bytes]]:
-    """What a cell prints, and its figures as PNG."""
-    said, pictures = io.StringIO(), []
+    """What a cell prints, and the figures that it opens as PNG; they are closed."""
+    said, pictures, others = io.StringIO(), [], set(plt.get_fignums())
     with contextlib.redirect_stdout(said):
         exec(compile(code, "tutorial", "exec"), names)  # noqa: S102
-    for number in plt.get_fignums():
+    for number in [number for number in plt.get_fignums() if number not in others]:
         picture = io.BytesIO()
         plt.figure(number).savefig(picture, dpi=110)
         pictures.append(picture.getvalue())
-    plt.close("all")
+        plt.close(number)
     return said.getvalue(), pictures
 
 

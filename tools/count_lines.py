@@ -15,6 +15,10 @@ there before is rather too large:
   that is not named has it today;
 - of a module that is named, docstring, imports and constants are later too; of other modules they are earlier.
 
+A definition that was there before the first later feature (REBUILT) has grown since by what those features need of it.
+The last line printed counts each of these definitions with no more lines than it had then, and what is not named in
+LATER and came since in full.
+
 A definition in LATER that the earlier commit has ends the count with an error; entries that name nothing are listed.
 """
 
@@ -28,6 +32,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 BEFORE = "3beee6a"
+REBUILT = "cef74ec"  # the house as it is now, before the first later feature
 
 LATER = {
     "Poisson likelihood": "likelihoods/poisson",
@@ -37,6 +42,9 @@ LATER = {
         learners/base:SequentialLearner._ended learners/predict:Predictor.beliefs learners/predict:Predictor._at_mean
         learners/predict:Predictor._classes_at_points learners/predict:Predictor.targets_at_points
         learners/options:FRCLOptions.inference_of_task baselines/options:TrainingOptions.inference_of_task
+        learners/base:SequentialLearner._beliefs learners/base:SequentialLearner._in_task learners/frcl:FRCL._beliefs
+        learners/frcl:FRCL._in_task baselines/common:Baseline._beliefs learners/options:FRCLOptions.inference_by_points
+        learners/predict:joined
         experiment/metrics:AgnosticRow experiment/metrics:evaluated experiment/keeper:_agnostic""",
     "structured covariances, alignment, natural gradients": """engine/natural posterior:aligned_mean
         posterior:second_moment summary:_mean_factor learners/task:Model.is_natural
@@ -48,20 +56,24 @@ LATER = {
         boundary/detector:BoundaryDetector.go_on boundary/detector:BoundaryDetector.profile
         boundary/detector:BoundaryDetector.grow boundary/detector:BoundaryDetector.ended
         boundary/detector:BoundaryDetector.tests_labels boundary/detector:BoundaryDetector._floor
-        boundary/detector:Watched learners/state:_log_density""",
+        boundary/detector:Watched learners/state:_log_density boundary/detector:BoundaryDetector.level""",
+    "sharp and gradual changes": "boundary/aftermath boundary/detector:BoundaryDetector.change",
     "tasks that return, labels that appear": """learners/streaming learners/state:Window.came
         learners/state:Window.data_without learners/state:Window.recoded learners/state:estimated_size
         learners/state:LearnerState.number learners/state:LearnerState.estimate_size
         learners/predict:Predictor.weights
         regularisers/protocol:Regulariser.replace likelihoods/base:with_labels engine/train:Optimiser._guarded""",
-    "prequential streams": "experiment/prequential experiment/tracking report/stream cli/stream adapters/river",
+    "prequential streams": """experiment/prequential experiment/tracking report/stream cli/stream adapters/river
+        experiment/metrics:delays_of""",
     "bounded memory, smaller inputs": """budget learners/budget summary:StoredInputs summary:stored_inputs
         summary:marginal""",
     "forgetting on purpose": """learners/forget learners/ensemble:Ensemble.forget
         learners/ensemble:Ensemble._all_or_none regularisers/protocol:Regulariser.forget
-        regularisers/protocol:drop_task""",
+        regularisers/protocol:drop_task regularisers/protocol:edit_lists learners/base:SequentialLearner._drop
+        baselines/common:Baseline._drop baselines/vcl:VCL._drop baselines/progressive:Progressive._drop""",
     "deployment, learners without their network": """learners/deploy learners/networks features:uninitialised
-        learners/ensemble:Ensemble._deployed learners/frcl:FRCL._deployed""",
+        learners/ensemble:Ensemble._deployed learners/frcl:FRCL._deployed learners/base:SequentialLearner._deployed
+        baselines/penalised:Penalised._deployed baselines/progress_and_compress:ProgressAndCompress._deployed""",
     "held-out temperature": "likelihoods/temperature learners/held_out",
     "frozen networks, batch norm, pre-trained networks": """frozen pretrained
         features:FeatureMap.ahead features:FeatureMap.inputs features:FeatureMap.through_front
@@ -82,12 +94,14 @@ LATER = {
         baselines/options:SharedHeadOptions
         baselines/options:EROptions baselines/options:DERppOptions baselines/options:AGEMOptions
         baselines/options:GDumbOptions baselines/shared_head baselines/sfsvi baselines/sampled
-        baselines/options:FROMPOptions baselines/options:SFSVIOptions baselines/penalised:Penalised._head_rows
+        baselines/options:TrainingOptions.one_head baselines/options:FROMPOptions
+        baselines/options:SFSVIOptions baselines/penalised:Penalised._head_rows
         regularisers/memorable_past regularisers/function_space regularisers/jacobians regularisers/heads:head_rows
         regularisers/heads:one_head regularisers/heads:grown_head regularisers/heads:Rows
         regularisers/heads:row_tensors""",
     "notebooks": """learners/types:html_table learners/types:learner_html learners/types:Prediction._repr_html_
-        learners/types:_shown learners/types:progress_bar""",
+        learners/types:_shown learners/types:progress_bar learners/types:Accounts._repr_html_
+        learners/frcl:FRCL._repr_html_""",
     "damaged and hostile files and states": """learners/loaded:check_equal learners/loaded:width_of
         checks learners/loaded:check_learned learners/loaded:check_settings_of learners/loaded:check_frcl
         regularisers/protocol:Regulariser.check_state regularisers/heads:check_heads
@@ -95,12 +109,18 @@ LATER = {
         baselines/common:Baseline._check_saved baselines/vcl:VCL._check baselines/penalised:Penalised._check
         baselines/single:Single._check files:write_at files:sync_folder files:sweep files:open_regular
         files:read_arrays files:_read_array files:check_version cli/check experiment/keeper:Written
+        regularisers/current_inputs:CurrentInputs.check_state regularisers/quadratic:Curvature.check_state
+        regularisers/quadratic:EWC.check_state regularisers/replay:Replay.check_state experiment/results:_check_lengths
+        learners/loaded:non_finite experiment/keeper:Keeper._write files:_naming
+        boundary/detector:BoundaryDetector._finite
         data/files:within data/files:check_files""",
     "threads and interruptions": """engine/program:StepLock engine/program:indivisible
-        learners/frcl:FRCL._undoing weights""",
+        learners/frcl:FRCL._undoing weights learners/base:SequentialLearner._changing learners/base:State.branch
+        baselines/common:BaselineState.branch engine/program:Unit.count""",
     "predictions of one example": """learners/predict:few_moments learners/predict:Predictor._of_few
-        learners/predict:Predictor.in_task""",
-    "further measures of speed": "bench/cpu:wide_step bench/cpu:one_example bench/cpu:no_task bench/peers",
+        learners/predict:Predictor.in_task summary:raw_moments""",
+    "further measures of speed": """bench/cpu:wide_step bench/cpu:one_example bench/cpu:no_task bench/peers
+        bench/cpu:baseline_step bench/cpu:replay_flat""",
 }
 
 
@@ -124,15 +144,23 @@ def definitions(text: str) -> dict[str, range]:
     return found
 
 
-def earlier() -> tuple[int, set[str]]:
-    """The lines of the earlier commit without the reproduction, and the names of its definitions."""
+def modules_at(commit: str) -> dict[str, str]:
+    """The text of each module of the package at a commit, without the reproduction of the paper."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
-    files = git("ls-tree", "-r", "--name-only", BEFORE, "src/frcl").split()
-    texts = [git("show", f"{BEFORE}:{file}") for file in files if file.endswith(".py") and "reproduce" not in file]
-    return sum(text.count("\n") for text in texts), {name for text in texts for name in definitions(text)}
+    files = git("ls-tree", "-r", "--name-only", commit, "src/frcl").split()
+    wanted = [file for file in files if file.endswith(".py") and "reproduce" not in file]
+    return {file.removeprefix("src/frcl/").removesuffix(".py"): git("show", f"{commit}:{file}") for file in wanted}
+
+
+def owners(module: str, text: str) -> list[str]:
+    """For each line the innermost definition that it belongs to, or the module."""
+    found = [f"<{module}>"] * len(text.splitlines())
+    for name, part in definitions(text).items():  # a class before its methods
+        found[part.start : part.stop] = [name] * len(part)
+    return found
 
 
 def feature_of(module: str, name: str = "") -> str | None:
@@ -142,11 +170,13 @@ def feature_of(module: str, name: str = "") -> str | None:
 
 
 def main() -> None:
-    size, before = earlier()
+    old = modules_at(BEFORE)
+    before = {name for text in old.values() for name in definitions(text)}
     paths = sorted((ROOT / "src" / "frcl").rglob("*.py"))
     texts = {str(path.relative_to(ROOT / "src" / "frcl").with_suffix("")): path.read_text() for path in paths}
     others = {name for module, text in texts.items() if feature_of(module) is None for name in definitions(text)}
     total, later, named = Counter[str](), Counter[str](), {entry for text in LATER.values() for entry in text.split()}
+    left = Counter[str]()  # lines that serve no later feature alone, by definition
     for module, text in texts.items():
         named -= {module, module.partition("/")[0]}
         lines: list[str | None] = [feature_of(module)] * len(text.splitlines())
@@ -159,6 +189,7 @@ def main() -> None:
             named -= {f"{module}:{name}"}
         total[module.partition("/")[0] if "/" in module else "."] += len(lines)
         later.update(feature for feature in lines if feature is not None)
+        left.update(owner for owner, feature in zip(owners(module, text), lines, strict=True) if feature is None)
     for entry in sorted(named):
         print(f"LATER names {entry}, which does not exist")
     for package, count in sorted(total.items()):
@@ -168,7 +199,11 @@ def main() -> None:
         for feature, count in later.most_common():
             print(f"    {count:5,}  {feature}: {' '.join(LATER[feature].split())}")
     print(f"of these serve later features alone: {later.total():,}")
-    print(f"all others: {total.total() - later.total():,}, where {BEFORE} had {size:,}")
+    had = sum(text.count("\n") for text in old.values())
+    print(f"all others: {left.total():,}, where {BEFORE} had {had:,}")
+    then = Counter(owner for module, text in modules_at(REBUILT).items() for owner in owners(module, text))
+    grown = sum(max(0, count - then[name]) for name, count in left.items() if name in then)
+    print(f"without what definitions of {REBUILT} ({then.total():,}) have grown by since: {left.total() - grown:,}")
 
 
 if __name__ == "__main__":

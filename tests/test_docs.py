@@ -194,7 +194,10 @@ def executor(monkeypatch, capsys, tmp_path) -> Executor:
     return Executor(monkeypatch, capsys)
 
 
-SLOW = ("README", "tutorial", "getting-started", "own-data-and-network", "methods", "frcl-plus", "performance")
+SLOW = (
+    "README", "tutorial", "getting-started", "own-data", "own-network", "other-libraries", "methods", "frcl-plus",
+    "performance",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -207,7 +210,8 @@ def test_the_blocks_of_a_page_run(page, executor):
 
 def test_there_are_blocks_to_run():
     assert {page.stem for page in DOCS} >= {
-        "index", "getting-started", "own-data-and-network", "maths", "metrics", "files", "gotchas", "reference"
+        "index", "getting-started", "own-data", "own-network", "streams", "maths", "metrics", "files", "gotchas",
+        "reference",
     }  # fmt: skip
     for page in PAGES:
         runnable = [b for b in blocks_of(page.read_text()) if b.runs and b.language in ("python", *SHELL)]

@@ -1,9 +1,10 @@
 """Predictions without the task: the cells, and what of a measured cell stands in which column."""
 
+from frcl.exact.fixed import STEPS
 from frcl.experiment.config import resolve
-from paper.cells import Cell
+from paper.cells import OMNIGLOT, Cell
 from paper.measure import Place
-from paper.scenarios import AGNOSTIC, COLUMNS, ROWS, SCENARIOS, SHARED, bytes_for
+from paper.scenarios import AGNOSTIC, COLUMNS, ROWS, SCENARIOS, SHARED, TWO_IMAGES, bytes_for
 from paper.store import learned_options, path_of, write_document
 from paper_helpers import PLAIN, SMALL, file_of, measured
 
@@ -17,14 +18,29 @@ def shown(results) -> dict[str, dict[str, str]]:
 def test_cells_are_named_once_and_their_sums_keep_within_the_limit():
     cells = {cell.name: cell for cell in SCENARIOS.cells} | SHARED
     assert [cell.name for cell in SCENARIOS.cells] == list(dict.fromkeys(r.cell for r in ROWS if r.cell not in SHARED))
-    limits = {"≤ 0.63 MB": 0.63e6, "≤ 3.2 MB": 3.2e6, "≤ 40 MB": 40e6}
+    limits = {"≤ 0.63 MB": 0.63e6, "≤ 3.2 MB": 3.2e6, "≤ 40 MB": 40e6, TWO_IMAGES: 2 * 1623 * 28**2 * 4}
     for row in ROWS:
         cell = cells[row.cell]
         config = resolve(cell.benchmark, *cell.layers)
         assert (config.method, config.scenario) == (row.method, "class")
         if row.method == "exact-gp" and row.limit:
-            K, C = config.learner.count + 1, 10
-            assert limits[row.limit] >= 4 * (K * (K + 1) // 2 + K * C + C + 5)
+            C, T, width = (1623, 50, 8) if row.benchmark == OMNIGLOT else (10, 5, 4)
+            assert limits[row.limit] >= triangle_bytes(config.learner.count, C, T, width)
+
+
+def triangle_bytes(count: int, C: int, T: int, width: int) -> int:
+    """Of the sums of T tasks with C classes in all: 4 bytes each, the triangle in `width`, 8 where they exceed 2³¹."""
+    K = count + 1
+    return width * (K * (K + 1) // 2) + 4 * (K * C + C + T)
+
+
+def test_omniglot_has_as_many_features_as_fit_into_two_images_of_each_character():
+    """Chosen by their bytes alone; the sum of the squares of a feature of usual size nearly exceeds 2³¹ already."""
+    drawings = 1623 * 16 * resolve(OMNIGLOT).stream.augment
+    assert drawings * STEPS**2 > 0.99 * 2**31
+    count = next(row.size for row in ROWS if row.limit == TWO_IMAGES)
+    limit = 2 * 1623 * 28**2 * 4
+    assert triangle_bytes(count, 1623, 50, 8) <= limit < triangle_bytes(count + 1, 1623, 50, 8)
 
 
 def test_how_the_task_is_inferred_counts_where_it_matters():

@@ -169,7 +169,7 @@ class SequentialLearner(Accounts, Generic[O, S]):
             raise DataError(
                 "inputs are a dictionary; make the network frcl.MultiInput(net, example) to use several inputs"
             )
-        return checked_inputs(x, y, self._state.input_shape, self.dtype, self.device, self._state.input_floating)
+        return checked_inputs(self, x, y)
 
     @property
     def _count(self) -> int:
@@ -284,10 +284,6 @@ class SequentialLearner(Accounts, Generic[O, S]):
         with self._lock:
             load(self, saved, state)
 
-    def _beside(self) -> dict[str, Any]:
-        """Attributes beside the state that `_restored` replaces."""
-        return {}
-
 
 def memory_of(state: State, kept: Kept, theta: Params) -> Parts:
     """Bytes by kind of what is kept of past tasks in a state: `kept`, and what regularisers and task inference keep."""
@@ -300,32 +296,26 @@ def memory_of(state: State, kept: Kept, theta: Params) -> Parts:
 # -- checks of the user's data ----------------------------------------------------------------------------------------
 
 
-def checked_inputs(
-    x: Any, y: Any | None, shape: tuple[int, ...] | None, dtype: torch.dtype, device: torch.device,
-    floating: bool | None,
-) -> Tensor:  # fmt: skip
-    """x [n, ...] on the device, one for each target in y; floats in `dtype`, integers as they are.
+def checked_inputs(learner: Any, x: Any, y: Any | None) -> Tensor:
+    """x [n, ...] on the device, one for each target in y; floats in the learner's type, integers as they are.
 
-    Each input is of `shape`, and the inputs are floats or not as `floating` says, where these are known.
+    Each input has the shape of those before, and they are floats or not as those were.
     """
     tensor = x.detach() if isinstance(x, Tensor) else torch.as_tensor(numeric_array(x, "inputs"))
-    if tensor.is_sparse or tensor.layout != torch.strided:
+    if tensor.layout != torch.strided:
         raise DataError("inputs are a sparse tensor; expected a dense one: call .to_dense()")
-    if tensor.ndim < 2 or tensor.shape[0] == 0:
-        raise DataError(
-            "inputs must be [examples, ...] with at least one example and one more dimension; "
-            f"got shape {tuple(tensor.shape)}"
-        )
-    if shape is not None and tensor.shape[1:] != shape:
-        raise DataError(
-            f"each input has shape {tuple(tensor.shape[1:])}; earlier ones had {shape}, and all tasks share one network"
-        )
+    shape, known, floating = tuple(tensor.shape), learner._state.input_shape, learner._state.input_floating
+    if len(shape) < 2 or shape[0] == 0:
+        expected = "[examples, ...] with at least one example and one more dimension"
+        raise DataError(f"inputs must be {expected}; got shape {shape}")
+    if known is not None and shape[1:] != known:
+        raise DataError(f"each input has shape {shape[1:]}; earlier ones had {known}, and all tasks share one network")
     if tensor.is_complex():
         raise DataError("inputs are complex; expected real numbers")
     if floating is not None and tensor.is_floating_point() != floating:
         raise DataError(f"inputs are {tensor.dtype}; earlier ones were {'floats' if floating else 'integers'}")
     if tensor.is_floating_point():
-        tensor = tensor.to(dtype)
+        tensor = tensor.to(learner.dtype)
         if not (math.isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())):
             raise DataError("inputs contain NaN or infinite values; remove or replace them first")
     if y is not None:
@@ -335,7 +325,7 @@ def checked_inputs(
             raise DataError(f"targets are not a regular array: {error}") from error
         if count != len(tensor):
             raise DataError(f"{len(tensor)} inputs but {count} targets; give one target per input")
-    return tensor.to(device)
+    return tensor.to(learner.device)
 
 
 def check_examples(points: int, likelihood: Likelihood, examples: int, held: int = 0) -> None:

@@ -81,8 +81,8 @@ def restored_parts(learner: SequentialLearner[Any, Any], saved: SavedLearner, pa
 
 def load(learner: SequentialLearner[Any, Any], saved: Any, state: Mapping[str, Any]) -> None:
     """Give a learner the state that was saved; where it does not fit, the learner is left as it was."""
-    net, before, beside = learner.net, learner._state, learner._beside()
-    weights, trained = copied(dict(net.state_dict())), list(trained_parts(learner.net))
+    net, before = learner.net, dict(vars(learner))
+    weights, trained = copied(dict(net.state_dict())), list(trained_parts(net))
     try:
         learner._check_saved(saved)
         check_fits(net.state_dict(), saved.net)
@@ -92,8 +92,7 @@ def load(learner: SequentialLearner[Any, Any], saved: Any, state: Mapping[str, A
             regulariser.check_state(dict(net.named_parameters()), saved, saved.past)
         check_equal(state, codec.pack(learner._saved()))
     except BaseException as error:
-        learner._state = before
-        vars(learner).update(beside)
+        vars(learner).update(before)
         _set_weights(net, weights, trained)
         if isinstance(error, CheckpointError) or not isinstance(error, DAMAGED):
             raise

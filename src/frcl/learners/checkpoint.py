@@ -183,9 +183,7 @@ def _current(learner: FRCL, saved: SavedTask, state: LearnerState) -> CurrentTas
     natural = exact_number(saved.N, model.dtype, model.device) if model.is_natural else None
     optimiser = Optimiser(params, model.options.lr, natural, model.rule)
     optimiser.restore(saved.adam)
-    window = None
-    if saved.window is not None:
-        window = _window(learner.options.window, saved.window)
+    window = None if saved.window is None else Window.restored(learner.options.window, **vars(saved.window))
     return CurrentTask(
         saved.likelihood, saved.N, params, optimiser, Z=saved.Z, data_mark=saved.data_mark, window=window,
         recent=tuple(saved.recent), shown=set(saved.shown), returned=saved.returned, estimated=saved.estimated,
@@ -193,15 +191,10 @@ def _current(learner: FRCL, saved: SavedTask, state: LearnerState) -> CurrentTas
     )  # fmt: skip
 
 
-def _window(capacity: int, saved: SavedWindow) -> Window:
-    if saved.x is None or saved.y is None or saved.came is None:
-        return Window(capacity)
-    return Window.restored(capacity, saved.seen, saved.minibatches, saved.x, saved.y, saved.came.cpu())
-
-
-def check_settings(stored: Settings, own: Settings) -> None:
+def check_settings(learner: FRCL, saved: Saved) -> None:
     """Refuse the state of a learner that was made with something else."""
-    for name, value in vars(own).items():
+    stored = saved.settings
+    for name, value in vars(settings_of(learner)).items():
         if getattr(stored, name) != value:
             differing = ""
             if name == "options":

@@ -73,7 +73,8 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
     """
 
     _opens, _way_out = "fit() or observe()", ", or drop the task with abandon_task()"
-    _saved_type = checkpoint.Saved
+    _saved_type, _saved = checkpoint.Saved, checkpoint.saved
+    _check_saved, _restored = checkpoint.check_settings, checkpoint.restored
 
     def __init__(
         self,
@@ -179,10 +180,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
     def start_task(
         self, labels: Sequence[Label] | None = None, *, likelihood: str | None = None, size: int | None = None
     ) -> None:
-        """Say that the next minibatch given to observe() begins a task, and what is known of the task.
-
-        `size` is N, its number of examples: the KL terms are divided by it.
-        """
+        """Say what is known of the task that the next observe() begins; `size` is N, which divides the KL terms."""
         if self._state.current is not None:
             raise TaskError(f"task {len(self._state.past)} is still open; call end_task() first")
         if likelihood is not None:
@@ -327,22 +325,8 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
     def past_divergences(self) -> list[float]:
         """KL(q(u_i) ‖ p_θ(u_i)) of each past task under the current θ, in nats."""
         with self._lock, torch.no_grad():
-            return [
-                float(prior_kl(self._model.features(one.Z)[None], prior_kl_terms([one.belief])))
-                for one in self._state.past
-            ]
-
-    def _saved(self) -> checkpoint.Saved:
-        return checkpoint.saved(self)
-
-    def _check_saved(self, saved: checkpoint.Saved) -> None:
-        checkpoint.check_settings(saved.settings, checkpoint.settings_of(self))
-
-    def _beside(self) -> dict[str, Any]:
-        return {"detector": self.detector}
-
-    def _restored(self, saved: checkpoint.Saved) -> LearnerState:
-        return checkpoint.restored(self, saved)
+            each = [(self._model.features(one.Z)[None], prior_kl_terms([one.belief])) for one in self._state.past]
+            return [float(prior_kl(Phi, terms)) for Phi, terms in each]
 
     def save(self, path: str | Path) -> None:
         """Write the state to one file, atomically; `frcl.load` reads it, without a network where it is one of frcl."""

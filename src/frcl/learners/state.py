@@ -45,25 +45,22 @@ class Window:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.seen = 0
-        self.minibatches = 0
-        self._x: Tensor | None = None
-        self._y: Tensor | None = None
+        self.seen = self.minibatches = 0
+        self._held: tuple[Tensor, Tensor] | None = None  # inputs and targets, with room for `capacity` of them
         self._came = torch.zeros(capacity, dtype=torch.int64)  # the minibatch that an example came with, from 1
 
     def add(self, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         """Take in a minibatch (copied)."""
-        if self._x is None or self._y is None:
-            self._x = x.new_empty(self.capacity, *x.shape[1:])
-            self._y = y.new_empty(self.capacity, *y.shape[1:])
+        if self._held is None:
+            self._held = x.new_empty(self.capacity, *x.shape[1:]), y.new_empty(self.capacity, *y.shape[1:])
         self.minibatches += 1
         drawn = reservoir_places(self.seen, len(self), len(x), self.capacity, generator)
         kept = {place: row for row, place in enumerate(drawn) if place >= 0}  # by place: the last row that fell there
         self.seen += len(x)
         if kept:
             places, rows = (torch.tensor(list(part), device=x.device) for part in (kept, kept.values()))
-            self._x[places] = x[rows]
-            self._y[places] = y[rows]
+            for held, given in zip(self._held, (x, y), strict=True):
+                held[places] = given[rows]
             self._came[list(kept)] = self.minibatches
 
     def __len__(self) -> int:
@@ -71,9 +68,9 @@ class Window:
 
     def data(self) -> tuple[Tensor, Tensor]:
         """The examples held."""
-        assert self._x is not None
-        assert self._y is not None
-        return self._x[: len(self)], self._y[: len(self)]
+        assert self._held is not None
+        x, y = self._held
+        return x[: len(self)], y[: len(self)]
 
     def came(self) -> Tensor:
         """The number of the minibatch that each example held came with."""
@@ -93,22 +90,22 @@ class Window:
 
     def recoded(self, classes: Tensor) -> Window:
         """A copy with other numbers for its classes."""
-        if self._x is None or self._y is None:
+        if self._held is None:
             return Window(self.capacity)
-        return Window.restored(
-            self.capacity, self.seen, self.minibatches, self.data()[0], classes[self.data()[1]], self.came()
-        )
+        x, y = self.data()
+        return Window.restored(self.capacity, self.seen, self.minibatches, x, classes[y], self.came())
 
     @classmethod
-    def restored(cls, capacity: int, seen: int, minibatches: int, x: Tensor, y: Tensor, came: Tensor) -> Window:
-        """A window with the given content, `data()` and `came()` of the one that was saved."""
+    def restored(
+        cls, capacity: int, seen: int, minibatches: int, x: Tensor | None, y: Tensor | None, came: Tensor | None
+    ) -> Window:
+        """A window with the given content, `data()` and `came()` of the one that was saved; None where it was empty."""
         window = cls(capacity)
-        window.seen, window.minibatches = seen, minibatches
-        window._came[: len(came)] = came
-        window._x = x.new_empty(capacity, *x.shape[1:])
-        window._y = y.new_empty(capacity, *y.shape[1:])
-        window._x[: len(x)] = x
-        window._y[: len(y)] = y
+        if x is not None and y is not None and came is not None:
+            window.seen, window.minibatches = seen, minibatches
+            window._held = x.new_empty(capacity, *x.shape[1:]), y.new_empty(capacity, *y.shape[1:])
+            for held, given in zip((*window._held, window._came), (x, y, came), strict=True):
+                held[: len(given)] = given
         return window
 
 

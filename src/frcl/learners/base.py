@@ -166,9 +166,8 @@ class SequentialLearner(Accounts, Generic[O, S]):
         if isinstance(self.net, MultiInput):
             x = self.net.pack(x)
         elif isinstance(x, Mapping):
-            raise DataError(
-                "inputs are a dictionary; make the network frcl.MultiInput(net, example) to use several inputs"
-            )
+            advice = "make the network frcl.MultiInput(net, example) to use several inputs"
+            raise DataError(f"inputs are a dictionary; {advice}")
         return checked_inputs(self, x, y)
 
     @property
@@ -193,14 +192,13 @@ class SequentialLearner(Accounts, Generic[O, S]):
     def predict(self, x: Any, task: int | Sequence[int] | Tensor | None = None) -> Prediction:
         """What is believed about x: over everything ever learned, or in a task, or each input in a task of its own.
 
-        Without a task p(y | x) = Σ_k p(k | x) p(y | x, k), over all labels of all tasks; one label in several tasks is
-        one label. `task_probs` has p(k | x).
-        The task that is being learned, half trained as it is, has a part only where it is named.
+        Without a task p(y | x) = Σ_k p(k | x) p(y | x, k), over all labels of all finished tasks; one label in several
+        tasks is one label. `task_probs` has p(k | x).
         """
         with self._lock, torch.no_grad():
-            if isinstance(task, int | np.integer):
-                return self._in_task(self._inputs(x), self._number(task))
             inputs, finished = self._inputs(x), len(self._state.past)
+            if isinstance(task, int | np.integer):
+                return self._in_task(inputs, self._number(task))
             beliefs = self._beliefs(inputs)
             if task is not None:
                 numbers = checked_tasks(task, self._count, len(inputs), self._opens).to(self.device)
@@ -332,15 +330,11 @@ def check_examples(points: int, likelihood: Likelihood, examples: int, held: int
     """Refuse a task with fewer examples than points, or with nothing to temper where some are held out."""
     if held and likelihood.classes is None:
         raise OptionError("held_out is for the probabilities of classes; a regression task has none: set it to 0")
+    few = f"are fewer than the {points} inducing points to keep; lower points"
     if examples < points:
-        raise DataError(
-            f"{examples} examples are fewer than the {points} inducing points to keep; lower points, or bring more data"
-        )
-    if points > examples - held:
-        raise DataError(
-            f"{examples} examples less {held} held out are fewer than the {points} inducing points "
-            "to keep; lower points or held_out, or bring more data"
-        )
+        raise DataError(f"{examples} examples {few}, or bring more data")
+    if examples - held < points:
+        raise DataError(f"{examples} examples less {held} held out {few} or held_out, or bring more data")
 
 
 def checked_steps(

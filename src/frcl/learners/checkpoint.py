@@ -175,13 +175,11 @@ def _current(learner: FRCL, saved: SavedTask, state: LearnerState) -> CurrentTas
     expected = make_block(state.past).heads.shape if trains_heads else None
     if (None if saved.heads is None else saved.heads.shape) != expected:
         raise CheckpointError("the heads of past tasks do not have the shape that their targets need")
-    params = Parameters(
-        trained_parts(learner.net), tree_map(leaf, saved.posterior), tree_map(leaf, saved.learned),
-        None if saved.heads is None else leaf(saved.heads), None if saved.trained_Z is None else leaf(saved.trained_Z),
-    )  # fmt: skip
+    trained = tree_map(leaf, (saved.posterior, saved.learned, saved.heads, saved.trained_Z))
+    params = Parameters(trained_parts(learner.net), *trained)
     model = learner._model
     natural = exact_number(saved.N, model.dtype, model.device) if model.is_natural else None
-    optimiser = Optimiser(params, model.options.lr, natural, model.rule)
+    optimiser = Optimiser(params, model.options.lr, natural, model.options.rule)
     optimiser.restore(saved.adam)
     window = None if saved.window is None else Window.restored(learner.options.window, **vars(saved.window))
     return CurrentTask(

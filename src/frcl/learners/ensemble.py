@@ -141,22 +141,18 @@ class Ensemble(Accounts):
         """The mean of the members' distributions; variances are those within members and between them together."""
         with self.members[0]._lock:
             each = [member.predict(x, task) for member in self.members]
-        mean, variance = _mixture([one.mean for one in each], [one.variance for one in each])
-        probs = target_mean = target_variance = None
-        if each[0].probs is not None:
-            probs = torch.stack([one.probs for one in each if one.probs is not None]).mean(0)
-        else:
-            means = [one.target_mean for one in each if one.target_mean is not None]
-            variances = [one.target_variance for one in each if one.target_variance is not None]
-            target_mean, target_variance = _mixture(means, variances)
+        names = ("mean", "variance", "probs", "target_mean", "target_variance", "task_probs", "novelty")
+        parts = {name: [part for one in each if (part := getattr(one, name)) is not None] for name in names}
+        stacked = {name: torch.stack(part) for name, part in parts.items() if part}  # [members, n, ...]
+        found: dict[str, Any] = {name: part.mean(0) for name, part in stacked.items()}
+        for mean, variance in (("mean", "variance"), ("target_mean", "target_variance")):
+            if mean in stacked:
+                found[variance] += stacked[mean].var(0, correction=0)
 
         def density(y: Any) -> Tensor:
             return torch.stack([one.log_predictive(y) for one in each]).logsumexp(0) - math.log(len(each))
 
-        tasks, novelty = (_average([getattr(one, name) for one in each]) for name in ("task_probs", "novelty"))
-        return Prediction(
-            mean, variance, probs, each[0].classes, target_mean, target_variance, density, tasks, novelty
-        )  # fmt: skip
+        return Prediction(**found, classes=each[0].classes, density=density)
 
     def mean(self, x: Any, task: int) -> Tensor:
         """The mean of the functions alone, over the members."""
@@ -199,17 +195,6 @@ class Ensemble(Accounts):
         """Write the states to one file, atomically; `frcl.load` reads it, without a network where it is one of frcl."""
         state = self.state_dict()
         save_state(path, {**state["meta"], "network": describe(self.members[0].net)}, state["tensors"])
-
-
-def _average(values: Sequence[Tensor | None]) -> Tensor | None:
-    known = [value for value in values if value is not None]
-    return torch.stack(known).mean(0) if known else None
-
-
-def _mixture(means: Sequence[Tensor], variances: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean and variance of an equal mixture."""
-    centres = torch.stack(list(means))
-    return centres.mean(0), torch.stack(list(variances)).mean(0) + centres.var(0, correction=0)
 
 
 def load(

@@ -309,7 +309,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
     def likelihood(self, task: int) -> Likelihood:
         """The likelihood of a task, which knows its labels."""
         number, state = self._number(task), self._state
-        return state.current.likelihood if state.current and state.is_open(number) else state.past[number].likelihood
+        return (state.opened(number) or state.past[number]).likelihood
 
     @property
     def _count(self) -> int:

@@ -111,10 +111,8 @@ def check_fits(expected: Params, stored: Params, place: str = "") -> None:
     for name in sorted(expected.keys() | stored.keys()):
         own, given = (kind.get(name, "absent") for kind in kinds)
         if own != given:
-            raise CheckpointError(
-                f"the checkpoint does not fit this network: {place}{name!r} is {given} in the checkpoint and {own} in "
-                "the network"
-            )
+            differing = f"{place}{name!r} is {given} in the checkpoint and {own} in the network"
+            raise CheckpointError(f"the checkpoint does not fit this network: {differing}")
 
 
 def non_finite(tensors: Mapping[str, Tensor], trained: Sequence[str]) -> str | None:

@@ -29,15 +29,9 @@ def reservoir_places(seen: int, held: int, count: int, capacity: int, generator:
     Places that are still free, or were emptied, are filled first.
     """
     draws: list[float] = torch.rand(count, generator=generator, dtype=torch.float64, device=generator.device).tolist()
-    places = []
-    for n, draw in enumerate(draws, seen + 1):
-        if held < capacity:
-            places.append(held)
-            held += 1
-        else:
-            place = int(draw * n)
-            places.append(place if place < capacity else -1)
-    return places
+    free = range(held, min(held + count, capacity))
+    drawn = [int(draw * n) for n, draw in enumerate(draws, seen + 1)]
+    return [*free, *(place if place < capacity else -1 for place in drawn[len(free) :])]
 
 
 class Window:
@@ -155,10 +149,8 @@ class CurrentTask:
     def open_window(self, number: int) -> Window:
         """The sample of a stream's data; a task that fit() opened has none."""
         if self.window is None:
-            raise TaskError(
-                f"task {number} was opened by fit(): go on by calling it exactly as it began, or drop the task with "
-                "abandon_task()"
-            )
+            advice = "go on by calling it exactly as it began, or drop the task with abandon_task()"
+            raise TaskError(f"task {number} was opened by fit(): {advice}")
         return self.window
 
 
@@ -200,9 +192,9 @@ class LearnerState(State):
         if current.optimiser.natural is not None:
             current.optimiser.natural.fill_(current.N)
 
-    def is_open(self, number: int) -> bool:
-        """Whether the task of this number is being learned."""
-        return self.current is not None and number == self.number
+    def opened(self, number: int) -> CurrentTask | None:
+        """The task of this number if it is being learned."""
+        return self.current if number == self.number else None
 
     def summaries(self) -> list[Summary]:
         """The past summaries with their heads as they are now: a task may train them along."""
@@ -241,10 +233,10 @@ def decide(
     `y` is None if these are not labels of the task. `draws` are those of a prediction, `features` those of the inputs
     that are never trained.
     """
-    functions = sorted(current.shown) if _function_per_class(current) and not detector.all_functions else None
+    of_classes = current.likelihood.classes is not None and current.likelihood.functions > 1
+    functions = sorted(current.shown) if of_classes and not detector.all_functions else None
     if not (detector.rescore and detector.due and allow and current.recent):
-        scores, *moments = scores_of(score, [x])
-        density = None
+        (scores, *moments), density = scores_of(score, [x]), None
         if detector.tests_labels and y is not None:
             density = _log_density(current, Moments(*moments), y.cpu(), draws.cpu())
         guess = -math.log(max(len(current.shown), 2)) if current.likelihood.classes is not None else None
@@ -272,7 +264,3 @@ def remember(detector: BoundaryDetector, current: CurrentTask, x: Tensor, y: Ten
     classes = current.likelihood.classes
     if classes is not None and len(current.shown) < len(classes):
         current.shown = current.shown | set(y.tolist())
-
-
-def _function_per_class(current: CurrentTask) -> bool:
-    return current.likelihood.functions > 1 and current.likelihood.classes is not None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from frcl.augment import Augment
 from frcl.engine.program import CHUNK as STEPS
 from frcl.engine.program import Drawn, Program, StepLock, exact_number, refuse_non_finite
-from frcl.engine.train import Optimiser, Rule
+from frcl.engine.train import Optimiser
 from frcl.errors import OptionError
 from frcl.features import (
     FEATURE_SCALE,
@@ -51,7 +51,6 @@ from frcl.regularisers.protocol import Task, draw_penalties, hooks, stacked_poin
 from frcl.seeding import fork
 from frcl.selection import (
     CRITERIA,
-    Recipe,
     Selected,
     TaskData,
     TraceSearch,
@@ -107,18 +106,6 @@ class Model:
     def weights(self) -> Params:
         """All weights of the network, and the scale of its outputs."""
         return {**dict(self.net.named_parameters()), FEATURE_SCALE: self.scale}
-
-    @cached_property
-    def recipe(self) -> Recipe:
-        return self.options.recipe
-
-    @cached_property
-    def rule(self) -> Rule:
-        return self.options.rule
-
-    @cached_property
-    def stackable(self) -> bool:
-        return is_stackable(self.net)
 
     @property
     def is_natural(self) -> bool:
@@ -242,7 +229,7 @@ def open_task(
     for regulariser in state.regularisers:
         regulariser.begin(task)
     natural = exact_number(N, model.dtype, model.device) if model.is_natural else None
-    optimiser = Optimiser(params, options.lr, natural, model.rule)
+    optimiser = Optimiser(params, options.lr, natural, options.rule)
     current = CurrentTask(likelihood, N, params, optimiser, Z=Z)
     state.current, state.declared = current, None
     state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
@@ -289,7 +276,6 @@ def program_of(
     regularisers, tasks = state.regularisers, len(state.past)
     ahead = augment is None and not stream and options.inference == "weight"
     features = model.map_ahead if ahead else model.map
-    stackable = is_stackable(model.net, prepared=True) if features.prepared else model.stackable
     if not stream and (options.warm_up or options.lr_decay):
         current.optimiser.schedule(stop, options.warm_up, options.lr_decay)
     program: Program
@@ -310,7 +296,7 @@ def program_of(
         optimiser=current.optimiser, constants=constants_of(model, state, current, features),
         x=features.through_front(x) if features.prepared else x, y=y, draw=draw,
         streams=streams, stop=stop, **hooks(regularisers, options.seed, tasks, augment),
-        stackable=stackable and all(one.batchable for one in regularisers),
+        stackable=is_stackable(model.net, prepared=features.prepared) and all(one.batchable for one in regularisers),
         chunk=1 if stream else STEPS, lock=model.lock, share=partial(draws_of_rows, likelihood),
         signature=(
             repr({name: value for name, value in vars(options).items() if name != "seed"}), repr(regularisers),
@@ -348,29 +334,24 @@ def _summarise(model: Model, current: CurrentTask, x: Tensor, y: Tensor, generat
     """What is kept of a task; in weight space its points are chosen among x. Nothing of x but Z is kept."""
     options, params, likelihood = model.options, detached(current.params), current.likelihood
     refuse_non_finite("parameter", current.optimiser.params)
-    q = params.posterior
-    before: float | None = None
-    after: float | None = None
-    spread: Tensor | None = None
+    q, learned = params.posterior, {name: value.clone() for name, value in params.likelihood.items()}
     std = model.prior.std(q)
     if options.inference == "function":
         Z = inducing_inputs(params, current.Z)
         belief = belief_from_function(q, options.u_noise, std)
-    else:
-        check_examples(model.points(likelihood), likelihood, len(x))
-        Phi = model.features(x)
-        plan = _plan(model, likelihood, Phi, y, std, generator, params, current.N)
-        found: Selected = plan if isinstance(plan, Selected) else (yield plan)
-        rows = found.index.to(model.device)
-        Z, before, after = x[rows], found.before, found.after
-        belief = belief_from_weights(q, Phi[rows], options.u_noise, std)
-        if options.prediction != "summary":
-            spread = spread_of(q, Phi, Phi[rows], belief)
-    head = q.mean.clone()
-    if options.inference == "function":  # the mean of w that q(u) implies
-        head = make_head(model.features(Z), belief).weights.mT.to(head)
-    learned = {name: value.clone() for name, value in params.likelihood.items()}
-    return Summary(stored_inputs(Z), belief, likelihood, learned, int(current.N), before, after, head, spread)
+        head = make_head(model.features(Z), belief).weights.mT.to(q.mean)  # the mean of w that q(u) implies
+        return Summary(stored_inputs(Z), belief, likelihood, learned, int(current.N), None, None, head)
+    check_examples(model.points(likelihood), likelihood, len(x))
+    Phi = model.features(x)
+    plan = _plan(model, likelihood, Phi, y, std, generator, params, current.N)
+    found: Selected = plan if isinstance(plan, Selected) else (yield plan)
+    rows = found.index.to(model.device)
+    belief = belief_from_weights(q, Phi[rows], options.u_noise, std)
+    spread = None if options.prediction == "summary" else spread_of(q, Phi, Phi[rows], belief)
+    return Summary(
+        stored_inputs(x[rows]), belief, likelihood, learned, int(current.N), found.before, found.after,
+        q.mean.clone(), spread,
+    )  # fmt: skip
 
 
 def spread_of(q: Posterior, Phi: Tensor, Phi_z: Tensor, belief: FunctionBelief) -> Tensor:
@@ -390,7 +371,7 @@ def _plan(
     params: Parameters | None = None, N: float = 0.0,
 ) -> Selected | TraceSearch:  # fmt: skip
     """The points of a task, or the search for them; a supervised criterion looks at what was learned, `params`."""
-    options, recipe, M = model.options, model.recipe, model.points(likelihood)
+    options, recipe, M = model.options, model.options.recipe, model.points(likelihood)
     classes = y if options.start == "balanced" and likelihood.classes is not None else None
     if params is None or not recipe.is_supervised:
         return plan_by_inputs(kernel_features(Phi, std), M, recipe, options.u_noise, generator, classes)

@@ -126,9 +126,7 @@ class Prediction:
     @cached_property
     def labels(self) -> Any:
         """The most probable label of each input, a tensor of integers or an array of strings; None for numbers."""
-        if self.probs is None or self.classes is None:
-            return None
-        return decoded(self.classes, self.probs.argmax(1))
+        return None if self.probs is None or self.classes is None else decoded(self.classes, self.probs.argmax(1))
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the first inputs, each with its label and probability or its mean and std."""

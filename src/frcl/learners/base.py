@@ -86,9 +86,9 @@ class SequentialLearner(Accounts, Generic[O, S]):
         self._lock = StepLock()
 
     @property
-    @abstractmethod
     def step(self) -> int:
         """Steps taken of the task that is open; 0 if none is."""
+        return 0 if self._state.current is None else int(self._state.current.optimiser.steps)
 
     @abstractmethod
     def _kept(self) -> Kept:

@@ -26,7 +26,7 @@ from frcl.likelihoods import Label, Likelihood, check_name, likelihood_from_json
 from frcl.options import changed
 from frcl.posterior import Posterior
 from frcl.regularisers.heads import make_block
-from frcl.regularisers.protocol import Regulariser, from_json, to_json
+from frcl.regularisers.protocol import from_json, to_json
 from frcl.trees import leaf, tree_map
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Settings:
     """What a learner was made with."""
 
     options: dict[str, Any]
-    labels: list[Label] | None
+    labels: tuple[Label, ...] | None
     detector: dict[str, Any] | None
     regularisers: list[dict[str, Any]] | None  # None: those of the options
 
@@ -92,12 +92,9 @@ class Saved(SavedLearner):
 
 def settings_of(learner: FRCL) -> Settings:
     """What the learner was made with."""
-    return Settings(
-        options=asdict(learner.options),
-        labels=None if learner.labels is None else list(learner.labels),
-        detector=learner.detector.options() if learner.detector else None,
-        regularisers=[to_json(one) for one in learner.regularisers] if learner.custom_regularisers else None,
-    )
+    detector = learner.detector.options() if learner.detector else None
+    regularisers = [to_json(one) for one in learner.regularisers] if learner.custom_regularisers else None
+    return Settings(asdict(learner.options), learner.labels, detector, regularisers)
 
 
 def saved(learner: FRCL) -> Saved:
@@ -123,17 +120,16 @@ def _saved_task(current: CurrentTask) -> SavedTask:
     )  # fmt: skip
 
 
-def settings(meta: Any) -> tuple[FRCLOptions, BoundaryDetector | None, list[Label] | None, list[Regulariser] | None]:
-    """Options, detector, labels and regularisers of the learner that wrote `meta`."""
+def settings(meta: Any) -> dict[str, Any]:
+    """Options, detector, labels and regularisers of the learner that wrote `meta`, as keywords of FRCL."""
     if isinstance(meta, Mapping) and "progress" in meta:
         raise CheckpointError("this is the checkpoint of a run, not a saved learner; go on with it by `frcl resume`")
     try:
         own = codec.unpack(Settings, {"meta": meta["settings"], "tensors": {}})
-        options = changed(FRCLOptions(), own.options)
+        options, labels = changed(FRCLOptions(), own.options), plain_labels(own.labels)
         detector = BoundaryDetector(**own.detector) if own.detector else None
-        plain_labels(own.labels)
         chosen = None if own.regularisers is None else [from_json(one) for one in own.regularisers]
-        return options, detector, own.labels, chosen
+        return {"options": options, "detector": detector, "labels": labels, "regularisers": chosen}
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError, FrclError) as error:
         raise CheckpointError(f"the checkpoint's options cannot be read: {error}") from error
 

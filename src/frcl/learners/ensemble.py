@@ -63,13 +63,10 @@ class Ensemble(Accounts):
         if "detector" in given:
             raise OptionError("members cannot look for task boundaries: they would not agree. Leave out detector.")
         chosen = changed(FRCLOptions() if options is None else options, given)
-        self.members = [
-            FRCL(
-                one, regularisers=regularisers, labels=labels, device=device,
-                options=changed(chosen, {"seed": chosen.seed + i}),
-            )
-            for i, one in enumerate(nets)
-        ]  # fmt: skip
+        self.members = []
+        for i, one in enumerate(nets):
+            own = changed(chosen, {"seed": chosen.seed + i})
+            self.members.append(FRCL(one, regularisers=regularisers, labels=labels, device=device, options=own))
         for member in self.members:  # one lock for all, so that they are always seen at the same step
             member._lock = member._model.lock = self.members[0]._lock
 
@@ -234,15 +231,14 @@ def restored(
     each = meta.get("members") if isinstance(meta, dict) else None
     if each is not None and not (isinstance(each, list) and each and all(isinstance(one, dict) for one in each)):
         raise CheckpointError(f"{where} is not the state of an ensemble")
-    options, detector, labels, chosen = settings(meta if each is None else each[0])
+    given = settings(meta if each is None else each[0])
     learner: FRCL | Ensemble
     if each is not None:
-        learner = Ensemble(net, len(each), regularisers=chosen, labels=labels, device=device, options=options)
+        del given["detector"]  # members have none
+        learner = Ensemble(net, len(each), device=device, **given)
+    elif not isinstance(net, nn.Module):
+        raise CheckpointError(f"{where} holds one learner, not an ensemble; give one network")
     else:
-        if not isinstance(net, nn.Module):
-            raise CheckpointError(f"{where} holds one learner, not an ensemble; give one network")
-        learner = FRCL(
-            net, regularisers=chosen, detector=detector, labels=labels, device=device, options=options
-        )  # fmt: skip
+        learner = FRCL(net, device=device, **given)
     learner.load_state_dict(state)
     return learner

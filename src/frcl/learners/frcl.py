@@ -211,7 +211,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
             window = current.open_window(self._state.number)
             if current.estimated:
                 self._state.estimate_size(window.seen + len(inputs))
-            if current.step == 0:  # where the first step of a task fails the task is not opened
+            if self.step == 0:  # where the first step of a task fails the task is not opened
                 weights |= copied(trained_parts(self.net))
             if current.stream is None:  # made once per task
                 program = program_of(self._model, self._state, current, inputs, encoded, stream=True)
@@ -222,7 +222,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
                 rehearse(self._state, current, window, len(inputs), self.options.stream_steps - 1)
             if self.detector is not None:
                 remember(self.detector, current, inputs, encoded)
-            return StepLog(self._state.number, current.step, *values, **vars(decision), returned=returned)
+            return StepLog(self._state.number, self.step, *values, **vars(decision), returned=returned)
 
     @contextlib.contextmanager
     def _undoing(self) -> Iterator[Params]:
@@ -300,11 +300,6 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
             return self._predictor.mean(self._state, self._number(task), self._inputs(x))
 
     # -- keeping ----------------------------------------------------------------------------------------
-
-    @property
-    def step(self) -> int:
-        """Steps taken of the task that is open; 0 if none is."""
-        return 0 if self._state.current is None else self._state.current.step
 
     def likelihood(self, task: int) -> Likelihood:
         """The likelihood of a task, which knows its labels."""

@@ -202,7 +202,7 @@ class Predictor:
 
         The number of steps counts where steps are replayed, which torch does not notice.
         """
-        version = 0 if state.current is None else state.current.step, self._watched.version()
+        version = 0 if state.current is None else state.current.optimiser.steps, self._watched.version()
         heads = self._heads.get(state)
         if heads is None or heads.version != version:
             self._heads[state] = heads = Heads(version, {})

@@ -141,11 +141,6 @@ class CurrentTask:
     stream: StreamSteps | None = None  # the step and the boundary score of observe(), made once per task
     score: Captured | None = None
 
-    @property
-    def step(self) -> int:
-        """Steps taken."""
-        return self.optimiser.steps
-
     def open_window(self, number: int) -> Window:
         """The sample of a stream's data; a task that fit() opened has none."""
         if self.window is None:

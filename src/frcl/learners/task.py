@@ -131,10 +131,7 @@ class Model:
 
     def features(self, x: Tensor) -> Tensor:
         """Φ [n, K] under the current θ, without gradient: `map`, with the weights that the network has."""
-        with torch.no_grad():
-            if x.shape[0] <= self.chunk:
-                return with_bias(self.scale * self.map.outputs(x))
-            return torch.cat([with_bias(self.scale * self.map.outputs(rows)) for rows in x.split(self.chunk)])
+        return in_chunks(lambda rows: with_bias(self.scale * self.map.outputs(rows)), x, self.chunk)
 
     @cached_property
     def chunk(self) -> int:
@@ -253,18 +250,11 @@ def constants_of(model: Model, state: LearnerState, current: CurrentTask, featur
     """What the objective of the current task reads besides its parameters; `features` are those of its inputs."""
     task = replace(model.task(state, current.likelihood, current.N), features=features)
     readers = [one for one in state.regularisers if one.uses_points and (task.theta or not one.fixed_if_frozen)]
-    uses_points = bool(state.past) and bool(readers)
-    points = [one.points.inputs for one in state.past] if uses_points else []
-    if features.prepared:
-        points = [features.through_front(Z) for Z in points]
+    points = [features.inputs(one.points.inputs) for one in state.past] if readers else []
     return Constants(
-        N=exact_number(current.N, model.dtype, model.device),
-        past_tasks=len(state.past),
-        fixed=detached(task.fixed),
-        points=stacked_points(points) if uses_points else None,
-        Z=current.Z,
-        regularisers=tuple(one.constants(task) for one in state.regularisers),
-    )
+        exact_number(current.N, model.dtype, model.device), len(state.past), detached(task.fixed),
+        stacked_points(points) if points else None, current.Z, tuple(one.constants(task) for one in state.regularisers),
+    )  # fmt: skip
 
 
 def program_of(
@@ -294,8 +284,8 @@ def program_of(
     program = Program(
         net=model.net, loss=Objective(features, likelihood, options, regularisers, model.prior),
         optimiser=current.optimiser, constants=constants_of(model, state, current, features),
-        x=features.through_front(x) if features.prepared else x, y=y, draw=draw,
-        streams=streams, stop=stop, **hooks(regularisers, options.seed, tasks, augment),
+        x=features.inputs(x), y=y, draw=draw, streams=streams, stop=stop,
+        **hooks(regularisers, options.seed, tasks, augment),
         stackable=is_stackable(model.net, prepared=features.prepared) and all(one.batchable for one in regularisers),
         chunk=1 if stream else STEPS, lock=model.lock, share=partial(draws_of_rows, likelihood),
         signature=(

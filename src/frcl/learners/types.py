@@ -36,8 +36,7 @@ Parts = dict[str, int]  # bytes by kind; a kind of which there is nothing is lef
 
 def parts_of(kept: Mapping[str, Iterable[Tensor]]) -> Parts:
     """The bytes of tensors by kind."""
-    found = {kind: total_bytes(list(tensors)) for kind, tensors in kept.items()}
-    return {kind: size for kind, size in found.items() if size}
+    return {kind: size for kind, tensors in kept.items() if (size := total_bytes(list(tensors)))}
 
 
 def added(each: Sequence[Parts]) -> Parts:

@@ -158,8 +158,7 @@ class SequentialLearner(Accounts, Generic[O, S]):
             targets: Tensor = current.likelihood.encode(y, self.device, self.dtype)
             if current.data_mark == data_mark(x, targets, *given):
                 return targets
-        number = len(self._state.past)
-        raise TaskError(f"task {number} is still open: call fit() exactly as it began{self._way_out}")
+        raise TaskError(f"task {len(self._state.past)} is still open: call fit() exactly as it began{self._way_out}")
 
     def _inputs(self, x: Any, y: Any | None = None) -> Tensor:
         """x [n, ...] on the device, one input for each target; floats in the network's type, integers as they are."""
@@ -295,10 +294,7 @@ def memory_of(state: State, kept: Kept, theta: Params) -> Parts:
 
 
 def checked_inputs(learner: Any, x: Any, y: Any | None) -> Tensor:
-    """x [n, ...] on the device, one for each target in y; floats in the learner's type, integers as they are.
-
-    Each input has the shape of those before, and they are floats or not as those were.
-    """
+    """x [n, ...] on the device, like the inputs before, one for each target in y; floats are of the learner's type."""
     tensor = x.detach() if isinstance(x, Tensor) else torch.as_tensor(numeric_array(x, "inputs"))
     if tensor.layout != torch.strided:
         raise DataError("inputs are a sparse tensor; expected a dense one: call .to_dense()")

@@ -99,24 +99,20 @@ def settings_of(learner: FRCL) -> Settings:
 
 def saved(learner: FRCL) -> Saved:
     """What is written of a learner."""
-    state = learner._state
+    state, task = learner._state, None
+    if (current := state.current) is not None:
+        params, window = current.params, current.window
+        content = (*window.data(), window.came()) if window is not None and len(window) else (None, None, None)
+        task = SavedTask(
+            current.likelihood, current.N, params.posterior, params.likelihood, params.heads, params.Z,
+            current.optimiser.state(), current.Z, current.data_mark,
+            None if window is None else SavedWindow(window.seen, window.minibatches, *content),
+            list(current.recent), sorted(current.shown), current.returned, current.estimated, current.before,
+        )  # fmt: skip
     return Saved(
         **saved_parts(learner), settings=settings_of(learner), feature_scale=learner.feature_scale,
-        feature_size=learner._model.size,
-        declared=state.declared, past=state.past,
-        current=None if state.current is None else _saved_task(state.current),
+        feature_size=learner._model.size, declared=state.declared, past=state.past, current=task,
         detector=None if learner.detector is None else learner.detector.state_dict(),
-    )  # fmt: skip
-
-
-def _saved_task(current: CurrentTask) -> SavedTask:
-    params, window = current.params, current.window
-    content = (*window.data(), window.came()) if window is not None and len(window) else (None, None, None)
-    return SavedTask(
-        current.likelihood, current.N, params.posterior, params.likelihood, params.heads, params.Z,
-        current.optimiser.state(), current.Z, current.data_mark,
-        None if window is None else SavedWindow(window.seen, window.minibatches, *content),
-        list(current.recent), sorted(current.shown), current.returned, current.estimated, current.before,
     )  # fmt: skip
 
 

@@ -43,17 +43,11 @@ class Ensemble(Accounts):
     """
 
     def __init__(
-        self,
-        net: nn.Module | Sequence[nn.Module],
-        members: int = 5,
-        points: int | None = None,
-        *,
-        regularisers: Sequence[Regulariser] | None = None,
-        labels: Sequence[Label] | None = None,
-        device: str | torch.device | None = None,
-        options: FRCLOptions | None = None,
+        self, net: nn.Module | Sequence[nn.Module], members: int = 5, points: int | None = None, *,
+        regularisers: Sequence[Regulariser] | None = None, labels: Sequence[Label] | None = None,
+        device: str | torch.device | None = None, options: FRCLOptions | None = None,
         **keywords: Unpack[FRCLKeywords],
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not isinstance(members, int | np.integer) or isinstance(members, bool) or members < 1:
             raise OptionError(f"members must be a whole number of at least 1, not {members!r}")
         nets = [net] * int(members) if isinstance(net, nn.Module) else list(net)
@@ -74,13 +68,7 @@ class Ensemble(Accounts):
         return f"Ensemble of {len(self.members)} members, each {self.members[0]!r}"
 
     def fit(
-        self,
-        x: Any,
-        y: Any,
-        *,
-        likelihood: str | None = None,
-        size: int | None = None,
-        on_step: OnStep = None,
+        self, x: Any, y: Any, *, likelihood: str | None = None, size: int | None = None, on_step: OnStep = None
     ) -> list[Summary]:
         """Learn one task with every member; `on_step` is given the mean of their logs.
 

@@ -77,17 +77,11 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
     _check_saved, _restored = checkpoint.check_settings, checkpoint.restored
 
     def __init__(
-        self,
-        net: nn.Module,
-        points: int | None = None,
-        *,
-        regularisers: Sequence[Regulariser] | None = None,
-        detector: BoundaryDetector | None = None,
-        labels: Sequence[Label] | None = None,
-        device: str | torch.device | None = None,
-        options: FRCLOptions | None = None,
+        self, net: nn.Module, points: int | None = None, *, regularisers: Sequence[Regulariser] | None = None,
+        detector: BoundaryDetector | None = None, labels: Sequence[Label] | None = None,
+        device: str | torch.device | None = None, options: FRCLOptions | None = None,
         **keywords: Unpack[FRCLKeywords],
-    ) -> None:
+    ) -> None:  # fmt: skip
         given: dict[str, Any] = dict(keywords) if points is None else {"points": points, **keywords}
         for name, value, kind in (("options", options, FRCLOptions), ("detector", detector, BoundaryDetector)):
             if not isinstance(value, kind | None):
@@ -116,19 +110,10 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
     # -- learning ---------------------------------------------------------------------------------------
 
     def fit(
-        self,
-        x: Any,
-        y: Any = None,
-        *,
-        likelihood: str | None = None,
-        size: int | None = None,
-        steps: int | None = None,
-        epochs: float | None = None,
-        lr: float | None = None,
-        augment: Augment | None = None,
-        progress: bool = False,
-        on_step: OnStep = None,
-    ) -> Summary:
+        self, x: Any, y: Any = None, *, likelihood: str | None = None, size: int | None = None,
+        steps: int | None = None, epochs: float | None = None, lr: float | None = None, augment: Augment | None = None,
+        progress: bool = False, on_step: OnStep = None,
+    ) -> Summary:  # fmt: skip
         """Learn one task from all its data, keep its summary, forget the data.
 
         The data are arrays x and y, or, alone, a Dataset of pairs, a DataLoader or an iterable of minibatches (x, y).
@@ -165,8 +150,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
             learned, held = split(self._model, target, len(self._state.past), inputs, encoded)
             with self._changing() as state:
                 current = open_task(self._model, target, N, state, *learned, len(learned[0]), stream=False)
-                if self.options.memory is not None:
-                    check_memory(self._model, state, current, inputs)
+                check_memory(self._model, state, current, inputs)
                 current.data_mark = data_mark(inputs, encoded, *given)
         else:
             if current.data_mark is None:
@@ -344,14 +328,12 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         return likelihood_for(y, name or declared.likelihood or options.likelihood, labels, settings, least)
 
     def _open_stream(self, likelihood: Likelihood, x: Tensor, y: Tensor) -> None:
-        size = (self._state.declared or Declared()).size or self.options.task_size
+        size, window = (self._state.declared or Declared()).size or self.options.task_size, self.options.window
         with self._changing() as state:
             guess = estimated_size([one.size for one in state.past], len(x))
-            window, model = self.options.window, self._model
-            current = open_task(model, likelihood, size or int(guess), state, x, y, window, stream=True)
-            if self.options.memory is not None:
-                check_memory(self._model, state, current, x)
-            current.window, current.estimated = Window(self.options.window), size is None
+            current = open_task(self._model, likelihood, size or int(guess), state, x, y, window, stream=True)
+            check_memory(self._model, state, current, x)
+            current.window, current.estimated = Window(window), size is None
 
     def _close(
         self, current: CurrentTask, x: Tensor, y: Tensor, held: Examples | None = None, profile: Profile | None = None

@@ -15,7 +15,6 @@ Work = Generator[Program | TraceSearch, Any, Result]
 The answer to a TraceSearch is what it found. A Program is answered when all its steps have been taken.
 """
 
-
 OnSteps = Callable[[list[list[Values]]], None]
 
 

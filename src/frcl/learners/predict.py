@@ -198,10 +198,8 @@ class Predictor:
         return Moments(*(value.to(model.dtype) for value in moments))
 
     def _current(self, state: LearnerState) -> Heads:
-        """The heads made for the network as it stands, also where it was changed from outside; those before are gone.
-
-        The number of steps counts where steps are replayed, which torch does not notice.
-        """
+        """The heads made for the network as it stands, even if changed from outside; those before are gone."""
+        # torch does not notice steps that are replayed; their number tells
         version = 0 if state.current is None else state.current.optimiser.steps, self._watched.version()
         heads = self._heads.get(state)
         if heads is None or heads.version != version:

@@ -175,9 +175,8 @@ def _current(learner: FRCL, saved: SavedTask, state: LearnerState) -> CurrentTas
     optimiser.restore(saved.adam)
     window = None if saved.window is None else Window.restored(learner.options.window, **vars(saved.window))
     return CurrentTask(
-        saved.likelihood, saved.N, params, optimiser, Z=saved.Z, data_mark=saved.data_mark, window=window,
-        recent=tuple(saved.recent), shown=set(saved.shown), returned=saved.returned, estimated=saved.estimated,
-        before=saved.before,
+        saved.likelihood, saved.N, params, optimiser, saved.Z, saved.data_mark, window, tuple(saved.recent),
+        set(saved.shown), saved.returned, saved.estimated, saved.before,
     )  # fmt: skip
 
 

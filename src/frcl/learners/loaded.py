@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     from frcl.learners.task import Model
     from frcl.learners.types import Summary
 
-DAMAGED = (
-    KeyError, TypeError, IndexError, AttributeError, RuntimeError, ValueError, OverflowError, AssertionError, FrclError,
-)  # fmt: skip
+DAMAGED = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError, FrclError)
 
 
 @dataclass

@@ -79,17 +79,13 @@ class Predictor:
             heads, features = self._current(state), None
             if not state.opened(number):
                 if x.is_cpu and x.shape[0] <= FEW and self._model.dtype in (torch.float32, torch.float64):
-                    moments = self._of_few(self._head(state, number, heads), self._model.map.outputs(x))
-                    return self._prediction(state, number, [moments], moments)
+                    outputs, scale = self._model.map.outputs(x).numpy(), self._model.scale.item()
+                    moments = few_moments(self._head(state, number, heads), outputs, scale)
+                    if math.isfinite(np.vdot(*moments)):
+                        few = Moments(*map(torch.from_numpy, moments))
+                        return self._prediction(state, number, [few], few)
                 features = self._model.features(x)
             return self._prediction(state, number, *self._believed(state, number, x, features, heads))
-
-    def _of_few(self, head: Head, outputs: Tensor) -> Moments:
-        """Mean and variance from outputs of the network for a few inputs on a CPU."""
-        mean, variance = few_moments(head, outputs.numpy(), self._model.scale.item())
-        if not math.isfinite(np.vdot(mean, variance)):
-            self._check(torch.from_numpy(mean), torch.from_numpy(variance))
-        return Moments(torch.from_numpy(mean), torch.from_numpy(variance))
 
     def _at_mean(self, state: LearnerState, number: int, Phi: Tensor, heads: Heads) -> Prediction | None:
         """The class probabilities of the mean functions of a past task; None for numeric targets."""
@@ -179,15 +175,10 @@ class Predictor:
             features = [None] * math.ceil(x.shape[0] / chunk) if Phi is None else Phi.split(chunk)
             each = zip(x.split(chunk), features, strict=True)
             pieces = [self._moments(state, number, *some, heads) for some in each]
-        mean, variance = joined(pieces)
-        self._check(mean, variance)
-        return pieces, Moments(mean, variance)
-
-    @staticmethod
-    def _check(mean: Tensor, variance: Tensor) -> None:
-        """Refuse moments that are not finite."""
-        if not (all_finite(mean) and all_finite(variance)):
+        whole = Moments(*joined(pieces))
+        if not all(map(all_finite, whole)):
             raise NumericalError("the features of these inputs are too large to predict from; scale the inputs")
+        return pieces, whole
 
     def _moments(self, state: LearnerState, number: int, x: Tensor, Phi: Tensor | None, heads: Heads) -> Moments:
         model = self._model

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from frcl.boundary import BoundaryDetector, Decision
 from frcl.engine.train import Optimiser, StreamSteps
-from frcl.errors import NumericalError, TaskError
+from frcl.errors import DataError, NumericalError, TaskError
 from frcl.features import network_failures
 from frcl.graphs import Captured
 from frcl.learners.base import State
@@ -220,20 +222,21 @@ def scores_of(score: Score, minibatches: Sequence[Tensor], *, at_once: bool = Fa
 
 
 def decide(
-    detector: BoundaryDetector, current: CurrentTask, score: Score, x: Tensor, y: Tensor | None, draws: Tensor,
-    features: Tensor, *, allow: bool,
+    detector: BoundaryDetector, current: CurrentTask, score: Score, x: Tensor, y: Any, draws: Tensor, features: Tensor,
+    *, allow: bool,
 ) -> Decision:  # fmt: skip
     """What the detector says of a minibatch; where it wants the last ones scored again, they are.
 
-    `y` is None if these are not labels of the task. `draws` are those of a prediction, `features` those of the inputs
-    that are never trained.
+    `draws` are those of a prediction, `features` those of the inputs that are never trained.
     """
     of_classes = current.likelihood.classes is not None and current.likelihood.functions > 1
     functions = sorted(current.shown) if of_classes and not detector.all_functions else None
     if not (detector.rescore and detector.due and allow and current.recent):
         (scores, *moments), density = scores_of(score, [x]), None
-        if detector.tests_labels and y is not None:
-            density = _log_density(current, Moments(*moments), y.cpu(), draws.cpu())
+        if detector.tests_labels:
+            with contextlib.suppress(DataError):  # labels that are not of this task may be of the next one
+                targets = current.likelihood.encode(y, x.device, draws.dtype).cpu()
+                density = _log_density(current, Moments(*moments), targets, draws.cpu())
         guess = -math.log(max(len(current.shown), 2)) if current.likelihood.classes is not None else None
         return detector.update(
             scores, allow=allow, functions=functions, log_density=density, features=features, guess=guess

@@ -14,7 +14,7 @@ from torch import Tensor
 from frcl.boundary import Decision, Profile
 from frcl.boundary.detector import KNOWN_SHARE
 from frcl.engine.train import AdamState, Optimiser
-from frcl.errors import DataError, LabelError, NumericalError
+from frcl.errors import LabelError, NumericalError
 from frcl.features import network_failures
 from frcl.graphs import Captured
 from frcl.learners.lockstep import finish
@@ -49,11 +49,8 @@ def watch(learner: FRCL, current: CurrentTask, x: Tensor, y: Any) -> tuple[Decis
     current.optimiser.guard = GUARD
     if current.score is None:
         current.score = Captured(learner._score(current))
-    encoded: Tensor | None = None
-    with contextlib.suppress(DataError):  # labels that are not of this task may be of the next one
-        encoded = current.likelihood.encode(y, learner.device, learner.dtype)
     draws, features = model.predictive_draws(current.likelihood), learner._fixed_features(x)
-    decision = decide(detector, current, current.score, x, encoded, draws, features, allow=len(window) >= points)
+    decision = decide(detector, current, current.score, x, y, draws, features, allow=len(window) >= points)
     known = partial(known_task, learner, current.likelihood, x, y, features)
     if not decision.boundary:
         opened = bool(detector.change) and window.minibatches == 1 and current.returned is None and bool(state.past)

@@ -46,7 +46,7 @@ from frcl.posterior import (
     triangular,
     weight_moments,
 )
-from frcl.regularisers.heads import trained_heads, with_trained_heads
+from frcl.regularisers.heads import trained_heads
 from frcl.regularisers.protocol import Task, draw_penalties, hooks, stacked_points
 from frcl.seeding import fork
 from frcl.selection import (
@@ -314,8 +314,7 @@ def close_task(model: Model, current: CurrentTask, state: LearnerState, x: Tenso
     with network_failures():
         for regulariser in state.regularisers:
             regulariser.end(task, x, y, state.streams["selection"])
-    trained = current.params.heads
-    state.past = [*(state.past if trained is None else with_trained_heads(state.past, trained)), summary]
+    state.past = [*state.summaries(), summary]
     state.current = None
     return summary
 

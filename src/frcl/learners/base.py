@@ -256,7 +256,6 @@ class SequentialLearner(Accounts, Generic[O, S]):
         return tuple(self._state.regularisers)
 
     def memory_parts(self) -> Parts:
-        """Bytes that are kept of past tasks by kind: points, posterior, heads, and what the regularisers keep."""
         return memory_of(self._state, self._kept(), trained_parts(self.net))
 
     def state_dict(self) -> dict[str, Any]:

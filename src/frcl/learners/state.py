@@ -116,30 +116,20 @@ class Declared:
 
 @dataclass
 class CurrentTask:
-    """The task being learned: everything that is dropped or turned into a summary when it ends.
-
-    params     what is trained, by the optimiser
-    data_mark  identifies the data that fit() began with; None for a stream
-    Z          fixed inducing inputs (function space)
-    window     observe() keeps a sample of the data here; fit() has the data at hand
-    recent     the last minibatches, where the detector has them scored again
-    shown      with a detector: the classes that occurred so far; only they are tested
-    returned   the number of the past task that this one is, opened again; None for a new one
-    estimated  whether N is estimated while the stream runs; `before`, the N that a task had when it ended before
-    """
+    """The task being learned: everything that is dropped or turned into a summary when it ends."""
 
     likelihood: Likelihood
     N: float
-    params: Parameters
+    params: Parameters  # what is trained, by the optimiser
     optimiser: Optimiser
-    Z: Tensor | None = None
-    data_mark: str | None = None
-    window: Window | None = None
-    recent: tuple[Tensor, ...] = ()
-    shown: set[int] = field(default_factory=set)
-    returned: int | None = None
-    estimated: bool = False
-    before: int = 0
+    Z: Tensor | None = None  # fixed inducing inputs (function space)
+    data_mark: str | None = None  # identifies the data that fit() began with; None for a stream
+    window: Window | None = None  # observe() keeps a sample of the data here; fit() has the data at hand
+    recent: tuple[Tensor, ...] = ()  # the last minibatches, where the detector has them scored again
+    shown: set[int] = field(default_factory=set)  # with a detector: the classes that occurred; only they are tested
+    returned: int | None = None  # the number of the past task that this one is, opened again; None for a new one
+    estimated: bool = False  # whether N is estimated while the stream runs
+    before: int = 0  # the N that the task had when it ended before
     stream: StreamSteps | None = None  # the step and the boundary score of observe(), made once per task
     score: Captured | None = None
 

@@ -1,4 +1,4 @@
-"""FRCL, the learner: one object that learns tasks, keeps their summaries, predicts, and notices changes."""
+"""FRCL, the learner: one object that learns tasks, keeps their summaries, predicts, and notices changes; FRCL+."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from frcl.learners.deploy import Deployed, example_of, frcl_module
 from frcl.learners.lockstep import Work, finish
 from frcl.learners.networks import describe
 from frcl.learners.objective import Objective
-from frcl.learners.options import FRCLKeywords, FRCLOptions
+from frcl.learners.options import PLUS, FRCLKeywords, FRCLOptions
 from frcl.learners.predict import Predictor
 from frcl.learners.state import CurrentTask, Declared, LearnerState, Score, Window, estimated_size, remember
 from frcl.learners.streaming import rehearse, settle, watch, with_new_labels
@@ -359,3 +359,19 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
                 after.past[number] = summary = replace(summary, temperature=temperature)
             self._state = after
         return summary
+
+
+@shows_options(PLUS)
+def FRCLPlus(
+    net: nn.Module, points: int | None = None, *, detector: BoundaryDetector | None = None,
+    labels: Sequence[Label] | None = None, device: str | torch.device | None = None, **keywords: Unpack[FRCLKeywords],
+) -> FRCL:  # fmt: skip
+    """An `FRCL` learner with the options of FRCL+.
+
+    Instead of the paper's KL at the inducing points it has predictions stored there, old functions held at current
+    inputs that look like theirs, and the curvature of the shared weights; the learning rate decays.
+
+    Parameters are those of `FRCL`, without `regularisers` and `options`.
+    """
+    given: dict[str, Any] = dict(keywords) if points is None else {"points": points, **keywords}
+    return FRCL(net, detector=detector, labels=labels, device=device, options=changed(PLUS, given))

@@ -49,13 +49,11 @@ def reduced(summary: Summary, rows: Tensor) -> Summary:
 
 
 def check_memory(model: Model, state: LearnerState, current: CurrentTask, x: Tensor) -> None:
-    """Refuse to begin a task of inputs like x for which there will be no room, where memory is bounded.
+    """Refuse to begin a task of inputs like x for which there will be no room.
 
     What regularisers add when the task ends is not known before.
     """
     options, q = model.options, current.params.posterior
-    if options.memory is None:
-        return
     C, n, item = *q.mean.shape, q.mean.element_size()
     heads = any(one.uses_heads for one in state.regularisers) or options.prediction != "summary"
     copies = heads * (1 + any(one.trains_heads for one in state.regularisers))

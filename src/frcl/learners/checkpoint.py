@@ -171,7 +171,7 @@ def _current(learner: FRCL, saved: SavedTask, state: LearnerState) -> CurrentTas
     params = Parameters(trained_parts(learner.net), *trained)
     model = learner._model
     natural = exact_number(saved.N, model.dtype, model.device) if model.is_natural else None
-    optimiser = Optimiser(params, model.options.lr, natural, model.options.rule)
+    optimiser = Optimiser(params, model.options.lr, natural, model.rule)
     optimiser.restore(saved.adam)
     window = None if saved.window is None else Window.restored(learner.options.window, **vars(saved.window))
     return CurrentTask(

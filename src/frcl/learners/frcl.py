@@ -150,7 +150,8 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
             learned, held = split(self._model, target, len(self._state.past), inputs, encoded)
             with self._changing() as state:
                 current = open_task(self._model, target, N, state, *learned, len(learned[0]), stream=False)
-                check_memory(self._model, state, current, inputs)
+                if self.options.memory is not None:
+                    check_memory(self._model, state, current, inputs)
                 current.data_mark = data_mark(inputs, encoded, *given)
         else:
             if current.data_mark is None:
@@ -332,7 +333,8 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         with self._changing() as state:
             guess = estimated_size([one.size for one in state.past], len(x))
             current = open_task(self._model, likelihood, size or int(guess), state, x, y, window, stream=True)
-            check_memory(self._model, state, current, x)
+            if self.options.memory is not None:
+                check_memory(self._model, state, current, x)
             current.window, current.estimated = Window(window), size is None
 
     def _close(

@@ -37,16 +37,8 @@ from frcl.learners.options import FRCLOptions
 from frcl.learners.state import CurrentTask, LearnerState
 from frcl.learners.types import Summary
 from frcl.likelihoods import Likelihood
-from frcl.posterior import (
-    Posterior,
-    Prior,
-    aligned_mean,
-    initial_posterior,
-    kernel_features,
-    triangular,
-    weight_moments,
-)
-from frcl.regularisers.heads import trained_heads
+from frcl.posterior import Posterior, aligned_mean, initial_posterior, kernel_features, triangular, weight_moments
+from frcl.regularisers.heads import trained_heads, with_trained_heads
 from frcl.regularisers.protocol import Task, draw_penalties, hooks, stacked_points
 from frcl.seeding import fork
 from frcl.selection import (
@@ -88,14 +80,13 @@ class Model:
     size: float = SIZE  # root mean square of the features on the first data
     draws: dict[tuple[int, ...], Tensor] = field(default_factory=dict)  # of predictions, by shape
 
-    @cached_property
-    def map(self) -> FeatureMap:
-        return FeatureMap(self.net, self.options.bfloat16)
-
-    @cached_property
-    def scale(self) -> Tensor:
-        """What the network's outputs are multiplied by; set from the first data of the first task."""
-        return torch.ones((), dtype=self.dtype, device=self.device)
+    def __post_init__(self) -> None:
+        options, self.map = self.options, FeatureMap(self.net, self.options.bfloat16)
+        self.prior, self.recipe, self.rule = options.prior, options.recipe, options.rule
+        # what the network's outputs are multiplied by; set from the first data of the first task
+        self.scale = torch.ones((), dtype=self.dtype, device=self.device)
+        self.stackable = is_stackable(self.net)
+        self.chunk = CHUNK if self.device.type == "cuda" or not has_convolutions(self.net) else CHUNK_OF_MAPS
 
     @cached_property
     def map_ahead(self) -> FeatureMap:
@@ -125,17 +116,12 @@ class Model:
             random_mean=weights and options.initial_mean != "zero",
         )  # fmt: skip
 
-    @cached_property
-    def prior(self) -> Prior:
-        return self.options.prior
-
     def features(self, x: Tensor) -> Tensor:
         """Φ [n, K] under the current θ, without gradient: `map`, with the weights that the network has."""
-        return in_chunks(lambda rows: with_bias(self.scale * self.map.outputs(rows)), x, self.chunk)
-
-    @cached_property
-    def chunk(self) -> int:
-        return CHUNK if self.device.type == "cuda" or not has_convolutions(self.net) else CHUNK_OF_MAPS
+        with torch.no_grad():
+            if x.shape[0] <= self.chunk:
+                return with_bias(self.scale * self.map.outputs(x))
+            return torch.cat([with_bias(self.scale * self.map.outputs(rows)) for rows in x.split(self.chunk)])
 
     def points(self, likelihood: Likelihood) -> int:
         """M of a task."""
@@ -226,7 +212,7 @@ def open_task(
     for regulariser in state.regularisers:
         regulariser.begin(task)
     natural = exact_number(N, model.dtype, model.device) if model.is_natural else None
-    optimiser = Optimiser(params, options.lr, natural, options.rule)
+    optimiser = Optimiser(params, options.lr, natural, model.rule)
     current = CurrentTask(likelihood, N, params, optimiser, Z=Z)
     state.current, state.declared = current, None
     state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
@@ -250,7 +236,9 @@ def constants_of(model: Model, state: LearnerState, current: CurrentTask, featur
     """What the objective of the current task reads besides its parameters; `features` are those of its inputs."""
     task = replace(model.task(state, current.likelihood, current.N), features=features)
     readers = [one for one in state.regularisers if one.uses_points and (task.theta or not one.fixed_if_frozen)]
-    points = [features.inputs(one.points.inputs) for one in state.past] if readers else []
+    points = [one.points.inputs for one in state.past] if readers else []
+    if features.prepared:
+        points = [features.through_front(Z) for Z in points]
     return Constants(
         exact_number(current.N, model.dtype, model.device), len(state.past), detached(task.fixed),
         stacked_points(points) if points else None, current.Z, tuple(one.constants(task) for one in state.regularisers),
@@ -266,6 +254,7 @@ def program_of(
     regularisers, tasks = state.regularisers, len(state.past)
     ahead = augment is None and not stream and options.inference == "weight"
     features = model.map_ahead if ahead else model.map
+    stackable = is_stackable(model.net, prepared=True) if features.prepared else model.stackable
     if not stream and (options.warm_up or options.lr_decay):
         current.optimiser.schedule(stop, options.warm_up, options.lr_decay)
     program: Program
@@ -284,9 +273,9 @@ def program_of(
     program = Program(
         net=model.net, loss=Objective(features, likelihood, options, regularisers, model.prior),
         optimiser=current.optimiser, constants=constants_of(model, state, current, features),
-        x=features.inputs(x), y=y, draw=draw, streams=streams, stop=stop,
-        **hooks(regularisers, options.seed, tasks, augment),
-        stackable=is_stackable(model.net, prepared=features.prepared) and all(one.batchable for one in regularisers),
+        x=features.through_front(x) if features.prepared else x, y=y, draw=draw,
+        streams=streams, stop=stop, **hooks(regularisers, options.seed, tasks, augment),
+        stackable=stackable and all(one.batchable for one in regularisers),
         chunk=1 if stream else STEPS, lock=model.lock, share=partial(draws_of_rows, likelihood),
         signature=(
             repr({name: value for name, value in vars(options).items() if name != "seed"}), repr(regularisers),
@@ -314,7 +303,8 @@ def close_task(model: Model, current: CurrentTask, state: LearnerState, x: Tenso
     with network_failures():
         for regulariser in state.regularisers:
             regulariser.end(task, x, y, state.streams["selection"])
-    state.past = [*state.summaries(), summary]
+    trained = current.params.heads
+    state.past = [*(state.past if trained is None else with_trained_heads(state.past, trained)), summary]
     state.current = None
     return summary
 
@@ -360,7 +350,7 @@ def _plan(
     params: Parameters | None = None, N: float = 0.0,
 ) -> Selected | TraceSearch:  # fmt: skip
     """The points of a task, or the search for them; a supervised criterion looks at what was learned, `params`."""
-    options, recipe, M = model.options, model.options.recipe, model.points(likelihood)
+    options, recipe, M = model.options, model.recipe, model.points(likelihood)
     classes = y if options.start == "balanced" and likelihood.classes is not None else None
     if params is None or not recipe.is_supervised:
         return plan_by_inputs(kernel_features(Phi, std), M, recipe, options.u_noise, generator, classes)

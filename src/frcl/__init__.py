@@ -23,9 +23,8 @@ from frcl.image_networks import CifarNet, ResNet18
 from frcl.inputs import MultiInput
 from frcl.learners.ensemble import Ensemble, load
 from frcl.learners.exact_gp import ExactGP
-from frcl.learners.frcl import FRCL
+from frcl.learners.frcl import FRCL, FRCLPlus
 from frcl.learners.options import FRCLOptions
-from frcl.learners.plus import FRCLPlus
 from frcl.learners.types import Prediction, StepLog, Summary
 from frcl.regularisers import (
     EWC,

@@ -150,10 +150,8 @@ class FRCLOptions(OptimiserOptions):
         if self.memory is not None:
             parsed_bytes(self.memory)
         if self.inference == "function" and self.recipe.is_supervised:
-            raise OptionError(
-                f'inference="function" chooses its points before learning, so selection is "random" or "trace", '
-                f"not {self.selection!r}"
-            )
+            early = 'inference="function" chooses its points before learning'
+            raise OptionError(f'{early}, so selection is "random" or "trace", not {self.selection!r}')
         if self.inference == "function" and self.covariance not in ("auto", "full"):
             raise OptionError(f'covariance="{self.covariance}" needs inference="weight"; q(u) is always full')
         if self.learn_inputs and self.inference != "function":

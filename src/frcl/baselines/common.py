@@ -118,11 +118,8 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         )
 
     @abstractmethod
-    def _begin(self, x: Tensor, y: Tensor, new_head: Callable[..., Tensor]) -> float | None:
-        """Put what a new task needs into `own`; returns the share of its examples that it learns from, if not all.
-
-        `new_head` draws rows of a head, as many as it is told or as the task has classes.
-        """
+    def _begin(self, x: Tensor, y: Tensor, K: int) -> float | None:
+        """Put what a new task needs into `own`; returns the share of its examples that it learns from, if not all."""
 
     @abstractmethod
     def _trained(self) -> Tree:
@@ -174,12 +171,8 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         targets = likelihood.encode(y, self.device, self.dtype)
         K = check_features(self.net, x) + 1
         with self._changing() as state:
-
-            def new_head(rows: int = likelihood.functions) -> Tensor:
-                return initial_head(rows, K, state.streams, self.dtype, self.device)
-
             state.current = Current(likelihood, N, data_mark(x, targets))
-            state.current.N *= self._begin(x, targets, new_head) or 1.0
+            state.current.N *= self._begin(x, targets, K) or 1.0
             state.optimiser = self._new_optimiser()
             state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
             for one in state.regularisers:
@@ -221,6 +214,13 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
             self.features, trained_parts(self.net), fixed, past, now.likelihood, now.N, tasks_per_step=at_most,
             shared_head=self.options.one_head,
         )  # fmt: skip
+
+    def _new_head(self, K: int, rows: int | None = None) -> Tensor:
+        """A linear head [C, K] with small random weights and no bias (the last column); C is `rows`, or the classes."""
+        C, generator = rows or self._now.likelihood.functions, self._state.streams["posterior"]
+        head = torch.randn(C, K, generator=generator, dtype=self.dtype, device=self.device) / math.sqrt(K)
+        head[:, -1] = 0.0
+        return head
 
     def _new_optimiser(self) -> Optimiser:
         tree = self._trained()
@@ -353,14 +353,6 @@ def class_values(y: Any) -> Tensor | Labels:
 
 def _no_points() -> Any:
     raise AssertionError("baselines infer the task from their heads, or from sums over all examples")
-
-
-def initial_head(classes: int, features: int, streams: Streams, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A linear head [C, K] with small random weights and no bias (the last column)."""
-    draws = torch.randn(classes, features, generator=streams["posterior"], dtype=dtype, device=device)
-    head = draws / math.sqrt(features)
-    head[:, -1] = 0.0
-    return head
 
 
 def plain_terms(nll: Tensor, penalty: Tensor | None = None) -> Terms:

@@ -59,8 +59,8 @@ class Penalised(Baseline[TrainingOptions, Heads]):
 
     own_type = Heads
 
-    def _begin(self, x: Tensor, y: Tensor, new_head: Callable[[], Tensor]) -> None:
-        state, head = self._state, new_head()
+    def _begin(self, x: Tensor, y: Tensor, K: int) -> None:
+        state, head = self._state, self._new_head(K)
         if not self.options.one_head:
             state.own = Heads(head, trained_heads(state.regularisers, state.past))
             return

@@ -61,8 +61,8 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
     def _anchor(self) -> Curvature:
         return cast("Curvature", self._state.regularisers[0])
 
-    def _begin(self, x: Tensor, y: Tensor, new_head: Callable[[], Tensor]) -> None:
-        number, active, base = len(self._state.past), new_head(), new_head()
+    def _begin(self, x: Tensor, y: Tensor, K: int) -> None:
+        number, active, base = len(self._state.past), self._new_head(K), self._new_head(K)
         fresh = self._columns.start(min(1, number), active, fork(self.options.seed, f"active/{number}"))
         self._state.own = OpenTask(fresh, base)
 

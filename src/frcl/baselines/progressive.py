@@ -171,10 +171,10 @@ class Progressive(Baseline[ProgressiveOptions, Grown]):
         super().__init__(layered(net), options, device=device)
         self._model = Columns(layered(self.net))
 
-    def _begin(self, x: Tensor, y: Tensor, new_head: Callable[[], Tensor]) -> None:
+    def _begin(self, x: Tensor, y: Tensor, K: int) -> None:
         number = len(self._state.past)
         generator = fork(self.options.seed, f"column/{number}") if number else None
-        self._own.columns = [*self._own.columns, self._model.start(number, new_head(), generator)]
+        self._own.columns = [*self._own.columns, self._model.start(number, self._new_head(K), generator)]
 
     def _trained(self) -> Params:
         return self._model.split(self._own.columns[-1])[0]

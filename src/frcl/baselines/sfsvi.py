@@ -88,12 +88,12 @@ class SFSVI(MeanFieldMethod[SFSVIOptions, Posterior]):
         now = [] if self._state.current is None else [self._now.likelihood]
         return head_rows([*tasks, *now], shared=self.options.shared_head)
 
-    def _begin(self, x: Tensor, y: Tensor, new_head: Callable[..., Tensor]) -> None:
+    def _begin(self, x: Tensor, y: Tensor, K: int) -> None:
         options, own, rows = self.options, self._own, self._rows()
         M = options.points if options.points_per_class is None else options.points_per_class * len(rows[-1])
         if len(x) < M:
             raise DataError(f"{len(x)} examples are fewer than the {M} to keep; lower points, or bring more data")
-        fresh = new_head()
+        fresh = self._new_head(K)
         start = isotropic({**trained_parts(self.net), HEAD: fresh}, options.initial_std).log_std
         mean = grown_head([one.mean for one in own.heads], rows, fresh)
         log_std = grown_head([one.log_std for one in own.heads], rows, start.pop(HEAD))

@@ -72,12 +72,12 @@ class VCL(MeanFieldMethod[VCLOptions, Posterior]):
         self._adapted: dict[int, MeanField] = {}  # q after the coreset of each task,
         self._adapted_at: object = None  # as the learner stood here
 
-    def _begin(self, x: Tensor, y: Tensor, new_head: Callable[[], Tensor]) -> float:
+    def _begin(self, x: Tensor, y: Tensor, K: int) -> float:
         options, own, shared, streams = self.options, self._own, trained_parts(self.net), self._state.streams
         left_out = coreset_rows(options.coreset, x, y, options.points, options.points_per_class, streams["selection"])
         if len(left_out):
             own.coresets = [*own.coresets, Coreset(stored_inputs(x[left_out]), y[left_out].clone())]
-        head = new_head()
+        head = self._new_head(K)
         prior = isotropic({**shared, HEAD: head}, options.prior_std)
         if self._state.past:
             prior = prior.joined(MeanField(copied(shared), {name: own.log_std[name] for name in shared}))

@@ -61,15 +61,14 @@ class Penalised(Baseline[TrainingOptions, Heads]):
 
     def _begin(self, x: Tensor, y: Tensor, K: int) -> None:
         state, head = self._state, self._new_head(K)
-        if not self.options.one_head:
+        if not self.options.shared_head:
             state.own = Heads(head, trained_heads(state.regularisers, state.past))
             return
         state.own = Heads(grown_head(self._heads(), self._head_rows(), head))
 
     def _head_rows(self) -> list[list[int]]:
         """For each task, the open one included, its rows of the head that all share."""
-        tasks = [*(one.likelihood for one in self._state.past), self._now.likelihood]
-        return head_rows(tasks, shared=True)
+        return head_rows(self._likelihoods, shared=True)
 
     def _trained(self) -> Parameters:
         assert self._own.head is not None
@@ -91,10 +90,10 @@ class Penalised(Baseline[TrainingOptions, Heads]):
             return plain_terms(nll, sum(parts[1:], parts[0]) if parts else None)
 
         def draw(steps: int, rows: Tensor) -> Drawn:
-            past = draw_penalties(regularisers, steps, tasks, options.tasks_per_step, state.streams["past"])
+            past = draw_penalties(regularisers, steps, tasks, options.past_tasks_per_step, state.streams["past"])
             return Drawn(rows, past)
 
-        rows = row_tensors(self._head_rows(), self.device) if options.one_head else None
+        rows = row_tensors(self._head_rows(), self.device) if options.shared_head else None
         N, constants = exact_number(task.N, self.dtype, self.device), tuple(one.constants(task) for one in regularisers)
         yield self._program(
             loss, Constants(N, task.fixed, constants, rows), features.inputs(x), y, options.steps, draw,
@@ -107,7 +106,7 @@ class Penalised(Baseline[TrainingOptions, Heads]):
         state, own = self._state, self._own
         if own.head is None:
             return [one.head for one in state.past if one.head is not None]
-        if self.options.one_head:
+        if self.options.shared_head:
             return [own.head[rows] for rows in self._head_rows()]
         past = with_trained_heads(state.past, own.heads)
         return [*(one.head for one in past if one.head is not None), own.head]
@@ -122,7 +121,7 @@ class Penalised(Baseline[TrainingOptions, Heads]):
         head, heads = saved.own.head, saved.own.heads
         expect(all(one.head is not None for one in saved.past), "a task has no head")
         expect((head is None) == (saved.current is None), "the open task has a head")
-        shared = self.options.one_head
+        shared = self.options.shared_head
         block = None if head is None or shared else trained_heads(self._state.regularisers, saved.past)
         expect((heads is None) == (block is None), "heads of past tasks that are trained along")
         if head is not None:
@@ -134,7 +133,7 @@ class Penalised(Baseline[TrainingOptions, Heads]):
     def _predict(self, task: int, x: Tensor, shared: Callable[[], Tensor]) -> Prediction:
         """With a regulariser that is a posterior of the head (DLP) also the variance of the functions."""
         state, Phi = self._state, shared()
-        mean, likelihood = Phi @ self._heads()[task].mT, self._likelihood(task)
+        mean, likelihood = Phi @ self._heads()[task].mT, self._likelihoods[task]
         variances = [one.head_variance(task, Phi) for one in state.regularisers]
         variance = next((found for found in variances if found is not None), None)
         if variance is None:

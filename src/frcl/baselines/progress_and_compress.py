@@ -127,7 +127,7 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
             return self._point(task, x, self._active_functions)
         head = past[task].head if task < len(past) else own.head
         assert head is not None
-        return sampled_prediction((shared() @ head.mT)[None], self._likelihood(task))
+        return sampled_prediction((shared() @ head.mT)[None], self._likelihoods[task])
 
     def _deployed(self, task: int | None) -> tuple[Deployed, Tensor]:
         with self._lock, torch.no_grad():

@@ -85,7 +85,7 @@ class MeanFieldMethod(Baseline[O, Own]):
         """The mean over networks drawn from q."""
         options = self.options
         f = sampled_functions(q, self._network, self.net, x, options.seed, options.predict_samples)
-        return sampled_prediction(f, self._likelihood(task))
+        return sampled_prediction(f, self._likelihoods[task])
 
     def _check_heads(self, saved: Saved, likelihoods: Sequence[Likelihood], K: int) -> None:
         """Refuse standard deviations of other weights, and other heads than one of each of these likelihoods."""

@@ -84,9 +84,7 @@ class SFSVI(MeanFieldMethod[SFSVIOptions, Posterior]):
 
     def _rows(self) -> list[list[int]]:
         """For each task, the open one included, its rows of the head of all tasks."""
-        tasks = [one.likelihood for one in self._state.past]
-        now = [] if self._state.current is None else [self._now.likelihood]
-        return head_rows([*tasks, *now], shared=self.options.shared_head)
+        return head_rows(self._likelihoods, shared=self.options.shared_head)
 
     def _begin(self, x: Tensor, y: Tensor, K: int) -> None:
         options, own, rows = self.options, self._own, self._rows()

@@ -69,7 +69,7 @@ class SharedHead(Baseline[O, Own]):
         return torch.tensor([place[label] for label in labels], device=self.device)
 
     def _rows_of_task(self, task: int) -> Tensor:
-        return self._rows(self._likelihood(task).labels)
+        return self._rows(self._likelihoods[task].classes or ())
 
     def _begin(self, x: Tensor, y: Tensor, K: int) -> None:
         self._state.own = self._grown(self._now.likelihood.classes or (), K)
@@ -116,7 +116,7 @@ class SharedHead(Baseline[O, Own]):
 
     def _predict(self, task: int, x: Tensor, shared: Callable[[], Tensor]) -> Prediction:
         f = self._functions(shared(), self._rows_of_task(task))
-        return sampled_prediction(f[None], self._likelihood(task))
+        return sampled_prediction(f[None], self._likelihoods[task])
 
     def _over_tasks(self, beliefs: Beliefs) -> tuple[Prediction, Tensor, Tensor | None]:
         """One softmax over the labels of all finished tasks, unless sums over all examples infer the task."""
@@ -126,7 +126,7 @@ class SharedHead(Baseline[O, Own]):
 
     def _over_labels(self, Phi: Tensor, tasks: Sequence[int]) -> tuple[Prediction, Tensor, None]:
         """p(y | x) over the labels of some tasks; a label of several tasks is as probable in each of them."""
-        each = [self._likelihood(task).labels for task in tasks]
+        each = [self._likelihoods[task].classes or () for task in tasks]
         labels = list(dict.fromkeys(label for one in each for label in one))
         probs = self._functions(Phi, self._rows(labels)).softmax(1)
         member = torch.tensor([[label in one for label in labels] for one in each], device=Phi.device).to(probs)

@@ -80,7 +80,7 @@ class VCL(MeanFieldMethod[VCLOptions, Posterior]):
         head = self._new_head(K)
         prior = isotropic({**shared, HEAD: head}, options.prior_std)
         if self._state.past:
-            prior = prior.joined(MeanField(copied(shared), {name: own.log_std[name] for name in shared}))
+            prior = MeanField(prior.mean | copied(shared), prior.log_std | {name: own.log_std[name] for name in shared})
         start = isotropic({**shared, HEAD: head}, options.initial_std).log_std
         own.heads = [*own.heads, Head(head, start.pop(HEAD))]
         own.log_std, own.prior, own.left_out = own.log_std | start, prior, left_out

@@ -41,9 +41,7 @@ def diagonal_fisher(
         return likelihood.log_prob(outputs(p, one[None]), target[None], known)[0]
 
     total = {name: torch.zeros_like(value) for name, value in fixed.items()}
-    size = chunk or (
-        32 if x.is_cuda else 8
-    )  # on a CPU so few that their gradients stay in the cache: several times faster
+    size = chunk or (32 if x.is_cuda else 8)  # few on a CPU: their gradients stay in the cache, several times faster
     for rows, targets in zip(x.split(size), y.split(size), strict=True):
         if mode == "exact":  # Σ_b Σ_r weight_br (∂ value_r(x_b)/∂θ)²
             weight = likelihood.fisher_terms(outputs(fixed, rows), known)[1]

@@ -74,8 +74,7 @@ def _params(past: Sequence[PastTask], kind: str, heads: Sequence[Tensor]) -> Par
 
 def functions_at(Phi: Tensor, heads: Tensor) -> Tensor:
     """f of every task, [T, n, C], at inputs with features Phi [n, K], heads [T, C, K]."""
-    values: Tensor = (Phi @ heads.flatten(0, 1).mT).unflatten(1, heads.shape[:2])
-    return values.transpose(0, 1)
+    return (Phi @ heads.flatten(0, 1).mT).view(len(Phi), *heads.shape[:2]).transpose(0, 1)
 
 
 def divergence(old: Tensor, new: Tensor, block: HeadBlock) -> Tensor:

@@ -30,10 +30,6 @@ class MeanField(NamedTuple):
         chosen = list(names)
         return MeanField({n: self.mean[n] for n in chosen}, {n: self.log_std[n] for n in chosen})
 
-    def joined(self, other: MeanField) -> MeanField:
-        """Independent weights of both."""
-        return MeanField(self.mean | other.mean, self.log_std | other.log_std)
-
 
 def isotropic(like: Mapping[str, Tensor], std: float) -> MeanField:
     """N(0, std² I) over weights of these names and shapes."""
@@ -100,13 +96,12 @@ def coreset_rows(
     """Which rows of a task with classes y [n] are its coreset: `points` of all, or `per_class` of each class."""
     if kind == "none":
         return torch.zeros(0, dtype=torch.int64, device=x.device)
-    groups = [torch.arange(len(x), device=x.device)]
-    if per_class is not None:
+    if per_class is None:
+        count, option, whole, groups = points, "points", "the task", [torch.arange(len(x), device=x.device)]
+    else:
+        count, option, whole = per_class, "points_per_class", "a class of the task"
         groups = [(y == label).nonzero()[:, 0] for label in y.unique()]
-    count = points if per_class is None else per_class
-    smallest = min(len(group) for group in groups)
-    if smallest <= count:
-        option, whole = ("points", "the task") if per_class is None else ("points_per_class", "a class of the task")
+    if (smallest := min(map(len, groups))) <= count:
         raise DataError(
             f"{option}={count} examples for the coreset, but {whole} has {smallest}, and some must remain to train on; "
             f"lower {option}"

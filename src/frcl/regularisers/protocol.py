@@ -122,13 +122,14 @@ class Regulariser(ABC):
     fixed_if_frozen: ClassVar[bool] = False  # reads them once, where no weight of the network is trained
     carries: ClassVar[str] = ""  # the field of tensors that `follow` updates in place, if any
     looks: ClassVar[bool] = False  # wants to see every minibatch after its step
-    trains_heads = False  # heads of past tasks are trained along
+    trains_heads = False  # heads of past tasks are trained along; a setting `train_heads` decides it where there is one
     batchable = True  # its constants may be stacked with other seeds'
     augment = cast("PureAugment | None", None)  # what changes minibatches, and stored examples that are replayed
 
     def __post_init__(self) -> None:
         """Refuse settings that do not fit their types and limits; whole numbers count from 1."""
         check_fields(self, f" of {self.name}")
+        self.trains_heads = getattr(self, "train_heads", self.trains_heads)
 
     def begin(self, task: Task) -> None:  # noqa: B027
         """A task begins; one that this regulariser cannot keep is refused."""

@@ -30,7 +30,6 @@ from frcl.learners.lockstep import Work
 from frcl.learners.types import Beliefs, OnStep, Prediction
 from frcl.likelihoods import Labels, Likelihood, Softmax, as_values
 from frcl.regularisers.protocol import Kept, Regulariser, Task, drop_task, hooks
-from frcl.seeding import fork
 from frcl.trees import Params, Tree, data_mark, detached, named_tensors
 
 O = TypeVar("O", bound=TrainingOptions)  # noqa: E741
@@ -349,10 +348,3 @@ def plain_terms(nll: Tensor, penalty: Tensor | None = None) -> Terms:
 def sampled_prediction(f: Tensor, likelihood: Likelihood) -> Prediction:
     """The mean over draws of the network, functions [S, n, C]; the variance is that between the draws."""
     return Prediction(f.mean(0), f.var(0, correction=0), f.softmax(-1).mean(0), likelihood.classes)
-
-
-def gaussian_prediction(mean: Tensor, variance: Tensor, likelihood: Likelihood, seed: int) -> Prediction:
-    """From independent Gaussian functions: the mean of the softmax by Monte Carlo, the same draws at every call."""
-    shape = likelihood.draws_shape(1, training=False)
-    draws = torch.randn(shape, generator=fork(seed, "prediction"), dtype=mean.dtype).to(mean.device)
-    return Prediction(mean, variance, likelihood.predictive(mean, variance, draws, {}).probs, likelihood.classes)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from frcl.baselines.common import Baseline, Saved, gaussian_prediction, plain_terms, sampled_prediction
+from frcl.baselines.common import Baseline, Saved, plain_terms, sampled_prediction
 from frcl.baselines.options import TrainingOptions
 from frcl.checks import check_like, expect
 from frcl.engine.program import Drawn, Program, Terms, exact_number
@@ -23,6 +23,7 @@ from frcl.learners.types import Prediction
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.heads import Rows, grown_head, head_rows, row_tensors, trained_heads, with_trained_heads
 from frcl.regularisers.protocol import PenaltyDraws, Step, draw_penalties, hooks
+from frcl.seeding import fork
 from frcl.trees import Params, Tree, copied
 
 
@@ -104,12 +105,10 @@ class Penalised(Baseline[TrainingOptions, Heads]):
     def _heads(self) -> list[Tensor]:
         """The head of every task, as it is now, the open one's included."""
         state, own = self._state, self._own
-        if own.head is None:
-            return [one.head for one in state.past if one.head is not None]
-        if self.options.shared_head:
+        if self.options.shared_head and own.head is not None:
             return [own.head[rows] for rows in self._head_rows()]
         past = with_trained_heads(state.past, own.heads)
-        return [*(one.head for one in past if one.head is not None), own.head]
+        return [head for head in (*(one.head for one in past), own.head) if head is not None]
 
     def _finish(self) -> Tensor:
         state, heads = self._state, copied(self._heads())
@@ -131,14 +130,18 @@ class Penalised(Baseline[TrainingOptions, Heads]):
             check_like(heads, tuple(block.shape), self.dtype, "the heads of past tasks")
 
     def _predict(self, task: int, x: Tensor, shared: Callable[[], Tensor]) -> Prediction:
-        """With a regulariser that is a posterior of the head (DLP) also the variance of the functions."""
-        state, Phi = self._state, shared()
-        mean, likelihood = Phi @ self._heads()[task].mT, self._likelihoods[task]
-        variances = [one.head_variance(task, Phi) for one in state.regularisers]
-        variance = next((found for found in variances if found is not None), None)
-        if variance is None:
-            return sampled_prediction(mean[None], likelihood)
-        return gaussian_prediction(mean, variance, likelihood, self.options.seed)
+        """With a regulariser that is a posterior of the head (DLP) also the variance of the functions.
+
+        Then the mean of the softmax is by Monte Carlo, with the same draws at every call.
+        """
+        Phi, likelihood = shared(), self._likelihoods[task]
+        mean, shape = Phi @ self._heads()[task].mT, likelihood.draws_shape(1, training=False)
+        for one in self._state.regularisers:
+            if (variance := one.head_variance(task, Phi)) is not None:
+                draws = torch.randn(shape, generator=fork(self.options.seed, "prediction"), dtype=mean.dtype)
+                probs = likelihood.predictive(mean, variance, draws.to(mean.device), {}).probs
+                return Prediction(mean, variance, probs, likelihood.classes)
+        return sampled_prediction(mean[None], likelihood)
 
     def _deployed(self, task: int | None) -> tuple[Deployed, Tensor]:
         with self._lock, torch.no_grad():

@@ -124,7 +124,7 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
         """From the knowledge base; for a task in its progress phase, from the active column."""
         own, past = self._own, self._state.past
         if task == len(past) and not own.compressing:
-            return self._point(task, x, self._active_functions)
+            return self._point(task, x, lambda rows: self._columns.logits_after(self._known(), own.active, rows))
         head = past[task].head if task < len(past) else own.head
         assert head is not None
         return sampled_prediction((shared() @ head.mT)[None], self._likelihoods[task])
@@ -133,9 +133,6 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
         with self._lock, torch.no_grad():
             heads = [one.head for one in self._state.past if one.head is not None]
             return heads_module(self, heads, task), example_of(self)
-
-    def _active_functions(self, x: Tensor) -> Tensor:
-        return self._columns.logits_after(self._known(), self._own.active, x)
 
     def _check(self, saved: Saved, tasks: Sequence[Likelihood], K: int) -> None:
         own, now = saved.own, saved.current

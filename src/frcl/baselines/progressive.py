@@ -131,9 +131,8 @@ class Columns:
 
     def split(self, own: Params) -> tuple[Params, Params]:
         """What an optimiser moves of a column, and the rest: what the network holds fixed."""
-        fixed = {name for name, p in self.net.named_parameters() if not p.requires_grad}
-        moving = {name: value for name, value in own.items() if name not in fixed}
-        return moving, {name: value for name, value in own.items() if name in fixed}
+        fixed = {name: own[name] for name, given in self.net.named_parameters() if not given.requires_grad}
+        return {name: value for name, value in own.items() if name not in fixed}, fixed
 
     def check_fits(self, stored: Params, earlier: int) -> None:
         """Refuse the column of another architecture, or one with another number of columns before it."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from frcl.baselines.common import Baseline, Saved, sampled_prediction
 from frcl.baselines.options import SFSVIOptions, VCLOptions
 from frcl.checks import check_like, check_weights, expect
+from frcl.engine.program import Streams
 from frcl.features import is_stackable, trained_parts
 from frcl.learners.types import Prediction
 from frcl.likelihoods import Likelihood
@@ -80,6 +81,11 @@ class MeanFieldMethod(Baseline[O, Own]):
         shared = trained_parts(self.net)
         std = {name: self._own.log_std[name] for name in shared}
         return MeanField({**shared, HEAD: head.mean}, {**std, HEAD: head.log_std})
+
+    def _noise(self, like: Params, steps: int, streams: Streams) -> Params:
+        """The noise of the networks that some steps draw from q, [steps, samples, ...]."""
+        noise = standard_noise(like, steps * self.options.samples, streams["likelihood"])
+        return {name: value.unflatten(0, (steps, self.options.samples)) for name, value in noise.items()}
 
     def _drawn(self, q: MeanField, task: int, x: Tensor) -> Prediction:
         """The mean over networks drawn from q."""

@@ -6,7 +6,7 @@ What holds θ in variational continual learning (Nguyen et al., 2018): one task'
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -25,10 +25,9 @@ class MeanField(NamedTuple):
     mean: Params
     log_std: Params
 
-    def at(self, names: Iterable[str]) -> MeanField:
+    def at(self, names: Sequence[str]) -> MeanField:
         """The same tensors, of these names only."""
-        chosen = list(names)
-        return MeanField({n: self.mean[n] for n in chosen}, {n: self.log_std[n] for n in chosen})
+        return MeanField(*({name: part[name] for name in names} for part in self))
 
 
 def isotropic(like: Mapping[str, Tensor], std: float) -> MeanField:
@@ -79,8 +78,7 @@ def k_centres(x: Tensor, count: int, first: int = 0) -> Tensor:
     Euclidean distance; `count` different indices. Leaves no row more than twice as far from a centre as the best choice
     of centres would (Gonzalez, 1985).
     """
-    rows = x.reshape(len(x), -1)
-    rows = rows if rows.is_floating_point() else rows.double()
+    rows = (x if x.is_floating_point() else x.double()).reshape(len(x), -1)
     distance = rows.new_full((len(rows),), math.inf)  # squared, to the nearest centre; negative for centres
     chosen = [torch.tensor(first, device=x.device)]
     while len(chosen) < count:

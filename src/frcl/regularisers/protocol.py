@@ -338,10 +338,9 @@ def of_tasks(tree: Tree, index: Tensor | None) -> Tree:
     """The entries of some tasks; a single one is not copied where its number can be read on the host."""
     if index is None:
         return tree
-    if len(index) == 1 and index.device.type == "cpu" and not inside_a_transform():
-        number = int(index)
-        return tree_map(lambda part: part[number : number + 1], tree)
-    return tree_map(lambda part: part[index], tree)
+    alone = len(index) == 1 and index.device.type == "cpu" and not inside_a_transform()
+    at = slice(int(index), int(index) + 1) if alone else index
+    return tree_map(lambda part: part[at], tree)
 
 
 class Unmoved(NamedTuple):

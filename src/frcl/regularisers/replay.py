@@ -82,13 +82,11 @@ class Replay(Regulariser):
             raise DataError("past_tasks_per_step with replay is for tasks with classes and whole buffers; leave it out")
         pack: Callable[[Sequence[Tensor]], Any] = stacked_points if sampled else tuple
         return Constants(
-            x=pack([task.features.inputs(x) for x in self.kept_inputs()]),
-            y=pack(self.y),
-            block=make_block(task.past),
+            x=pack([task.features.inputs(x) for x in self.kept_inputs()]), y=pack(self.y), block=make_block(task.past),
             tasks=tuple((one.likelihood, one.likelihood_params) for one in task.past),
             sizes=self.y[0].new_tensor(self.sizes, dtype=torch.float64),
             counts=self.y[0].new_tensor([len(y) for y in self.y], dtype=torch.int64),
-        )
+        )  # fmt: skip
 
     def draw(self, steps: int, past_tasks: int, generator: torch.Generator) -> Replayed:
         """Which rows of each buffer a step uses, where not all of them, and by what they are changed."""

@@ -289,10 +289,9 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
 
     def _saved(self) -> Saved:
         state, optimiser = self._state, self._state.optimiser
-        adam = None if optimiser is None else optimiser.state()
         return Saved(
-            **saved_parts(self), options=asdict(self.options), past=state.past, current=state.current, adam=adam,
-            own=state.own,
+            **saved_parts(self), options=asdict(self.options), past=state.past, current=state.current,
+            adam=None if optimiser is None else optimiser.state(), own=state.own,
         )  # fmt: skip
 
     @property

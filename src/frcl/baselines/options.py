@@ -21,7 +21,7 @@ class TrainingOptions(OptimiserOptions):
 
     shares_weights: ClassVar[bool] = True  # whether the network's weights are trained as they are
     is_one_network: ClassVar[bool] = True  # without further columns
-    past_tasks_per_step = cast("int | None", None)  # at most so many past tasks are regularised per step; None: all
+    past_tasks_per_step = cast("int | None", None)  # at most this many are regularised per step; None: all
     shared_head = False  # whether labels that tasks have in common are one row of one head
 
     task_inference: FromHeads = option(

@@ -35,14 +35,11 @@ class Coreset(NamedTuple):
 
 @dataclass
 class Posterior(Gaussians):
-    """q, the coresets, and the prior of the open task.
-
-    `left_out` are the rows of the open task's data that form its coreset.
-    """
+    """q, the coresets, and the prior of the open task."""
 
     coresets: list[Coreset] = field(default_factory=list)
     prior: MeanField | None = None
-    left_out: Tensor | None = None
+    left_out: Tensor | None = None  # the rows of the open task's data that form its coreset
 
 
 class VCL(MeanFieldMethod[VCLOptions, Posterior]):

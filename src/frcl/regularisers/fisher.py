@@ -12,6 +12,7 @@ from torch.func import grad, jacrev
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.jacobians import per_example
 from frcl.regularisers.protocol import Task
+from frcl.selection import random_start
 from frcl.trees import Params, detached
 
 FisherMode = Literal["exact", "sampled", "empirical"]
@@ -58,11 +59,6 @@ def diagonal_fisher(
     return {name: value / len(x) for name, value in total.items()}
 
 
-def some_rows(count: int, examples: int, generator: torch.Generator, device: torch.device) -> Tensor:
-    """At most `examples` of `count` rows, drawn without replacement."""
-    return torch.randperm(count, generator=generator, device=generator.device)[:examples].to(device)
-
-
 def task_information(
     task: Task, x: Tensor, y: Tensor, generator: torch.Generator, mode: FisherMode = "exact", examples: int = 2000,
     only: Sequence[str] | None = None,
@@ -71,7 +67,7 @@ def task_information(
 
     `only` names the shared weights to consider; None: all that are trained.
     """
-    rows = some_rows(len(x), examples, generator, x.device)
+    rows = random_start(len(x), min(len(x), examples), generator).to(x.device)
     assert task.head is not None
     wanted = {name: value for name, value in task.theta.items() if only is None or name in only}
     fixed = {**task.fixed, **detached(task.theta)}

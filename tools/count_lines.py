@@ -94,8 +94,8 @@ LATER = {
         baselines/options:SharedHeadOptions
         baselines/options:EROptions baselines/options:DERppOptions baselines/options:AGEMOptions
         baselines/options:GDumbOptions baselines/shared_head baselines/sfsvi baselines/sampled
-        baselines/options:TrainingOptions.one_head baselines/options:FROMPOptions
-        baselines/options:SFSVIOptions baselines/penalised:Penalised._head_rows
+        baselines/options:FROMPOptions baselines/options:SFSVIOptions
+        baselines/penalised:Penalised._head_rows
         regularisers/memorable_past regularisers/function_space regularisers/jacobians regularisers/heads:head_rows
         regularisers/heads:one_head regularisers/heads:grown_head regularisers/heads:Rows
         regularisers/heads:row_tensors""",

@@ -124,8 +124,6 @@ def read_archive(raw: bytes, where: str) -> dict[Key, Array]:
             for member in _safe(archive.infolist(), where):
                 name = member.filename
                 match = DRAWING.fullmatch(name)
-                if not name.endswith(".png"):
-                    continue
                 if match is None:
                     raise DataError(f"{where}: {name!r} is not named like Omniglot's drawings, {LAYOUT}")
                 key = match["alphabet"], int(match["character"]), int(match["drawer"])
@@ -142,7 +140,7 @@ def read_archive(raw: bytes, where: str) -> dict[Key, Array]:
 
 
 def _safe(members: list[zipfile.ZipInfo], where: str) -> list[zipfile.ZipInfo]:
-    """The members; bombs, links and names outside of the archive's folder, which Omniglot lacks, are refused."""
+    """The .png members; bombs, links and names outside of the archive's folder, which Omniglot lacks, are refused."""
     if len(members) > MEMBERS:
         raise DataError(f"{where} is refused: it has {len(members)} members, more than {MEMBERS}")
     if sum(member.file_size for member in members) > LARGEST_TOTAL:
@@ -156,7 +154,7 @@ def _safe(members: list[zipfile.ZipInfo], where: str) -> list[zipfile.ZipInfo]:
         if link or name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0] or "\x00" in name:
             what = "is a link" if link else "leaves the archive's folder"
             raise DataError(f"{where} is refused: its member {name!r} {what}. Get the original archive.")
-    return members
+    return [member for member in members if member.filename.endswith(".png")]
 
 
 def decode_bits(content: bytes, where: str) -> Array:

@@ -183,9 +183,8 @@ def user_cache() -> Path:
 
 def data_folders(data: Path | None) -> tuple[Path, ...]:
     """The folders to look in, in order: `data`, FRCL_DATA, the user's cache folder."""
-    named = os.environ.get(FRCL_DATA)
-    folders = (data, Path(named) if named else None, user_cache())
-    return tuple(dict.fromkeys(folder for folder in folders if folder is not None))
+    folders = (data, os.environ.get(FRCL_DATA), user_cache())
+    return tuple(dict.fromkeys(Path(folder) for folder in folders if folder))
 
 
 def unpacked(raw: bytes, where: str) -> bytes:
@@ -246,19 +245,18 @@ class DataSet:
         found = {file: file.find(data) for file in self.files}
         missing = [file for file, one in found.items() if not one.verified]
         problems = [problem for one in found.values() for problem in one.problems]
-        while missing:
-            folder = missing[0].writable_folder(data)
+        for number, file in enumerate(missing):
+            folder = file.writable_folder(data)
             if folder is not None:
-                found[missing[0]] = missing[0].download(folder, on_progress=on_progress)
-            if folder is None or not found[missing[0]].verified:
-                last = found[missing[0]].problems if folder else ["none of these folders can be written to"]
+                found[file] = file.download(folder, on_progress=on_progress)
+            if not found[file].verified:
+                last = found[file].problems if folder else ["none of these folders can be written to"]
                 raise DataError(
-                    f"{', '.join(file.name for file in missing)} could not be found or downloaded. "
+                    f"{', '.join(one.name for one in missing[number:])} could not be found or downloaded. "
                     f"Looked in {', '.join(str(place) for place in data_folders(data))} and their folder {self.name}. "
-                    f"{'; '.join([*problems, *last])}. By hand: get the files from {' or '.join(missing[0].mirrors)}, "
+                    f"{'; '.join([*problems, *last])}. By hand: get the files from {' or '.join(file.mirrors)}, "
                     f"put them into a folder, and name it with --data or {FRCL_DATA}."
                 )
-            del missing[0]
         return {one.name: one.content for one in found.values() if one.content is not None}
 
     def status(self, data: Path | None = None) -> list[FileStatus]:

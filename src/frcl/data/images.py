@@ -46,10 +46,9 @@ def _stacked(files: Sequence[Path], size: Sequence[int] | None) -> NDArray[Any]:
         each.append(_read(file, size))
         if len(files) * each[0].nbytes > LARGEST:
             raise DataError(f"{len(files)} images like {file} take more than {LARGEST >> 30} GiB; say a smaller size")
-    height, width = each[0].shape[:2]
-    for file, pixels in zip(files, each, strict=True):
-        if pixels.shape[:2] != (height, width):
-            given = f"{pixels.shape[0]}×{pixels.shape[1]} pixels, {files[0].name} has {height}×{width}"
+        (height, width), (first_height, first_width) = each[-1].shape[:2], each[0].shape[:2]
+        if (height, width) != (first_height, first_width):
+            given = f"{height}×{width} pixels, {files[0].name} has {first_height}×{first_width}"
             raise DataError(f"{file} has {given}; say size = [height, width] in a .toml file to resize all of them")
     if all(pixels.ndim == 2 for pixels in each):
         return np.stack(each)[:, None]

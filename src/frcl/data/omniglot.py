@@ -42,11 +42,8 @@ class Alphabet:
         return Split(self.images[used].float(), self.first + self.characters[used])
 
     def augmented(self, used: Tensor, options: BenchmarkOptions, seed: int) -> Split:
-        """All versions of the chosen drawings; the versions of one drawing are adjacent.
-
-        The versions of a drawing depend on the seed alone, not on the other drawings in use, nor on the device (up to
-        rounding): the moves are drawn on the CPU for all drawings, and the images are made on the device.
-        """
+        """All versions of the chosen drawings; the versions of one drawing are adjacent."""
+        # they depend on the seed alone, up to rounding: moves are drawn on the CPU, for drawings not in use as well
         limits = {"rotation": options.rotation, "shift": options.shift}
         generator = fork(seed, f"omniglot/augment/{self.name}")
         moves = draw_moves(len(self.images), options.augment, **limits, generator=generator)
@@ -54,9 +51,7 @@ class Alphabet:
         return Split(x.flatten(0, 1), (self.first + self.characters[used]).repeat_interleave(options.augment))
 
 
-def chosen_alphabets(
-    drawings: Drawings, options: BenchmarkOptions, seed: int, device: Device = "cpu"
-) -> list[Alphabet]:
+def alphabets_of(drawings: Drawings, options: BenchmarkOptions, seed: int, device: Device = "cpu") -> list[Alphabet]:
     """The alphabets in the order that the seed gives, or in alphabetical order; labels number all their characters."""
     counts = np.bincount(drawings.alphabet) // DRAWERS
 
@@ -75,7 +70,7 @@ def chosen_alphabets(
 
 def omniglot_tasks(drawings: Drawings, options: BenchmarkOptions, seed: int, device: Device = "cpu") -> BuiltTasks:
     """One alphabet per task. Tasks are built, and their images augmented, on demand."""
-    alphabets = chosen_alphabets(drawings, options, seed, device)
+    alphabets = alphabets_of(drawings, options, seed, device)
     names = tuple(alphabet.name.replace("_", " ") for alphabet in alphabets)
 
     def build(number: int) -> Task:

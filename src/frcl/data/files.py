@@ -60,8 +60,6 @@ class FileStatus:
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of a data set."""
-
     name: str  # as it is distributed
     folder: str  # the data set, and the folder it lives in, below a data folder
     check: Check
@@ -192,8 +190,7 @@ def unpacked(raw: bytes, where: str) -> bytes:
     if not raw.startswith(GZIP):
         return raw
     try:
-        with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
-            content = file.read(LARGEST + 1)
+        content = gzip.GzipFile(fileobj=io.BytesIO(raw)).read(LARGEST + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{where} is damaged: {error}") from error
     if len(content) > LARGEST:
@@ -267,7 +264,6 @@ class DataSet:
 
 
 def _data_set(name: str, pack: Callable[[Mapping[str, bytes]], bytes] | None = None) -> DataSet:
-    """The data set of that name in files.toml."""
     known = KNOWN[name]
     folder = known.get("folder", name)
     files, compact = (
@@ -283,7 +279,6 @@ DATASETS = (MNIST, OMNIGLOT, CIFAR10, CIFAR100)
 
 
 def data_status(data: Path | None = None) -> list[FileStatus]:
-    """The state of every file of the data sets."""
     return [status for dataset in DATASETS for status in dataset.status(data)]
 
 

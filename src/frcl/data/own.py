@@ -131,7 +131,6 @@ def label_kind(y: Array, where: str) -> Literal["whole", "real", "names"]:
 def _split(
     task: str, suffix: str, x: Array, y: Array, shape: Sequence[int] | None, dtype: Any, names: Sequence[str] | None
 ) -> Split:
-    """x and y as tensors, checked."""
     where = f"{task}, {suffix[1:]} part" if suffix else task
     if x.dtype.kind not in "buif":
         raise DataError(f"{where}: x has type {x.dtype}; expected numbers")
@@ -141,8 +140,7 @@ def _split(
         raise DataError(f"{where}: {len(x)} inputs but {len(y)} labels")
     with np.errstate(over="ignore"):
         inputs = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
-    if x.dtype == np.uint8:
-        inputs = inputs / 255.0
+    inputs = inputs / 255.0 if x.dtype == np.uint8 else inputs
     if not bool(inputs.isfinite().all()):
         row = int((~inputs.flatten(1).isfinite().all(dim=1)).nonzero()[0])
         raise DataError(f"{where}: example {row} has NaN or infinite values; remove or replace them first")
@@ -210,16 +208,15 @@ def read_config(path: Path) -> dict[str, Any]:
     folder, names = path.parent / table.get("folder", ""), table.get("files")
     if names is None and "folder" not in table:
         raise OptionError(f"{path} must say where the tasks are: folder = ... or files = [...]")
-    if names is None:
-        return DEFAULTS | {"name": path.stem} | table | {"files": _files_in(folder)}
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+    if names is not None and not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
         raise OptionError(f"{path}: files must be a list of file names, not {names!r}")
-    for name in (name for name in names if not (folder / name).is_dir()):
+    for name in (name for name in names or () if not (folder / name).is_dir()):
         if Path(name).suffix.lower() not in READERS:
             raise DataError(f"{path}: {name!r} is neither an .npz nor a .csv file")
         if not (folder / name).is_file():
             raise DataError(f"{path} names {name!r}, but there is no file {folder / name}")
-    return DEFAULTS | {"name": path.stem} | table | {"files": [folder / name for name in names]}
+    files = _files_in(folder) if names is None else [folder / name for name in names]
+    return DEFAULTS | {"name": path.stem} | table | {"files": files}
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -255,10 +252,8 @@ def _from_file(path: Path, config: dict[str, Any]) -> tuple[str, Parts]:
 
 def as_array(given: Any, where: str) -> Array:
     """A tensor, a list or anything else that NumPy converts, as an array."""
-    if isinstance(given, Tensor):
-        given = given.detach().cpu().numpy()
     try:
-        array = np.asarray(given)
+        array = np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given)
     except ValueError as error:
         raise DataError(f"{where}: the rows have different lengths, or it is not an array: {error}") from error
     if array.dtype.kind == "O":
@@ -293,9 +288,8 @@ def read_csv(path: Path, label: str | None, task: str | None = None) -> dict[str
     first, wanted = rows[0][1], label or "label"
     if len(first) < 2:
         raise DataError(f"{path} has one column; expected inputs and a label, separated by commas")
-    for line, cells in rows:
-        if len(cells) != len(first):
-            raise DataError(f"{path}, line {line} has {len(cells)} cells; the first line has {len(first)}")
+    for line, cells in (row for row in rows if len(row[1]) != len(first)):
+        raise DataError(f"{path}, line {line} has {len(cells)} cells; the first line has {len(first)}")
     if label is not None and label not in first:
         hint = suggestion(label, [cell for cell in first if not _is_number(cell)])
         raise DataError(f"{path} has no column {label!r} for the labels in its first line{hint}")
@@ -304,12 +298,12 @@ def read_csv(path: Path, label: str | None, task: str | None = None) -> dict[str
     body = rows[has_header:]
     if not body:
         raise DataError(f"{path} has a line of column names, but no examples")
-    tasks: list[str] = []
+    tasks: dict[str, Array] = {}
     if task is not None:
         if not has_header or task not in first:
             raise DataError(f"{path} has no column {task!r} in its first line{suggestion(task, first)}")
         place = first.index(task)
-        tasks = [cells.pop(place) for _, cells in body]
+        tasks["task"] = np.array([cells.pop(place) for _, cells in body])
         column -= place < column
     labels = [cells.pop(column) for _, cells in body]
     if not has_header and len(labels) > 1 and not _is_number(labels[0]) and all(map(_is_number, labels[1:])):
@@ -318,11 +312,9 @@ def read_csv(path: Path, label: str | None, task: str | None = None) -> dict[str
     for (line, cells), own in zip(body, labels, strict=True):
         if not own:
             raise DataError(f"{path}, line {line}: the label is empty")
-        for cell in cells:
-            if not _is_number(cell):
-                raise DataError(f"{path}, line {line}: {cell!r} is not a number")
-    found = {"x": np.array([cells for _, cells in body]).astype(float), "y": np.array(labels)}
-    return found | ({"task": np.array(tasks)} if tasks else {})
+        for cell in (cell for cell in cells if not _is_number(cell)):
+            raise DataError(f"{path}, line {line}: {cell!r} is not a number")
+    return {"x": np.array([cells for _, cells in body]).astype(float), "y": np.array(labels), **tasks}
 
 
 def _is_number(text: str) -> bool:

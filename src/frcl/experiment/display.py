@@ -62,8 +62,7 @@ class Live(Observer):
 
     def begin(self, config: Config, names: list[str]) -> None:
         self._config, self._names = config, names
-        total = len(config.seeds) * len(names) * config.learner.steps
-        self._bar = self._progress.add_task("", total=total, terms="")
+        self._bar = self._progress.add_task("", total=len(config.seeds) * len(names) * config.learner.steps, terms="")
         self._progress.start()
 
     def step(self, seed: int, task: int, log: StepLog) -> None:
@@ -132,10 +131,7 @@ class Several(Observer):
 
 
 def accuracy_table(result: Result) -> Table:
-    """The accuracy matrix, mean over seeds: a row for each task learned, a column for each task tested.
-
-    With many tasks, a row for each task: just after it was learned, and at the end.
-    """
+    """The accuracy matrix, mean over seeds; of many tasks its diagonal, just after learning each, and its last row."""
     names, mean, seeds = result.tasks, 100 * result.accuracy.mean(0), len(result.seeds)
     if len(names) > WIDE:
         table = Table("task", title=f"Accuracy (mean of {seeds} seeds, %)")

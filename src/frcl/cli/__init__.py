@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +25,7 @@ from frcl.data.registry import BENCHMARKS
 from frcl.distributed import ProcessError, Processes, data_parallel
 from frcl.errors import FrclError, OptionError
 from frcl.experiment import runner
-from frcl.experiment.config import Config, parts_of, to_toml
+from frcl.experiment.config import parts_of, resolve, to_toml
 from frcl.experiment.display import Live, Plain, Several, TensorBoard
 from frcl.experiment.keeper import Interrupted, Observer
 from frcl.experiment.results import Result
@@ -43,12 +44,7 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-app = typer.Typer(
-    help="Continual learning that remembers functions: FRCL, its benchmarks and its reports.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 Board = Annotated[bool, Option("--tensorboard", help="Write TensorBoard events into the run folder.")]
 OneMethod = Annotated[str | None, Argument(help="A method whose options to list.", autocompletion=methods)]
@@ -85,30 +81,24 @@ def run(
     in --method frcl,ewc, it learns with one after another and compares them.
     """
     with data_parallel() as group:
-        configs = flags.configs(benchmark, method)
-        folders = [
-            _run_folder(config) if flags.out is None else flags.out / (config.method if len(configs) > 1 else "")
-            for config in configs
-        ]
-        pairs = list(zip(configs, folders, strict=True))
+        known, names = flags.chosen(benchmark, method)
+        pairs = []
+        for config in [resolve(known, *flags.layers(name, names)) for name in names]:
+            free = f"{Path(known).stem}-{config.method}{'-hidden' if config.hidden_boundaries else ''}"
+            below = config.method if len(names) > 1 else ""
+            pairs.append((config, free_folder(free) if flags.out is None else flags.out / below))
         for config, folder in pairs if flags.dry_run and group.is_first else ():
             typer.echo(to_toml(config), nl=False)
             runner.check_free(folder, overwrite=overwrite)
             runner.check(config)
         if flags.dry_run:
             return
-        found = [
-            _learn(
-                partial(runner.run, config, folder, overwrite=overwrite),
-                folder,
-                tensorboard,
-                flags.quiet,
-                flags.as_json,
-            )
-            for config, folder in pairs
-        ]
+        found = []
+        for config, folder in pairs:
+            learn = partial(runner.run, config, folder, overwrite=overwrite)
+            found.append((folder, _learn(learn, folder, tensorboard, flags.quiet, flags.as_json)))
         if len(found) > 1 and group.is_first and not (flags.quiet or flags.as_json):
-            show_comparison([Run.of(folder, result) for folder, result in zip(folders, found, strict=True)])
+            show_comparison([Run.of(*one) for one in found])
 
 
 @app.command()
@@ -197,11 +187,6 @@ def run_app(app: typer.Typer, name: str) -> None:
         sys.exit(STOPPED)
 
 
-def _run_folder(config: Config) -> Path:
-    """runs/BENCHMARK-METHOD, or the next free name like it."""
-    return free_folder(f"{Path(config.benchmark).stem}-{config.method}{'-hidden' if config.hidden_boundaries else ''}")
-
-
 def _learn(learn: Callable[..., Result], folder: Path, tensorboard: bool, quiet: bool, as_json: bool) -> Result:
     """Carry out a run, and report; the first Ctrl-C asks it to stop at the next step, the second stops it at once.
 
@@ -234,23 +219,15 @@ def _carried_out(
         if group.size == 1:  # torchrun passes a Ctrl-C on to processes that had it already
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    handled = (signal.SIGINT,) if group.size == 1 else (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, ask) for number in handled}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
     def write(result: Result) -> None:
-        restore()
-        observer.close()
+        learning.close()
         if group.is_first:
             runs = [Run.of(folder, result)]
             write_report(runs, folder / "report.html", figures=folder / "figures")
             write_tables(runs, folder / "tables")
 
-    try:
+    with ExitStack() as learning:
+        learning.callback(observer.close)
+        for number in (signal.SIGINT,) if group.size == 1 else (signal.SIGINT, signal.SIGTERM):
+            learning.callback(signal.signal, number, signal.signal(number, ask))
         return learn(observer, stop=asked.is_set, after=write)
-    finally:
-        observer.close()
-        restore()

@@ -23,9 +23,7 @@ from frcl.files import alone_in
 METHOD = "The method to tune; see `frcl list`."
 TRY = "Values to try instead of the method's own, as in curvature=[0.3,1.0]; repeatable."
 EXTEND = "How often a grid whose smallest or largest value wins is extended beyond it; 0: never."
-_measures = completed(lambda: list(BY))
 ENGINE = "grid: every combination, or --trials of them; ray: Ray Tune, Optuna chooses and ASHA ends poor trials early."
-_engines = completed(lambda: ("grid", "ray"))
 
 
 @shares_flags
@@ -36,9 +34,9 @@ def tune(
     benchmark: Benchmark = None,
     trials: Annotated[int | None, Option(min=1, help="Only this many combinations, chosen by Optuna.")] = None,
     tries: Annotated[list[str] | None, Option("--try", help=TRY, autocompletion=keys)] = None,
-    by: Annotated[str, Option(help=f"What decides: {', '.join(BY)}.", autocompletion=_measures)] = "accuracy",
+    by: Annotated[str, Option(help=f"What decides: {', '.join(BY)}.", autocompletion=completed(BY))] = "accuracy",
     extend: Annotated[int, Option(min=0, help=EXTEND)] = EXTENSIONS,
-    engine: Annotated[str, Option(help=ENGINE, autocompletion=_engines)] = "grid",
+    engine: Annotated[str, Option(help=ENGINE, autocompletion=completed(("grid", "ray")))] = "grid",
 ) -> None:
     """Choose options among a grid on validation data of the first tasks; test data is never touched.
 

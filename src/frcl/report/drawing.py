@@ -21,7 +21,7 @@ from frcl.report.tables import Rows, Table
 WIDTH = 4.6  # inches; 10-point text stays readable on a phone
 LONGEST_NAME = 18
 PNG_DPI = 220
-HEAT_LEVELS = ORDERED = 9
+HEAT_LEVELS = 9
 SERIES = 8
 LOOK = tomllib.loads(Path(__file__).with_name("style.toml").read_text(encoding="utf-8"))
 LIGHT: dict[str, str] = LOOK["light"]  # colours by role
@@ -32,11 +32,6 @@ ROLES = {colour: role for role, colour in LIGHT.items()}
 def series(number: int) -> str:
     """The colour of the `number`-th series; colours repeat after `SERIES`."""
     return LIGHT[f"series-{number % SERIES}"]
-
-
-def in_order(number: int, of: int) -> str:
-    """The colour of the `number`-th of `of` ordered items."""
-    return LIGHT[f"order-{round(number * (ORDERED - 1) / max(of - 1, 1))}"]
 
 
 def heat(share: float) -> tuple[str, str]:
@@ -93,12 +88,10 @@ def name_in_figure(name: str, longest: int = LONGEST_NAME) -> str:
     return f" {short}" if short.startswith("_") else short
 
 
-def save(drawing: Drawing, folder: Path) -> list[Path]:
+def save(drawing: Drawing, folder: Path) -> None:
     """Write the figure as `name.png` and `name.svg` on white."""
-    paths = [folder / f"{drawing.name}.{kind}" for kind in ("png", "svg")]
-    for path in paths:
-        write_atomically(path, _saved(drawing.figure, path.suffix[1:], "path", transparent=False))
-    return paths
+    for kind in ("png", "svg"):
+        write_atomically(folder / f"{drawing.name}.{kind}", _saved(drawing.figure, kind, "path", transparent=False))
 
 
 def _saved(figure: Figure, kind: str, text_as: str, *, transparent: bool) -> bytes:
@@ -112,8 +105,7 @@ def _saved(figure: Figure, kind: str, text_as: str, *, transparent: bool) -> byt
 def inline_svg(drawing: Drawing) -> str:
     """SVG for an HTML page: text as text, colours as CSS variables, unique ids, hidden from screen readers.
 
-    The description for screen readers belongs to the surrounding element. Only tags are rewritten, never the text
-    between them, which may come from anyone.
+    The element around it has their description. Only tags are rewritten, never text, which may come from anyone.
     """
     svg = _saved(drawing.figure, "svg", "none", transparent=True).decode()
     svg = svg[svg.index("<svg") :]

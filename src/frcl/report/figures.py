@@ -16,7 +16,7 @@ from PIL import Image
 
 from frcl.experiment.metrics import Floats, average_so_far, forgetting_by_task, spread
 from frcl.experiment.results import Score, StepCurves
-from frcl.report.drawing import LIGHT, SERIES, WIDTH, Drawing, blank, drawing, heat, in_order, name_in_figure, series
+from frcl.report.drawing import LIGHT, SERIES, WIDTH, Drawing, blank, drawing, heat, name_in_figure, series
 from frcl.report.numbers import SCORE_NAMES, duration, number, percent, plural
 from frcl.report.run import Run
 from frcl.report.tables import matrix_rows, matrix_table
@@ -49,9 +49,8 @@ def contact_sheets(run: Run) -> list[Contact]:
     """A sheet for each of the learner's tasks whose inducing inputs are images."""
     pairs = [(run.task(number), as_images(points)) for number, points in run.points.items()]
     found = [(task, images) for task, images in pairs if images is not None and len(images)]
-    low = min((float(images.min()) for _, images in found), default=0.0)
-    high = max((float(images.max()) for _, images in found), default=1.0)
-    low, high = min(low, 0.0), max(high, 1.0 if low >= 0.0 else low + 1e-12)
+    low = min([0.0, *(float(images.min()) for _, images in found)])
+    high = max([low + 1e-12 if low < 0.0 else 1.0, *(float(images.max()) for _, images in found)])
     sheets = []
     for task, images in found:
         shown, side = images[:MOST_IMAGES], images.shape[1]
@@ -87,12 +86,11 @@ def sheet(images: Floats) -> Floats:
 
 def to_rgba(sheet: Floats) -> NDArray[np.uint8]:
     """Grey images become black on a transparent, faintly tinted ground; colour images stay; NaN is transparent."""
-    clear = np.isnan(sheet if sheet.ndim == 2 else sheet[..., 0])
-    colour, cover = np.where(clear[..., None], 0.0, sheet.reshape(*clear.shape, -1)), np.ones(clear.shape)
     if sheet.ndim == 2:
-        colour, cover = np.zeros((*sheet.shape, 3)), TINT + (1 - TINT) * sheet
-    shown = np.concatenate([colour, np.where(clear, 0.0, cover)[..., None]], axis=-1)
-    return np.asarray(np.rint(255 * shown), dtype=np.uint8)
+        shown = np.stack([*np.zeros((3, *sheet.shape)), TINT + (1 - TINT) * sheet], axis=-1)
+    else:
+        shown = np.concatenate([sheet, 1.0 - np.isnan(sheet[..., :1])], axis=-1)
+    return np.asarray(np.rint(255 * np.nan_to_num(shown)), dtype=np.uint8)
 
 
 def points_figure(run: Run) -> Drawing | str:
@@ -116,6 +114,7 @@ MARKERS = ("o", "s", "D", "^", "v", "P", "X", "p")
 NAMED_TICKS = NUMBERS_IN_CELLS = 10  # with more tasks than this the axes count them, and cells have no numbers
 MOST_NAMED = 12  # in a description
 MOST_POINTS = 1200  # of a line over steps
+ORDERED = 9  # colours
 TERMS = {"loss": "loss", "log_likelihood": "−log-likelihood", "kl_now": "KL now", "kl_past": "KL past"}
 
 
@@ -168,7 +167,8 @@ def curves_figure(run: Run) -> Drawing:
         look: dict[str, Any] = {"color": series(task), "label": name_in_figure(name), "marker": MARKERS[task % SERIES]}
         if not few:
             label, marker = {0: ("first task", None), tasks - 1: ("last task", ".")}.get(task, ("", None))
-            look = {"color": in_order(task, tasks), "label": label, "marker": marker, "linewidth": 1}
+            colour = LIGHT[f"order-{round(task * (ORDERED - 1) / (tasks - 1))}"]
+            look = {"color": colour, "label": label, "marker": marker, "linewidth": 1}
         line_with_band(axes, np.arange(task, tasks), mean, std if few else None, score, **look)
     average, std = spread(average_so_far(R))
     look = {"color": LIGHT["ink"], "label": "average so far", "linewidth": 2.4, "linestyle": (0, (3, 1.4))}

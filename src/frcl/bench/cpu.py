@@ -270,13 +270,11 @@ def ten_seeds(size: Sizes) -> Pair:
     """Whole runs of Split-Digits, all seeds as one program, against one after another."""
 
     def run(together: int, steps: int = size.run_steps) -> object:
-        layer = {
-            "seeds": list(range(size.seeds)),
-            "learner": {"steps": steps, "search_steps": size.run_proposals},
-            "run": {"seeds_together": together, "threads": size.threads},
-        }
+        learner = {"steps": steps, "search_steps": size.run_proposals}
+        options = {"seeds_together": together, "threads": size.threads}
+        config = resolve("split-digits", {"seeds": list(range(size.seeds)), "learner": learner, "run": options})
         with tempfile.TemporaryDirectory() as folder:
-            return runner.run(resolve("split-digits", layer), Path(folder) / "run", Observer())
+            return runner.run(config, Path(folder) / "run", Observer())
 
     run(size.seeds, 1)  # loads the data and the libraries
     how = f"Split-Digits, {size.seeds} seeds, {size.run_steps} steps per task"

@@ -22,7 +22,7 @@ from frcl.cli.stream import stream
 from frcl.cli.sweep import sweep
 from frcl.cli.tune import tune
 from frcl.data.registry import BENCHMARKS
-from frcl.distributed import ProcessError, Processes, data_parallel
+from frcl.distributed import ProcessError, data_parallel
 from frcl.errors import FrclError, OptionError
 from frcl.experiment import runner
 from frcl.experiment.config import parts_of, resolve, to_toml
@@ -192,9 +192,30 @@ def _learn(learn: Callable[..., Result], folder: Path, tensorboard: bool, quiet:
 
     Of several processes the first alone prints and writes; all of them stop after the same step.
     """
-    with data_parallel() as group:
+    with data_parallel() as group, ExitStack() as learning:
+        silent = quiet or as_json or not group.is_first
+        observer: Observer = Observer() if silent else Live(out) if out.is_terminal else Plain(out)
+        if tensorboard and group.is_first:
+            observer = Several(observer, TensorBoard(folder / "tensorboard"))
+        asked = threading.Event()
+
+        def ask(*_: object) -> None:
+            asked.set()
+            if group.size == 1:  # torchrun passes a Ctrl-C on to processes that had it already
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+
+        def write(result: Result) -> None:
+            learning.close()
+            if group.is_first:
+                runs = [Run.of(folder, result)]
+                write_report(runs, folder / "report.html", figures=folder / "figures")
+                write_tables(runs, folder / "tables")
+
+        learning.callback(observer.close)
+        for number in (signal.SIGINT,) if group.size == 1 else (signal.SIGINT, signal.SIGTERM):
+            learning.callback(signal.signal, number, signal.signal(number, ask))
         try:
-            result = _carried_out(learn, folder, tensorboard, quiet or as_json, group)
+            result = learn(observer, stop=asked.is_set, after=write)
         except (Interrupted, ProcessError) as error:
             if group.is_first:
                 raise
@@ -204,30 +225,3 @@ def _learn(learn: Callable[..., Result], folder: Path, tensorboard: bool, quiet:
     elif not quiet and group.is_first:
         say_result(result, folder / "report.html")
     return result
-
-
-def _carried_out(
-    learn: Callable[..., Result], folder: Path, tensorboard: bool, silent: bool, group: Processes
-) -> Result:
-    observer: Observer = Observer() if silent or not group.is_first else Live(out) if out.is_terminal else Plain(out)
-    if tensorboard and group.is_first:
-        observer = Several(observer, TensorBoard(folder / "tensorboard"))
-    asked = threading.Event()
-
-    def ask(*_: object) -> None:
-        asked.set()
-        if group.size == 1:  # torchrun passes a Ctrl-C on to processes that had it already
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def write(result: Result) -> None:
-        learning.close()
-        if group.is_first:
-            runs = [Run.of(folder, result)]
-            write_report(runs, folder / "report.html", figures=folder / "figures")
-            write_tables(runs, folder / "tables")
-
-    with ExitStack() as learning:
-        learning.callback(observer.close)
-        for number in (signal.SIGINT,) if group.size == 1 else (signal.SIGINT, signal.SIGTERM):
-            learning.callback(signal.signal, number, signal.signal(number, ask))
-        return learn(observer, stop=asked.is_set, after=write)

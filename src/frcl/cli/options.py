@@ -1,7 +1,5 @@
 """The options that `frcl run`, `tune` and `sweep` share, what a shell completes them to, and what they resolve to."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, is_dataclass

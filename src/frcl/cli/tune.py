@@ -46,7 +46,14 @@ def tune(
         raise OptionError(f"--engine {engine} is unknown; choose grid or ray")
     tell: Callable[[str], None] = (lambda _: None) if flags.as_json or flags.quiet else say
     if place.resume is None:
-        search = _search(flags, method, benchmark, trials, tries or [], by, extend)
+        if method is None or benchmark is None:
+            raise OptionError("frcl tune wants a method and a benchmark, as in: frcl tune ewc split-digits")
+        name, methods = flags.chosen(benchmark, method)
+        if len(methods) > 1:
+            raise OptionError(f"one method is tuned at a time; got {method!r}")
+        layer = reduce(over, flags.layers(method, methods))
+        del layer["method"]
+        search = Search(method, name, layer, own_grid(tries or [], method) or grid_of(method), by, trials, extend)
         if flags.dry_run:
             config = search.config({name: values[0] for name, values in search.grid.items()})
             typer.echo(to_toml(config), nl=False)
@@ -90,16 +97,3 @@ def edge_wins(name: str, edge: float, value: float) -> str:
     """What is said where a grid is extended."""
     which = "largest" if value > edge else "smallest"
     return f"{name}={edge} is the {which} value and the best: trying {value} too"
-
-
-def _search(
-    flags: Flags, method: str | None, benchmark: str | None, trials: int | None, tries: list[str], by: str, extend: int
-) -> Search:
-    if method is None or benchmark is None:
-        raise OptionError("frcl tune wants a method and a benchmark, as in: frcl tune ewc split-digits")
-    name, methods = flags.chosen(benchmark, method)
-    if len(methods) > 1:
-        raise OptionError(f"one method is tuned at a time; got {method!r}")
-    layer = reduce(over, flags.layers(method, methods))
-    del layer["method"]
-    return Search(method, name, layer, own_grid(tries, method) or grid_of(method), by, trials, extend)

@@ -70,8 +70,7 @@ def style() -> Iterator[None]:
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(LOOK["settings"])
-        matplotlib.rcParams.update({name: LIGHT[role] for name, role in LOOK["colours"].items()})
+        matplotlib.rcParams.update(LOOK["settings"] | {name: LIGHT[role] for name, role in LOOK["colours"].items()})
         yield
 
 
@@ -88,10 +87,12 @@ def name_in_figure(name: str, longest: int = LONGEST_NAME) -> str:
     return f" {short}" if short.startswith("_") else short
 
 
-def save(drawing: Drawing, folder: Path) -> None:
+def save(drawing: Drawing, folder: Path) -> list[Path]:
     """Write the figure as `name.png` and `name.svg` on white."""
-    for kind in ("png", "svg"):
-        write_atomically(folder / f"{drawing.name}.{kind}", _saved(drawing.figure, kind, "path", transparent=False))
+    paths = [folder / f"{drawing.name}.{kind}" for kind in ("png", "svg")]
+    for path in paths:
+        write_atomically(path, _saved(drawing.figure, path.suffix[1:], "path", transparent=False))
+    return paths
 
 
 def _saved(figure: Figure, kind: str, text_as: str, *, transparent: bool) -> bytes:

@@ -167,8 +167,8 @@ def curves_figure(run: Run) -> Drawing:
         look: dict[str, Any] = {"color": series(task), "label": name_in_figure(name), "marker": MARKERS[task % SERIES]}
         if not few:
             label, marker = {0: ("first task", None), tasks - 1: ("last task", ".")}.get(task, ("", None))
-            colour = LIGHT[f"order-{round(task * (ORDERED - 1) / (tasks - 1))}"]
-            look = {"color": colour, "label": label, "marker": marker, "linewidth": 1}
+            role = f"order-{round(task * (ORDERED - 1) / (tasks - 1))}"
+            look = {"color": LIGHT[role], "label": label, "marker": marker, "linewidth": 1}
         line_with_band(axes, np.arange(task, tasks), mean, std if few else None, score, **look)
     average, std = spread(average_so_far(R))
     look = {"color": LIGHT["ink"], "label": "average so far", "linewidth": 2.4, "linestyle": (0, (3, 1.4))}
@@ -350,11 +350,10 @@ def _nats_axis(axes: Axes, values: Floats) -> None:
     """Logarithmic if every value is positive."""
     finite = values[np.isfinite(values)]
     if len(finite) and (finite > 0).all():
-        decades = np.log10(finite.max() / finite.min())
+        locator = ticker.LogLocator(subs=(1.0, 2.0, 5.0) if np.log10(finite.max() / finite.min()) < 2.5 else (1.0,))
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0) if decades < 2.5 else (1.0,)))
+        axes.yaxis.set(major_locator=locator, minor_locator=ticker.NullLocator())
         axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_locator(ticker.NullLocator())
     axes.set_ylabel("nats")
 
 

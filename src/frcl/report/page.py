@@ -90,11 +90,9 @@ def _memory_tables(result: Result) -> list[Table]:
     memory = result.memory_bytes or Memory(0)
     tasks = [(task, size(count), f"{count:,}") for task, count in zip(result.tasks, memory.per_task, strict=False)]
     kinds = [(kind, KINDS.get(kind, ""), size(count), f"{count:,}") for kind, count in memory.parts.items()]
-    tables = (
-        Table("memory", "Memory kept for each task", ("Task", "Kept", "Bytes"), tasks),
-        Table("kinds", "Memory kept by kind, after the last task", ("Kind", "What", "Kept", "Bytes"), kinds),
-    )
-    return [table for table in tables if table.rows]
+    by_task = Table("memory", "Memory kept for each task", ("Task", "Kept", "Bytes"), tasks)
+    by_kind = Table("kinds", "Memory kept by kind, after the last task", ("Kind", "What", "Kept", "Bytes"), kinds)
+    return [table for table in (by_task, by_kind) if table.rows]
 
 
 def _when(started: str) -> str:

@@ -1,7 +1,5 @@
 """Run folders, read and compared: one row for each run, and paired differences over the seeds that two runs share."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter
@@ -9,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +31,7 @@ class Run:
     points: dict[int, NDArray[Any]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, folder: Path, result: Result) -> Run:
+    def of(cls, folder: Path, result: Result) -> Self:
         """The run in a folder whose result is already known; reads the inducing inputs alone."""
         return cls(folder, result, read_points(folder / "points.npz"))
 

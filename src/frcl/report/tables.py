@@ -1,7 +1,5 @@
 """Tables of runs, written as Markdown, CSV and LaTeX."""
 
-from __future__ import annotations
-
 import csv
 import html
 import io
@@ -9,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from frcl.errors import DataError
 from frcl.experiment.metrics import Interval, spread
@@ -32,7 +30,7 @@ class Table:
     rows: Rows
     data: Sequence[tuple[Any, ...]] = ()
 
-    def without(self, *columns: str) -> Table:
+    def without(self, *columns: str) -> Self:
         kept = [place for place, column in enumerate(self.columns) if column not in columns]
         head, *rows = (tuple(row[place] for place in kept) for row in (self.columns, *self.rows))
         return replace(self, columns=head, rows=rows)

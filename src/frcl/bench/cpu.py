@@ -110,11 +110,9 @@ def past_kl(size: Sizes) -> Pair:
     def with_gradient(value: Callable[[], Tensor]) -> Timed:
         return partial(clocked, lambda: torch.autograd.grad(value(), moved))
 
-    return (
-        with_gradient(lambda: prior_kl(moved, terms).sum()),
-        with_gradient(lambda: direct_past_kl(moved, beliefs, factors)),
-        f"{size.past} tasks × {size.points} points, {K} features, {C} classes",
-    )
+    ours = with_gradient(lambda: prior_kl(moved, terms).sum())
+    direct = with_gradient(lambda: direct_past_kl(moved, beliefs, factors))
+    return ours, direct, f"{size.past} tasks × {size.points} points, {K} features, {C} classes"
 
 
 def frcl_step(size: Sizes, **options: Any) -> Pair:

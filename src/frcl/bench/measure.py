@@ -23,10 +23,7 @@ Timed = Callable[[], float]  # does its work once and returns the seconds per un
 
 @dataclass(frozen=True)
 class Goal:
-    """A measure and its limit: seconds, or a ratio of times.
-
-    A ratio is ours/other, at most `bound`; with `at_least` it is the speed-up other/ours, of at least `bound`.
-    """
+    """Seconds or a ratio ours/other, of at most `bound`; with `at_least` the speed-up other/ours, of at least that."""
 
     name: str
     what: str

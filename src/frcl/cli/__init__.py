@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from typer import Argument, Option
 
+from frcl import __version__
 from frcl.cli.bench import bench
 from frcl.cli.check import check
 from frcl.cli.compare import Paths, compare, show_comparison
@@ -21,6 +23,7 @@ from frcl.cli.options import Benchmark, Flags, Json, MethodNames, Quiet, free_fo
 from frcl.cli.stream import stream
 from frcl.cli.sweep import sweep
 from frcl.cli.tune import tune
+from frcl.data.files import data_status, fetch
 from frcl.data.registry import BENCHMARKS
 from frcl.distributed import ProcessError, data_parallel
 from frcl.errors import FrclError, OptionError
@@ -38,8 +41,6 @@ FAILED, USAGE, STOPPED = 1, 2, 130
 
 def _version(asked: bool) -> None:
     if asked:
-        from frcl import __version__
-
         typer.echo(f"frcl {__version__}")
         raise typer.Exit
 
@@ -57,10 +58,10 @@ def top(
     """Continual learning that remembers functions: FRCL, its benchmarks and its reports."""
 
 
-def _settings(method: str = "frcl") -> str:
+def _settings() -> str:
     """Every option that --set takes, part by part, for the end of a help text; one line each."""
-    lines = [f"Options for --set (those of [learner] are of method {method}; `frcl list METHOD` shows another's):"]
-    for part, options in parts_of(method).items():
+    lines = ["Options for --set (those of [learner] are of method frcl; `frcl list METHOD` shows another's):"]
+    for part, options in parts_of("frcl").items():
         lines.append(f"[{part}]")
         lines += [f"  {name}={value}  {doc}" for name, _, value, doc in described(options) if name != "seed"]
     return "\b\n" + "\n".join(lines)
@@ -144,10 +145,6 @@ def data_files(
     data: Annotated[Path | None, Option(help="Folder to look in first, and to download to.")] = None,
 ) -> None:
     """Show which data files are at hand and verified; with a name, download what is missing."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-
-    from frcl.data.files import data_status, fetch
-
     if name is not None:
         with Progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), console=err) as bars:
             bar = cache(partial(bars.add_task, total=None))

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from frcl.distributed import is_follower
@@ -52,8 +53,6 @@ def show_table(rows: Iterable[Iterable[object]], *headings: str, right: bool = F
 @contextmanager
 def bar(what: str, total: int | None = None, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
     """A progress bar on a terminal, and the function that counts one more; it may name what comes next."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, disable=quiet or not err.is_terminal) as bars:
         task = bars.add_task(what, total=total)

@@ -20,7 +20,6 @@ from frcl.experiment.tune import BY, EXTENSIONS, Search, Trial, grid_of, own_gri
 from frcl.experiment.tune import tune as search_in
 from frcl.files import alone_in
 
-METHOD = "The method to tune; see `frcl list`."
 TRY = "Values to try instead of the method's own, as in curvature=[0.3,1.0]; repeatable."
 EXTEND = "How often a grid whose smallest or largest value wins is extended beyond it; 0: never."
 ENGINE = "grid: every combination, or --trials of them; ray: Ray Tune, Optuna chooses and ASHA ends poor trials early."
@@ -30,7 +29,7 @@ ENGINE = "grid: every combination, or --trials of them; ray: Ray Tune, Optuna ch
 def tune(
     flags: Flags,
     place: Place,
-    method: Annotated[str | None, Argument(help=METHOD, autocompletion=methods)] = None,
+    method: Annotated[str | None, Argument(help="The method to tune; see `frcl list`.", autocompletion=methods)] = None,
     benchmark: Benchmark = None,
     trials: Annotated[int | None, Option(min=1, help="Only this many combinations, chosen by Optuna.")] = None,
     tries: Annotated[list[str] | None, Option("--try", help=TRY, autocompletion=keys)] = None,
@@ -46,14 +45,7 @@ def tune(
         raise OptionError(f"--engine {engine} is unknown; choose grid or ray")
     tell: Callable[[str], None] = (lambda _: None) if flags.as_json or flags.quiet else say
     if place.resume is None:
-        if method is None or benchmark is None:
-            raise OptionError("frcl tune wants a method and a benchmark, as in: frcl tune ewc split-digits")
-        name, methods = flags.chosen(benchmark, method)
-        if len(methods) > 1:
-            raise OptionError(f"one method is tuned at a time; got {method!r}")
-        layer = reduce(over, flags.layers(method, methods))
-        del layer["method"]
-        search = Search(method, name, layer, own_grid(tries or [], method) or grid_of(method), by, trials, extend)
+        search = _search(flags, method, benchmark, trials, tries or [], by, extend)
         if flags.dry_run:
             config = search.config({name: values[0] for name, values in search.grid.items()})
             typer.echo(to_toml(config), nl=False)
@@ -97,3 +89,16 @@ def edge_wins(name: str, edge: float, value: float) -> str:
     """What is said where a grid is extended."""
     which = "largest" if value > edge else "smallest"
     return f"{name}={edge} is the {which} value and the best: trying {value} too"
+
+
+def _search(
+    flags: Flags, method: str | None, benchmark: str | None, trials: int | None, tries: list[str], by: str, extend: int
+) -> Search:
+    if method is None or benchmark is None:
+        raise OptionError("frcl tune wants a method and a benchmark, as in: frcl tune ewc split-digits")
+    name, methods = flags.chosen(benchmark, method)
+    if len(methods) > 1:
+        raise OptionError(f"one method is tuned at a time; got {method!r}")
+    layer = reduce(over, flags.layers(method, methods))
+    del layer["method"]
+    return Search(method, name, layer, own_grid(tries, method) or grid_of(method), by, trials, extend)

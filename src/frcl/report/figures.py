@@ -90,7 +90,7 @@ def to_rgba(sheet: Floats) -> NDArray[np.uint8]:
         shown = np.stack([*np.zeros((3, *sheet.shape)), TINT + (1 - TINT) * sheet], axis=-1)
     else:
         shown = np.concatenate([sheet, 1.0 - np.isnan(sheet[..., :1])], axis=-1)
-    return np.asarray(np.rint(255 * np.nan_to_num(shown)), dtype=np.uint8)
+    return np.asarray(np.rint(255 * np.where(np.isnan(shown), 0.0, shown)), dtype=np.uint8)
 
 
 def points_figure(run: Run) -> Drawing | str:

@@ -47,14 +47,13 @@ def _version(asked: bool) -> None:
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
+Version = Annotated[bool, Option("--version", is_eager=True, callback=_version, help="Print the version.")]
 Board = Annotated[bool, Option("--tensorboard", help="Write TensorBoard events into the run folder.")]
 OneMethod = Annotated[str | None, Argument(help="A method whose options to list.", autocompletion=methods)]
 
 
 @app.callback()
-def top(
-    version: Annotated[bool, Option("--version", is_eager=True, callback=_version, help="Print the version.")] = False,
-) -> None:
+def top(version: Version = False) -> None:
     """Continual learning that remembers functions: FRCL, its benchmarks and its reports."""
 
 

@@ -83,10 +83,14 @@ class Flags:
     quiet: Quiet = False
     as_json: Json = False
 
-    @property
-    def layer(self) -> dict[str, Any]:
-        """The flags as a layer for `resolve`."""
-        return given(
+    def layers(self, method: str, among: Sequence[str], settings: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """Config file, flags and settings as layers for one of several methods.
+
+        What it has no option for is left out with a note: flags always, the others where another of the methods has it.
+        """
+        file = {} if self.config is None else read_toml(self.config)
+        read = {name: value for name, value in file.items() if name not in ("benchmark", "method")}
+        flags = given(
             seeds=None if self.seeds is None else _seeds(self.seeds),
             device=self.device,
             scenario=self.scenario,
@@ -95,17 +99,9 @@ class Flags:
             stream=given(tasks=self.tasks),
             learner=given(points=self.points, steps=self.steps, selection=self.selection, inference=self.inference),
         )
-
-    def layers(self, method: str, among: Sequence[str], settings: Sequence[str] | None = None) -> list[dict[str, Any]]:
-        """Config file, flags and settings as layers for one of several methods.
-
-        What it has no option for is left out with a note: flags always, the others where another of the methods has it.
-        """
-        file = {} if self.config is None else read_toml(self.config)
-        read = {name: value for name, value in file.items() if name not in ("benchmark", "method")}
         chosen = (setting_for(text, method, among) for text in (self.settings or [] if settings is None else settings))
         found, skipped = [], list[str]()
-        for layer, known in ((read, among), (self.layer, list(METHODS)), *((one, among) for one in chosen)):
+        for layer, known in ((read, among), (flags, list(METHODS)), *((one, among) for one in chosen)):
             if "method" in layer:
                 raise OptionError("method is the name of a method, given by --method, not by --set")
             names = foreign(layer, method, known)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from frcl.experiment.metrics import Floats, average_so_far, forgetting_by_task, spread
-from frcl.experiment.results import Score, StepCurves
+from frcl.experiment.results import Score
 from frcl.report.drawing import LIGHT, SERIES, WIDTH, Drawing, blank, drawing, heat, name_in_figure, series
 from frcl.report.numbers import SCORE_NAMES, duration, number, percent, plural
 from frcl.report.run import Run
@@ -329,17 +329,22 @@ def terms_figure(run: Run) -> Drawing | str:
     terms = {name: (-1 if name == "log_likelihood" else 1) * getattr(steps, name) for name in TERMS}
     terms = {name: values for name, values in terms.items() if np.isfinite(values).any() and np.nanmax(abs(values)) > 0}
     panels = [panel for kl in (False, True) if (panel := [name for name in terms if name.startswith("kl") == kl])]
+    position, task = steps.position, np.array(steps.task)
+    edges = [*np.flatnonzero(np.diff(task, prepend=task[0] - 1)), len(task) - 1]
     figure, axes = blank(2.5 if len(panels) == 1 else 4.0, rows=len(panels), sharex=True)
     for panel, place in zip(panels, axes, strict=True):
         for name in panel:
             colour, dash = series(list(TERMS).index(name)), "-" if name in ("loss", "kl_now") else (0, (4, 1.2))
-            place.plot(steps.position, terms[name], color=colour, linewidth=1.2, label=TERMS[name], linestyle=dash)
+            place.plot(position, terms[name], color=colour, linewidth=1.2, label=TERMS[name], linestyle=dash)
         _nats_axis(place, np.concatenate([terms[name] for name in panel]))
-        _shade_tasks(place, steps)
+        for start, end in list(pairwise(edges))[1::2]:  # a faint band behind every second task
+            place.axvspan(position[start], position[end], color=LIGHT["line"], alpha=0.45, linewidth=0)
+        place.set_xlim(position[0], max(position[-1], position[0] + 1))
+        place.grid(visible=False, axis="x")
         place.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
     axes[-1].set_xlabel("step, all tasks in a row")
     last = {task: place for place, task in enumerate(steps.task)}  # the last logged step of each task
-    rows = [(run.task(task), *(number(values[at], 4) for values in terms.values())) for task, at in last.items()]
+    rows = [(run.task(one), *(number(values[at], 4) for values in terms.values())) for one, at in last.items()]
     names = [TERMS[name] for name in terms]
     ends = ", ".join(f"{name} {value}" for name, value in zip(names, rows[-1][1:], strict=True))
     every, logged = f", every {steps.every} steps" if steps.every > 1 else "", plural(len(steps.step), "logged step")
@@ -355,13 +360,3 @@ def _nats_axis(axes: Axes, values: Floats) -> None:
         axes.yaxis.set(major_locator=locator, minor_locator=ticker.NullLocator())
         axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_ylabel("nats")
-
-
-def _shade_tasks(axes: Axes, steps: StepCurves) -> None:
-    """A faint band behind every second task."""
-    position, task = steps.position, np.array(steps.task)
-    edges = [*np.flatnonzero(np.diff(task, prepend=task[0] - 1)), len(task) - 1]
-    for start, end in list(pairwise(edges))[1::2]:
-        axes.axvspan(position[start], position[end], color=LIGHT["line"], alpha=0.45, linewidth=0)
-    axes.set_xlim(position[0], max(position[-1], position[0] + 1))
-    axes.grid(visible=False, axis="x")

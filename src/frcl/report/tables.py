@@ -16,6 +16,8 @@ from frcl.report.numbers import BY_KEY, MEANINGS, duration, interval, mean_and_s
 from frcl.report.run import COMPARED, ComparisonRow, PairedDifference, Run, comparison_rows
 
 Rows = Sequence[tuple[str, ...]]
+SCORES = ("Accuracy %", "No task %", "Forgetting pp")
+REST = ("NLL nats", "ECE %", "Kept", "Time")
 PARTS = ("mean", "std", "low", "high")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a formula begins in a spreadsheet
 
@@ -69,8 +71,7 @@ def results_table(comparison: Sequence[ComparisonRow]) -> Table:
         data.append((row.label, row.benchmark, row.method, row.seeds, *values, row.memory_bytes, row.seconds))
     parts = [f"{key}_{part}" for key in COMPARED for part in PARTS]
     head = ("run", "benchmark", "method", "seeds", *parts, "memory_bytes", "seconds")
-    scores = ("Accuracy %", "No task %", "Forgetting pp", "NLL nats", "ECE %")
-    columns = ("Run", "Benchmark", "Seeds", *scores, "Kept", "Time")
+    columns = ("Run", "Benchmark", "Seeds", *SCORES, *REST)
     return Table("results", "Results: mean ± standard deviation over seeds", columns, rows, (head, *data))
 
 

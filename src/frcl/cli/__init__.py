@@ -34,7 +34,7 @@ from frcl.experiment.keeper import Interrupted, Observer
 from frcl.experiment.results import Result
 from frcl.methods import METHODS, default_options
 from frcl.options import described
-from frcl.report import Run, find_runs, write_report, write_tables
+from frcl.report import find_runs, read_run, write_report, write_tables
 
 FAILED, USAGE, STOPPED = 1, 2, 130
 
@@ -98,7 +98,7 @@ def run(
             learn = partial(runner.run, config, folder, overwrite=overwrite)
             found.append((folder, _learn(learn, folder, tensorboard, flags.quiet, flags.as_json)))
         if len(found) > 1 and group.is_first and not (flags.quiet or flags.as_json):
-            show_comparison([Run.of(*one) for one in found])
+            show_comparison([read_run(*one) for one in found])
 
 
 @app.command()
@@ -203,7 +203,7 @@ def _learn(learn: Callable[..., Result], folder: Path, tensorboard: bool, quiet:
         def write(result: Result) -> None:
             learning.close()
             if group.is_first:
-                runs = [Run.of(folder, result)]
+                runs = [read_run(folder, result)]
                 write_report(runs, folder / "report.html", figures=folder / "figures")
                 write_tables(runs, folder / "tables")
 

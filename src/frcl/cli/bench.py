@@ -1,7 +1,5 @@
 """`frcl bench`: measures, prints a table, writes a JSON file."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
@@ -82,7 +80,7 @@ def bench(
     return None
 
 
-def _on_cpu(only: list[str] | None, quick: bool, repeat: int | None, threads: int, beside: bool) -> list[Measurement]:
+def _on_cpu(only: list[str] | None, quick: bool, repeat: int | None, threads: int, beside: bool) -> "list[Measurement]":
     from frcl.bench import cpu, peers
 
     cases = {case.goal.name: case for case in (peers.CASES if beside else cpu.CASES)}
@@ -94,7 +92,7 @@ def _on_cpu(only: list[str] | None, quick: bool, repeat: int | None, threads: in
 
 def _on_cuda(
     device: str, only: list[str] | None, omniglot: bool, repeat: int, data: Path | None
-) -> tuple[list[Measurement], int]:
+) -> "tuple[list[Measurement], int]":
     """The measurements, and the CPU threads of the runs."""
     from frcl.bench import cuda
     from frcl.experiment.environment import check_device

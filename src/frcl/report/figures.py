@@ -200,8 +200,7 @@ def line_with_band(axes: Axes, x: Any, mean: Floats, std: Floats | None, score: 
 
 def accuracy_axis(axes: Axes, lowest: float, label: str) -> None:
     """Percent on the y axis, from a round number under the lowest value to 100."""
-    bottom = math.floor(20 * (lowest - 0.01)) / 20
-    bottom = max(bottom, 0.0) if lowest >= 0 else bottom
+    bottom = max(math.floor(20 * (lowest - 0.01)) / 20, 0.0 if lowest >= 0 else -math.inf)
     axes.set(ylim=(bottom, 1 + 0.02 * (1 - bottom)), ylabel=label)
     axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{100 * value:g}%"))
 

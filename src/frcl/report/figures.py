@@ -114,7 +114,7 @@ MARKERS = ("o", "s", "D", "^", "v", "P", "X", "p")
 NAMED_TICKS = NUMBERS_IN_CELLS = 10  # with more tasks than this the axes count them, and cells have no numbers
 MOST_NAMED = 12  # in a description
 MOST_POINTS = 1200  # of a line over steps
-ORDERED = 9  # colours
+ORDERED = 9  # colours for tasks in order
 TERMS = {"loss": "loss", "log_likelihood": "−log-likelihood", "kl_now": "KL now", "kl_past": "KL past"}
 
 

@@ -110,58 +110,57 @@ def past_kl(size: Sizes) -> Pair:
     def with_gradient(value: Callable[[], Tensor]) -> Timed:
         return partial(clocked, lambda: torch.autograd.grad(value(), moved))
 
-    return (
-        with_gradient(lambda: prior_kl(moved, terms).sum()),
-        with_gradient(lambda: direct_past_kl(moved, beliefs, factors)),
-        f"{size.past} tasks × {size.points} points, {K} features, {C} classes",
-    )
+    ours = with_gradient(lambda: prior_kl(moved, terms).sum())
+    direct = with_gradient(lambda: direct_past_kl(moved, beliefs, factors))
+    return ours, direct, f"{size.past} tasks × {size.points} points, {K} features, {C} classes"
 
 
 def frcl_step(size: Sizes, **options: Any) -> Pair:
     """A training step with one of the past tasks, against a plain step."""
-    return timed_steps(size, size.past, **options), plain_steps(size), size.step()
+    x, y = size.data()
+    ours = timed_steps(size, learner_of(size, size.past, x, y, **options), x, y)
+    return ours, plain_steps(size, size.plain_model(), x, y), size.step()
 
 
-def plain_steps(size: Sizes) -> Timed:
-    """Seconds per step on the cross-entropy."""
-    plain = plain_training(size.plain_model(), *size.data(), size.batch, 1e-3, fork(0, "batches"))
+def plain_steps(size: Sizes, model: nn.Module, x: Tensor, y: Tensor) -> Timed:
+    """Seconds per step of a network on the cross-entropy."""
+    plain = plain_training(model, x, y, size.batch, 1e-3, fork(0, "batches"))
     return partial(clocked, lambda: [plain() for _ in range(size.steps)], size.steps)
 
 
 def baseline_step(size: Sizes, method: str) -> Pair:
     """A training step of another method with one past task and its default options, against a plain step."""
     x, y = size.data()
-    learner = baseline(size, method, x, y, past=1)
-    steps = endless_steps(learner, x, y)
-    ours = partial(clocked, lambda: deque(islice(steps, size.steps), maxlen=0), size.steps)
-    return ours, plain_steps(size), f"{size.names()}, {method} with its default options, 1 past task"
+    ours = timed_steps(size, baseline(size, method, x, y, past=1), x, y)
+    how = f"{size.names()}, {method} with its default options, 1 past task"
+    return ours, plain_steps(size, size.plain_model(), x, y), how
 
 
 def baseline(size: Sizes, method: str, x: Tensor, y: Tensor, past: int, **options: Any) -> Learner:
     """A learner of a method with `past` tasks behind it, each trained for two steps."""
-    steps = {"batch_size": size.batch, "steps": 2, **options}
+    steps, few = {"batch_size": size.batch, "steps": 2, **options}, max(FEW, size.points)
     learner = make_learner(size.network(), changed(default_options(method), steps), seed=0, method=method)
     for _ in range(past):
-        learner.fit(x[:FEW], y[:FEW])
+        learner.fit(x[:few], y[:few])
     return learner
 
 
 def flat(size: Sizes, **options: Any) -> Pair:
     """The same step with many past tasks, against few."""
+    x, y = size.data()
+    many, few = (learner_of(size, past, x, y, **options) for past in (size.many_past, size.few_past))
     how = f"{size.names()}, 1 past task × {size.points} points per step, of {size.many_past} or of {size.few_past}"
-    return timed_steps(size, size.many_past, **options), timed_steps(size, size.few_past, **options), how
+    return timed_steps(size, many, x, y), timed_steps(size, few, x, y), how
 
 
 def replay_flat(size: Sizes) -> Pair:
     """A step of replay with one of many buffers, against one of few."""
     x, y = size.data()
 
-    def side(past: int) -> Timed:
-        steps = endless_steps(baseline(size, "replay", x, y, past, past_tasks_per_step=1), x, y)
-        return partial(clocked, lambda: deque(islice(steps, size.steps), maxlen=0), size.steps)
-
+    past = (size.many_past, size.few_past)
+    many, few = (baseline(size, "replay", x, y, count, past_tasks_per_step=1) for count in past)
     how = f"{size.names()}, 1 buffer per step, of {size.many_past} or of {size.few_past}"
-    return side(size.many_past), side(size.few_past), how
+    return timed_steps(size, many, x, y), timed_steps(size, few, x, y), how
 
 
 def wide_step(size: Sizes) -> Pair:
@@ -172,33 +171,25 @@ def wide_step(size: Sizes) -> Pair:
         FrozenFront(nn.Identity()), points=size.points, batch_size=size.batch, u_noise=NOISE, steps=2, search_steps=2
     )
     learner.fit(features, y)
-    steps = endless_steps(learner, features, y)
     head = nn.utils.skip_init(nn.Linear, size.wide, size.wide_classes)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
-    plain = plain_training(head, features, y, size.batch, 1e-3, fork(0, "batches"))
-    ours = partial(clocked, lambda: deque(islice(steps, size.steps), maxlen=0), size.steps)
-    other = partial(clocked, lambda: [plain() for _ in range(size.steps)], size.steps)
+    ours, other = timed_steps(size, learner, features, y), plain_steps(size, head, features, y)
     sizes = f"{size.wide} features, {size.wide_classes} classes, batch {size.batch}"
     return ours, other, f"{sizes}, 1 past task × {size.points} points"
 
 
-def timed_steps(size: Sizes, past: int, **options: Any) -> Timed:
-    """Seconds per step of FRCL with `past` tasks behind it, as its engine takes the steps."""
-    x, y = size.data()
-    steps = endless_steps(learner_of(size, past, x, y, **options), x, y)
+def timed_steps(size: Sizes, learner: Learner, x: Tensor, y: Tensor) -> Timed:
+    """Seconds per step of the next task, as the engine takes the steps."""
+    steps = endless_steps(learner, x, y)
     return partial(clocked, lambda: deque(islice(steps, size.steps), maxlen=0), size.steps)
 
 
 def learner_of(size: Sizes, past: int, x: Tensor, y: Tensor, **options: Any) -> FRCL:
-    """A learner with `past` tasks behind it, each trained for two steps."""
-    few = max(FEW, size.points)
-    learner = FRCL(
-        size.network(), points=size.points, batch_size=size.batch, u_noise=NOISE, past_tasks_per_step=1,
-        steps=2, search_steps=2, fisher_examples=FEW_FISHER, **options,
-    )  # fmt: skip
-    for _ in range(past):
-        learner.fit(x[:few], y[:few])
+    """FRCL with `past` tasks behind it, each trained for two steps."""
+    few = {"past_tasks_per_step": 1, "search_steps": 2, "fisher_examples": FEW_FISHER, **options}
+    learner = baseline(size, "frcl", x, y, past, points=size.points, u_noise=NOISE, **few)
+    assert isinstance(learner, FRCL)
     return learner
 
 
@@ -277,13 +268,11 @@ def ten_seeds(size: Sizes) -> Pair:
     """Whole runs of Split-Digits, all seeds as one program, against one after another."""
 
     def run(together: int, steps: int = size.run_steps) -> object:
-        layer = {
-            "seeds": list(range(size.seeds)),
-            "learner": {"steps": steps, "search_steps": size.run_proposals},
-            "run": {"seeds_together": together, "threads": size.threads},
-        }
+        learner = {"steps": steps, "search_steps": size.run_proposals}
+        options = {"seeds_together": together, "threads": size.threads}
+        config = resolve("split-digits", {"seeds": list(range(size.seeds)), "learner": learner, "run": options})
         with tempfile.TemporaryDirectory() as folder:
-            return runner.run(resolve("split-digits", layer), Path(folder) / "run", Observer())
+            return runner.run(config, Path(folder) / "run", Observer())
 
     run(size.seeds, 1)  # loads the data and the libraries
     how = f"Split-Digits, {size.seeds} seeds, {size.run_steps} steps per task"
@@ -362,7 +351,7 @@ def profile_step(size: Sizes) -> Any:
     from torch.profiler import ProfilerActivity, profile
 
     with environment.threads(size.threads):
-        steps = timed_steps(size, size.past)
+        steps, *_ = frcl_step(size)
         steps()
         with profile(activities=[ProfilerActivity.CPU]) as recorded:
             steps()

@@ -12,7 +12,7 @@ from frcl.summary import FunctionBelief
 def covariance_factors(belief: FunctionBelief) -> Tensor:
     """Cholesky factors of cov(u_c), [C, M, M]: a constant of the task."""
     L = belief.factor.double()
-    factors: Tensor = torch.linalg.cholesky(L @ L.mT + belief.posterior_noise * _eye(belief.M))
+    factors: Tensor = torch.linalg.cholesky(L @ L.mT + belief.posterior_noise * torch.eye(belief.M, dtype=L.dtype))
     return factors
 
 
@@ -23,7 +23,7 @@ def direct_past_kl(Phi: Tensor, beliefs: Sequence[FunctionBelief], factors: Sequ
     """
     total = torch.zeros((), dtype=torch.float64)
     for Phi_z, belief, roots in zip(Phi.double(), beliefs, factors, strict=True):
-        chol_K = torch.linalg.cholesky(Phi_z @ Phi_z.mT + belief.u_noise * _eye(belief.M))
+        chol_K = torch.linalg.cholesky(Phi_z @ Phi_z.mT + belief.u_noise * torch.eye(belief.M, dtype=torch.float64))
         log_prior = 2 * chol_K.diagonal().log().sum()
         for mean, root in zip(belief.mean.double(), roots, strict=True):
             both = torch.cat([root, mean[:, None]], 1)
@@ -35,7 +35,7 @@ def direct_past_kl(Phi: Tensor, beliefs: Sequence[FunctionBelief], factors: Sequ
 def direct_trace(Phi: Tensor, index: Tensor, noise: float) -> Tensor:
     """tr(K_X − K_XZ K̃⁻¹ K_ZX) from the features of all N inputs, without an N×N matrix."""
     Phi_z = Phi[index]
-    chol_K = torch.linalg.cholesky(Phi_z @ Phi_z.mT + noise * _eye(len(index)))
+    chol_K = torch.linalg.cholesky(Phi_z @ Phi_z.mT + noise * torch.eye(len(index), dtype=torch.float64))
     explained: Tensor = torch.linalg.solve_triangular(chol_K, Phi_z @ Phi.mT, upper=False)  # [M, N]
     return Phi.square().sum() - explained.square().sum()
 
@@ -61,7 +61,3 @@ def plain_prediction(model: nn.Module, x: Tensor) -> Tensor:
     with torch.no_grad():
         outputs: Tensor = model(x)
         return outputs
-
-
-def _eye(n: int) -> Tensor:
-    return torch.eye(n, dtype=torch.float64)

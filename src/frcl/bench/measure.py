@@ -1,7 +1,5 @@
 """Measurements: the limit that each must meet, functions timed in turn, and results as JSON and as tables."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 
 from frcl.codec import Damaged, from_json, to_json
 from frcl.errors import OptionError
@@ -25,10 +23,7 @@ Timed = Callable[[], float]  # does its work once and returns the seconds per un
 
 @dataclass(frozen=True)
 class Goal:
-    """A measure and its limit: seconds, or a ratio of times.
-
-    A ratio is ours/other, at most `bound`; with `at_least` it is the speed-up other/ours, of at least `bound`.
-    """
+    """Seconds or a ratio ours/other, of at most `bound`; with `at_least` the speed-up other/ours, of at least that."""
 
     name: str
     what: str
@@ -36,7 +31,7 @@ class Goal:
     at_least: bool = False
     unit: str = "×"
 
-    def measured(self, seconds: dict[str, list[float]], how: str) -> Measurement:
+    def measured(self, seconds: dict[str, list[float]], how: str) -> "Measurement":
         """The measurement from the times of our side, and for a ratio those of the other, in pairs of neighbours."""
         values = seconds["ours"]
         if "other" in seconds:
@@ -95,10 +90,6 @@ class Results:
     measurements: list[Measurement]
     written: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
-    @property
-    def by_name(self) -> dict[str, Measurement]:
-        return {one.goal.name: one for one in self.measurements}
-
     def describe(self) -> str:
         """The environment in one line."""
         where = self.environment
@@ -126,9 +117,8 @@ def read_results(path: Path) -> Results:
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """A table whose first column and those without a heading are aligned left, the others right."""
-    made = Table(box=box.SIMPLE_HEAD)
-    for heading in headings:
-        made.add_column(heading, justify="right" if heading else "left")
+    columns = [Column(heading, justify="right" if heading else "left") for heading in headings]
+    made = Table(*columns, box=box.SIMPLE_HEAD)
     for row in rows:
         made.add_row(*row)
     return made
@@ -150,7 +140,8 @@ def results_table(measurements: Sequence[Measurement]) -> Table:
 
 def change_table(before: Results, after: Results) -> Table:
     """Medians of two results side by side; the change where both have measured it."""
-    rows, old, new = [], before.by_name, after.by_name
+    rows = []
+    old, new = ({one.goal.name: one for one in results.measurements} for results in (before, after))
     for name in dict.fromkeys((*old, *new)):
         sides = [one.get(name) for one in (old, new)]
         cells = ["not measured" if one is None else f"{number(one.median)} {one.goal.unit}" for one in sides]

@@ -8,17 +8,15 @@ reads its minibatches with its own data loader, and has one head for all labels.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from frcl.bench.cpu import FEW, Case, Pair, Sizes, baseline, endless_steps
-from frcl.bench.measure import Goal, clocked
+from frcl.bench.cpu import FEW, Case, Pair, Sizes, baseline, timed_steps
+from frcl.bench.measure import Goal
 from frcl.errors import OptionError
 
 MEMORY = 200  # examples kept of all tasks together, where a method has such a memory
@@ -88,8 +86,7 @@ def avalanche_steps(size: Sizes, method: str) -> Callable[[], float]:
 def beside_avalanche(size: Sizes, method: str) -> Pair:
     """A step of one of our methods, against a step of it in Avalanche."""
     x, y = size.data()
-    steps = endless_steps(baseline(size, method, x, y, past=1, **OPTIONS.get(method, {})), x, y)
-    ours = partial(clocked, lambda: deque(islice(steps, size.steps), maxlen=0), size.steps)
+    ours = timed_steps(size, baseline(size, method, x, y, past=1, **OPTIONS.get(method, {})), x, y)
     return ours, avalanche_steps(size, method), f"{size.names()}, 1 past task"
 
 

@@ -5,13 +5,16 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from typer import Argument, Option
 
+from frcl import __version__
 from frcl.cli.bench import bench
 from frcl.cli.check import check
 from frcl.cli.compare import Paths, compare, show_comparison
@@ -20,51 +23,46 @@ from frcl.cli.options import Benchmark, Flags, Json, MethodNames, Quiet, free_fo
 from frcl.cli.stream import stream
 from frcl.cli.sweep import sweep
 from frcl.cli.tune import tune
+from frcl.data.files import data_status, fetch
 from frcl.data.registry import BENCHMARKS
-from frcl.distributed import ProcessError, Processes, data_parallel
+from frcl.distributed import ProcessError, data_parallel
 from frcl.errors import FrclError, OptionError
 from frcl.experiment import runner
-from frcl.experiment.config import Config, parts_of, to_toml
+from frcl.experiment.config import parts_of, resolve, to_toml
 from frcl.experiment.display import Live, Plain, Several, TensorBoard
 from frcl.experiment.keeper import Interrupted, Observer
 from frcl.experiment.results import Result
 from frcl.methods import METHODS, default_options
 from frcl.options import described
-from frcl.report import Run, find_runs, write_report, write_tables
+from frcl.report import find_runs, read_run, write_report, write_tables
 
 FAILED, USAGE, STOPPED = 1, 2, 130
+DATA = "A data set or benchmark to make sure of, as mnist or split-cifar."
 
 
 def _version(asked: bool) -> None:
     if asked:
-        from frcl import __version__
-
         typer.echo(f"frcl {__version__}")
         raise typer.Exit
 
 
-app = typer.Typer(
-    help="Continual learning that remembers functions: FRCL, its benchmarks and its reports.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
+Version = Annotated[bool, Option("--version", is_eager=True, callback=_version, help="Print the version.")]
+Page = Annotated[Path, Option("--out", help="The HTML file to write.")]
 Board = Annotated[bool, Option("--tensorboard", help="Write TensorBoard events into the run folder.")]
 OneMethod = Annotated[str | None, Argument(help="A method whose options to list.", autocompletion=methods)]
 
 
 @app.callback()
-def top(
-    version: Annotated[bool, Option("--version", is_eager=True, callback=_version, help="Print the version.")] = False,
-) -> None:
+def top(version: Version = False) -> None:
     """Continual learning that remembers functions: FRCL, its benchmarks and its reports."""
 
 
-def _settings(method: str = "frcl") -> str:
+def _settings() -> str:
     """Every option that --set takes, part by part, for the end of a help text; one line each."""
-    lines = [f"Options for --set (those of [learner] are of method {method}; `frcl list METHOD` shows another's):"]
-    for part, options in parts_of(method).items():
+    lines = ["Options for --set (those of [learner] are of method frcl; `frcl list METHOD` shows another's):"]
+    for part, options in parts_of("frcl").items():
         lines.append(f"[{part}]")
         lines += [f"  {name}={value}  {doc}" for name, _, value, doc in described(options) if name != "seed"]
     return "\b\n" + "\n".join(lines)
@@ -85,30 +83,24 @@ def run(
     in --method frcl,ewc, it learns with one after another and compares them.
     """
     with data_parallel() as group:
-        configs = flags.configs(benchmark, method)
-        folders = [
-            _run_folder(config) if flags.out is None else flags.out / (config.method if len(configs) > 1 else "")
-            for config in configs
-        ]
-        pairs = list(zip(configs, folders, strict=True))
+        known, names = flags.chosen(benchmark, method)
+        pairs = []
+        for config in [resolve(known, *flags.layers(name, names)) for name in names]:
+            free = f"{Path(known).stem}-{config.method}{'-hidden' if config.hidden_boundaries else ''}"
+            below = config.method if len(names) > 1 else ""
+            pairs.append((config, free_folder(free) if flags.out is None else flags.out / below))
         for config, folder in pairs if flags.dry_run and group.is_first else ():
             typer.echo(to_toml(config), nl=False)
             runner.check_free(folder, overwrite=overwrite)
             runner.check(config)
         if flags.dry_run:
             return
-        found = [
-            _learn(
-                partial(runner.run, config, folder, overwrite=overwrite),
-                folder,
-                tensorboard,
-                flags.quiet,
-                flags.as_json,
-            )
-            for config, folder in pairs
-        ]
+        found = []
+        for config, folder in pairs:
+            learn = partial(runner.run, config, folder, overwrite=overwrite)
+            found.append((folder, _learn(learn, folder, tensorboard, flags.quiet, flags.as_json)))
         if len(found) > 1 and group.is_first and not (flags.quiet or flags.as_json):
-            show_comparison([Run.of(folder, result) for folder, result in zip(folders, found, strict=True)])
+            show_comparison([read_run(*one) for one in found])
 
 
 @app.command()
@@ -123,10 +115,7 @@ def resume(
 
 
 @app.command()
-def report(
-    paths: Paths,
-    out_file: Annotated[Path, Option("--out", help="The HTML file to write.")] = Path("report.html"),
-) -> None:
+def report(paths: Paths, out_file: Page = Path("report.html")) -> None:
     """Write one self-contained HTML page about a run, or comparing several; tables beside it."""
     runs = find_runs(paths)
     written = write_report(runs, out_file)
@@ -148,16 +137,10 @@ def list_names(method: OneMethod = None) -> None:
 
 @app.command("data")
 def data_files(
-    name: Annotated[
-        str | None, Argument(help="A data set or benchmark to make sure of, as mnist or split-cifar.")
-    ] = None,
+    name: Annotated[str | None, Argument(help=DATA)] = None,
     data: Annotated[Path | None, Option(help="Folder to look in first, and to download to.")] = None,
 ) -> None:
     """Show which data files are at hand and verified; with a name, download what is missing."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-
-    from frcl.data.files import data_status, fetch
-
     if name is not None:
         with Progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), console=err) as bars:
             bar = cache(partial(bars.add_task, total=None))
@@ -197,19 +180,35 @@ def run_app(app: typer.Typer, name: str) -> None:
         sys.exit(STOPPED)
 
 
-def _run_folder(config: Config) -> Path:
-    """runs/BENCHMARK-METHOD, or the next free name like it."""
-    return free_folder(f"{Path(config.benchmark).stem}-{config.method}{'-hidden' if config.hidden_boundaries else ''}")
-
-
 def _learn(learn: Callable[..., Result], folder: Path, tensorboard: bool, quiet: bool, as_json: bool) -> Result:
     """Carry out a run, and report; the first Ctrl-C asks it to stop at the next step, the second stops it at once.
 
     Of several processes the first alone prints and writes; all of them stop after the same step.
     """
-    with data_parallel() as group:
+    with data_parallel() as group, ExitStack() as learning:
+        silent = quiet or as_json or not group.is_first
+        observer: Observer = Observer() if silent else Live(out) if out.is_terminal else Plain(out)
+        if tensorboard and group.is_first:
+            observer = Several(observer, TensorBoard(folder / "tensorboard"))
+        asked = threading.Event()
+
+        def ask(*_: object) -> None:
+            asked.set()
+            if group.size == 1:  # torchrun passes a Ctrl-C on to processes that had it already
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+
+        def write(result: Result) -> None:
+            learning.close()
+            if group.is_first:
+                runs = [read_run(folder, result)]
+                write_report(runs, folder / "report.html", figures=folder / "figures")
+                write_tables(runs, folder / "tables")
+
+        learning.callback(observer.close)
+        for number in (signal.SIGINT,) if group.size == 1 else (signal.SIGINT, signal.SIGTERM):
+            learning.callback(signal.signal, number, signal.signal(number, ask))
         try:
-            result = _carried_out(learn, folder, tensorboard, quiet or as_json, group)
+            result = learn(observer, stop=asked.is_set, after=write)
         except (Interrupted, ProcessError) as error:
             if group.is_first:
                 raise
@@ -219,38 +218,3 @@ def _learn(learn: Callable[..., Result], folder: Path, tensorboard: bool, quiet:
     elif not quiet and group.is_first:
         say_result(result, folder / "report.html")
     return result
-
-
-def _carried_out(
-    learn: Callable[..., Result], folder: Path, tensorboard: bool, silent: bool, group: Processes
-) -> Result:
-    observer: Observer = Observer() if silent or not group.is_first else Live(out) if out.is_terminal else Plain(out)
-    if tensorboard and group.is_first:
-        observer = Several(observer, TensorBoard(folder / "tensorboard"))
-    asked = threading.Event()
-
-    def ask(*_: object) -> None:
-        asked.set()
-        if group.size == 1:  # torchrun passes a Ctrl-C on to processes that had it already
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    handled = (signal.SIGINT,) if group.size == 1 else (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, ask) for number in handled}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def write(result: Result) -> None:
-        restore()
-        observer.close()
-        if group.is_first:
-            runs = [Run.of(folder, result)]
-            write_report(runs, folder / "report.html", figures=folder / "figures")
-            write_tables(runs, folder / "tables")
-
-    try:
-        return learn(observer, stop=asked.is_set, after=write)
-    finally:
-        observer.close()
-        restore()

@@ -1,11 +1,9 @@
 """`frcl bench`: measures, prints a table, writes a JSON file."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Option
@@ -16,8 +14,6 @@ from frcl.registry import suggestion
 
 if TYPE_CHECKING:
     from frcl.bench.measure import Measurement
-
-T = TypeVar("T")
 
 DEVICE = "cpu: ratios of two functions timed in turn. cuda: whole runs of the paper, in seconds."
 ONLY = """Only this; may be repeated. cpu: past-kl, frcl-step, plus-step, METHOD-step, flat, plus-flat, replay-flat,
@@ -84,11 +80,11 @@ def bench(
     return None
 
 
-def _on_cpu(only: list[str] | None, quick: bool, repeat: int | None, threads: int, beside: bool) -> list[Measurement]:
+def _on_cpu(only: list[str] | None, quick: bool, repeat: int | None, threads: int, beside: bool) -> "list[Measurement]":
     from frcl.bench import cpu, peers
 
     cases = {case.goal.name: case for case in (peers.CASES if beside else cpu.CASES)}
-    chosen = [(case, case.count(repeat, quick)) for case in _chosen(cases, only)]
+    chosen = [(cases[name], cases[name].count(repeat, quick)) for name in _chosen(cases, only)]
     with bar("", sum(count for _, count in chosen)) as advance:
         size = cpu.Sizes(threads=threads)
         return [case.measure(size, count, partial(advance, case.goal.what)) for case, count in chosen]
@@ -96,7 +92,7 @@ def _on_cpu(only: list[str] | None, quick: bool, repeat: int | None, threads: in
 
 def _on_cuda(
     device: str, only: list[str] | None, omniglot: bool, repeat: int, data: Path | None
-) -> tuple[list[Measurement], int]:
+) -> "tuple[list[Measurement], int]":
     """The measurements, and the CPU threads of the runs."""
     from frcl.bench import cuda
     from frcl.experiment.environment import check_device
@@ -104,15 +100,16 @@ def _on_cuda(
     if check_device(device).type != "cuda":
         raise OptionError(f"--device is cpu or cuda, not {device!r}")
     goals = {goal.name: goal for goal in cuda.GOALS}
-    chosen = _chosen(goals, only or [name for name in goals if omniglot or name != "omniglot"])
+    names = _chosen(goals, only or [name for name in goals if omniglot or name != "omniglot"])
+    chosen = [goals[name] for name in names]
     configs = cuda.configurations(chosen, device, data)
     with bar("", repeat * len(configs)) as advance:
         found = cuda.measure_runs(chosen, configs, repeat, partial(advance, "whole runs"))
     return found, next(iter(configs.values())).run.threads
 
 
-def _chosen(known: Mapping[str, T], only: list[str] | None) -> list[T]:
+def _chosen(known: Collection[str], only: list[str] | None) -> list[str]:
     for name in only or ():
         if name not in known:
             raise OptionError(f"--only {name!r} is unknown{suggestion(name, known)}")
-    return [one for name, one in known.items() if not only or name in only]
+    return [name for name in known if not only or name in only]

@@ -12,11 +12,9 @@ from typer import Argument
 from frcl.cli.console import say, show_table
 from frcl.cli.options import Json
 from frcl.report import Run, comparison_rows, find_runs
-from frcl.report.tables import Table, paired_table, results_table
+from frcl.report.tables import REST, SCORES, Table, paired_table, results_table
 
 Paths = Annotated[list[Path], Argument(help="Run folders, or folders that contain some.")]
-SCORES = ("Accuracy %", "No task %", "Forgetting pp")
-REST = ("NLL nats", "ECE %", "Kept", "Time")
 
 
 def compare(paths: Paths, as_json: Json = False) -> None:

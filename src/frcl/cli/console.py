@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from frcl.distributed import is_follower
@@ -16,7 +17,6 @@ from frcl.experiment.results import Result
 
 out, err = Console(), Console(stderr=True)
 WIDEST = 10_000  # columns of a table in a pipe
-UNPRINTABLE = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def say(text: str) -> None:
@@ -32,7 +32,7 @@ def note(text: str) -> None:
 
 def safe(text: object) -> str:
     """Text for a terminal: names from files may hold escape sequences, or what no encoding has."""
-    return UNPRINTABLE.sub("?", str(text))
+    return re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", "?", str(text))
 
 
 def show_table(rows: Iterable[Iterable[object]], *headings: str, right: bool = False, **style: Any) -> None:
@@ -52,8 +52,6 @@ def show_table(rows: Iterable[Iterable[object]], *headings: str, right: bool = F
 @contextmanager
 def bar(what: str, total: int | None = None, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
     """A progress bar on a terminal, and the function that counts one more; it may name what comes next."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, disable=quiet or not err.is_terminal) as bars:
         task = bars.add_task(what, total=total)

@@ -31,14 +31,13 @@ JOBS = "Without Ray: how many jobs at a time, each in a process of its own."
 CPUS = "With Ray: CPUs for each job."
 GPUS = "With Ray: GPUs for each job, as 1 or 0.25; by default 1 on CUDA."
 RESUME = "Go on with what is in this folder; of the other options only those are needed that say where."
-_addresses = completed(lambda: ("none", "local", "auto"))
 
 
 @dataclass(frozen=True)
 class Place:
     """Options that say where jobs are carried out, and of which folder."""
 
-    address: Annotated[str, Option(help=ADDRESS, autocompletion=_addresses)] = "none"
+    address: Annotated[str, Option(help=ADDRESS, autocompletion=completed(("none", "local", "auto")))] = "none"
     jobs: Annotated[int, Option(min=1, help=JOBS)] = 1
     cpus: Annotated[float, Option(min=0.0, help=CPUS)] = 1.0
     gpus: Annotated[float | None, Option(min=0.0, help=GPUS)] = None

@@ -12,10 +12,7 @@ __all__ = ["Run", "comparison_rows", "find_runs", "read_points", "read_run", "wr
 
 
 def write_report(runs: Sequence[Run], out: Path, figures: Path | None = None) -> Path:
-    """Write the report of one run, or the comparison of several, as one file at `out`.
-
-    With `figures`, the figures drawn for it are also written to that folder, as PNG and SVG files.
-    """
+    """Write the report of one run, or the comparison of several, to `out`; its figures also to the folder `figures`."""
     if not runs:
         raise DataError("no run to report on; name at least one run folder")
     if not Path(out).parent.is_dir():
@@ -23,7 +20,7 @@ def write_report(runs: Sequence[Run], out: Path, figures: Path | None = None) ->
     from frcl.report import drawing, page  # here, since they load matplotlib
 
     with drawing.style():
-        html, drawings = page.render(runs)
+        html, drawings = page.run_page(runs[0]) if len(runs) == 1 else page.comparison_page(runs)
         write_atomically(Path(out), html.encode("utf-8", "replace"))
         if figures is not None:
             figures.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ from frcl.report.tables import Rows, Table
 WIDTH = 4.6  # inches; 10-point text stays readable on a phone
 LONGEST_NAME = 18
 PNG_DPI = 220
-HEAT_LEVELS = ORDERED = 9
+HEAT_LEVELS = 9
 SERIES = 8
 LOOK = tomllib.loads(Path(__file__).with_name("style.toml").read_text(encoding="utf-8"))
 LIGHT: dict[str, str] = LOOK["light"]  # colours by role
@@ -32,11 +32,6 @@ ROLES = {colour: role for role, colour in LIGHT.items()}
 def series(number: int) -> str:
     """The colour of the `number`-th series; colours repeat after `SERIES`."""
     return LIGHT[f"series-{number % SERIES}"]
-
-
-def in_order(number: int, of: int) -> str:
-    """The colour of the `number`-th of `of` ordered items."""
-    return LIGHT[f"order-{round(number * (ORDERED - 1) / max(of - 1, 1))}"]
 
 
 def heat(share: float) -> tuple[str, str]:
@@ -65,8 +60,7 @@ def drawing(
     columns = columns or tuple(given.pop("columns", ()))
     texts = {part: text.format_map(values) for part, text in given.items()}
     caption = texts.pop("table", "")
-    table = Table(key, caption, columns, rows) if caption else None
-    return Drawing(name or key, figure=figure, table=table, **texts)
+    return Drawing(name or key, figure=figure, table=Table(key, caption, columns, rows) if caption else None, **texts)
 
 
 @contextmanager
@@ -75,8 +69,7 @@ def style() -> Iterator[None]:
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(LOOK["settings"])
-        matplotlib.rcParams.update({name: LIGHT[role] for name, role in LOOK["colours"].items()})
+        matplotlib.rcParams.update(LOOK["settings"] | {name: LIGHT[role] for name, role in LOOK["colours"].items()})
         yield
 
 
@@ -112,13 +105,11 @@ def _saved(figure: Figure, kind: str, text_as: str, *, transparent: bool) -> byt
 def inline_svg(drawing: Drawing) -> str:
     """SVG for an HTML page: text as text, colours as CSS variables, unique ids, hidden from screen readers.
 
-    The description for screen readers belongs to the surrounding element. Only tags are rewritten, never the text
-    between them, which may come from anyone.
+    The element around it has their description. Only tags are rewritten, never text, which may come from anyone.
     """
     svg = _saved(drawing.figure, "svg", "none", transparent=True).decode()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(r">\s+<", "><", svg)
+    unwanted = r"^.*?(?=<svg)|<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->"
+    svg = re.sub(r">\s+<", "><", re.sub(unwanted, "", svg, flags=re.DOTALL))
     used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', "".join(re.findall(r"<[^>]+>", svg))))
     return re.sub(r"<[^>]+>", lambda match: _page_tag(match[0], drawing.name, used), svg).strip()
 

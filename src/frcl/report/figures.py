@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from frcl.experiment.metrics import Floats, average_so_far, forgetting_by_task, spread
-from frcl.experiment.results import Score, StepCurves
-from frcl.report.drawing import LIGHT, SERIES, WIDTH, Drawing, blank, drawing, heat, in_order, name_in_figure, series
+from frcl.experiment.results import Score
+from frcl.report.drawing import LIGHT, SERIES, WIDTH, Drawing, blank, drawing, heat, name_in_figure, series
 from frcl.report.numbers import SCORE_NAMES, duration, number, percent, plural
 from frcl.report.run import Run
 from frcl.report.tables import matrix_rows, matrix_table
@@ -49,9 +49,8 @@ def contact_sheets(run: Run) -> list[Contact]:
     """A sheet for each of the learner's tasks whose inducing inputs are images."""
     pairs = [(run.task(number), as_images(points)) for number, points in run.points.items()]
     found = [(task, images) for task, images in pairs if images is not None and len(images)]
-    low = min((float(images.min()) for _, images in found), default=0.0)
-    high = max((float(images.max()) for _, images in found), default=1.0)
-    low, high = min(low, 0.0), max(high, 1.0 if low >= 0.0 else low + 1e-12)
+    low = min([0.0, *(float(images.min()) for _, images in found)])
+    high = max([low + 1e-12 if low < 0.0 else 1.0, *(float(images.max()) for _, images in found)])
     sheets = []
     for task, images in found:
         shown, side = images[:MOST_IMAGES], images.shape[1]
@@ -87,12 +86,11 @@ def sheet(images: Floats) -> Floats:
 
 def to_rgba(sheet: Floats) -> NDArray[np.uint8]:
     """Grey images become black on a transparent, faintly tinted ground; colour images stay; NaN is transparent."""
-    clear = np.isnan(sheet if sheet.ndim == 2 else sheet[..., 0])
-    colour, cover = np.where(clear[..., None], 0.0, sheet.reshape(*clear.shape, -1)), np.ones(clear.shape)
     if sheet.ndim == 2:
-        colour, cover = np.zeros((*sheet.shape, 3)), TINT + (1 - TINT) * sheet
-    shown = np.concatenate([colour, np.where(clear, 0.0, cover)[..., None]], axis=-1)
-    return np.asarray(np.rint(255 * shown), dtype=np.uint8)
+        shown = np.stack([*np.zeros((3, *sheet.shape)), TINT + (1 - TINT) * sheet], axis=-1)
+    else:
+        shown = np.concatenate([sheet, 1.0 - np.isnan(sheet[..., :1])], axis=-1)
+    return np.asarray(np.rint(255 * np.where(np.isnan(shown), 0.0, shown)), dtype=np.uint8)
 
 
 def points_figure(run: Run) -> Drawing | str:
@@ -116,6 +114,7 @@ MARKERS = ("o", "s", "D", "^", "v", "P", "X", "p")
 NAMED_TICKS = NUMBERS_IN_CELLS = 10  # with more tasks than this the axes count them, and cells have no numbers
 MOST_NAMED = 12  # in a description
 MOST_POINTS = 1200  # of a line over steps
+ORDERED = 9  # colours for tasks in order
 TERMS = {"loss": "loss", "log_likelihood": "−log-likelihood", "kl_now": "KL now", "kl_past": "KL past"}
 
 
@@ -168,7 +167,8 @@ def curves_figure(run: Run) -> Drawing:
         look: dict[str, Any] = {"color": series(task), "label": name_in_figure(name), "marker": MARKERS[task % SERIES]}
         if not few:
             label, marker = {0: ("first task", None), tasks - 1: ("last task", ".")}.get(task, ("", None))
-            look = {"color": in_order(task, tasks), "label": label, "marker": marker, "linewidth": 1}
+            role = f"order-{round(task * (ORDERED - 1) / (tasks - 1))}"
+            look = {"color": LIGHT[role], "label": label, "marker": marker, "linewidth": 1}
         line_with_band(axes, np.arange(task, tasks), mean, std if few else None, score, **look)
     average, std = spread(average_so_far(R))
     look = {"color": LIGHT["ink"], "label": "average so far", "linewidth": 2.4, "linestyle": (0, (3, 1.4))}
@@ -200,8 +200,7 @@ def line_with_band(axes: Axes, x: Any, mean: Floats, std: Floats | None, score: 
 
 def accuracy_axis(axes: Axes, lowest: float, label: str) -> None:
     """Percent on the y axis, from a round number under the lowest value to 100."""
-    bottom = math.floor(20 * (lowest - 0.01)) / 20
-    bottom = max(bottom, 0.0) if lowest >= 0 else bottom
+    bottom = max(math.floor(20 * (lowest - 0.01)) / 20, 0.0 if lowest >= 0 else -math.inf)
     axes.set(ylim=(bottom, 1 + 0.02 * (1 - bottom)), ylabel=label)
     axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{100 * value:g}%"))
 
@@ -329,17 +328,22 @@ def terms_figure(run: Run) -> Drawing | str:
     terms = {name: (-1 if name == "log_likelihood" else 1) * getattr(steps, name) for name in TERMS}
     terms = {name: values for name, values in terms.items() if np.isfinite(values).any() and np.nanmax(abs(values)) > 0}
     panels = [panel for kl in (False, True) if (panel := [name for name in terms if name.startswith("kl") == kl])]
+    position, task = steps.position, np.array(steps.task)
+    edges = [*np.flatnonzero(np.diff(task, prepend=task[0] - 1)), len(task) - 1]
     figure, axes = blank(2.5 if len(panels) == 1 else 4.0, rows=len(panels), sharex=True)
     for panel, place in zip(panels, axes, strict=True):
         for name in panel:
             colour, dash = series(list(TERMS).index(name)), "-" if name in ("loss", "kl_now") else (0, (4, 1.2))
-            place.plot(steps.position, terms[name], color=colour, linewidth=1.2, label=TERMS[name], linestyle=dash)
+            place.plot(position, terms[name], color=colour, linewidth=1.2, label=TERMS[name], linestyle=dash)
         _nats_axis(place, np.concatenate([terms[name] for name in panel]))
-        _shade_tasks(place, steps)
+        for start, end in list(pairwise(edges))[1::2]:  # a faint band behind every second task
+            place.axvspan(position[start], position[end], color=LIGHT["line"], alpha=0.45, linewidth=0)
+        place.set_xlim(position[0], max(position[-1], position[0] + 1))
+        place.grid(visible=False, axis="x")
         place.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
     axes[-1].set_xlabel("step, all tasks in a row")
     last = {task: place for place, task in enumerate(steps.task)}  # the last logged step of each task
-    rows = [(run.task(task), *(number(values[at], 4) for values in terms.values())) for task, at in last.items()]
+    rows = [(run.task(one), *(number(values[at], 4) for values in terms.values())) for one, at in last.items()]
     names = [TERMS[name] for name in terms]
     ends = ", ".join(f"{name} {value}" for name, value in zip(names, rows[-1][1:], strict=True))
     every, logged = f", every {steps.every} steps" if steps.every > 1 else "", plural(len(steps.step), "logged step")
@@ -350,19 +354,8 @@ def _nats_axis(axes: Axes, values: Floats) -> None:
     """Logarithmic if every value is positive."""
     finite = values[np.isfinite(values)]
     if len(finite) and (finite > 0).all():
-        decades = np.log10(finite.max() / finite.min())
+        locator = ticker.LogLocator(subs=(1.0, 2.0, 5.0) if np.log10(finite.max() / finite.min()) < 2.5 else (1.0,))
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0) if decades < 2.5 else (1.0,)))
+        axes.yaxis.set(major_locator=locator, minor_locator=ticker.NullLocator())
         axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_locator(ticker.NullLocator())
     axes.set_ylabel("nats")
-
-
-def _shade_tasks(axes: Axes, steps: StepCurves) -> None:
-    """A faint band behind every second task."""
-    position, task = steps.position, np.array(steps.task)
-    edges = [*np.flatnonzero(np.diff(task, prepend=task[0] - 1)), len(task) - 1]
-    for start, end in list(pairwise(edges))[1::2]:
-        axes.axvspan(position[start], position[end], color=LIGHT["line"], alpha=0.45, linewidth=0)
-    axes.set_xlim(position[0], max(position[-1], position[0] + 1))
-    axes.grid(visible=False, axis="x")

@@ -7,11 +7,10 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from frcl.experiment.results import Memory, Result
+from frcl.experiment.results import Memory
 from frcl.learners.types import KINDS
 from frcl.report import figures as one_run
 from frcl.report.drawing import DARK, LIGHT, Drawing, inline_svg
-from frcl.report.figures import contact_sheets, points_figure
 from frcl.report.numbers import MEANINGS, MISSING, SYMBOLS, duration, in_unit, interval, mean_and_std, plural, size
 from frcl.report.run import Comparison, Run, comparison_rows, differing_options
 from frcl.report.side_by_side import Labelled, draw_together
@@ -21,15 +20,10 @@ KEPT = "What is kept"
 SECTIONS: dict[str, tuple[Callable[[Run], Drawing | str], ...]] = {
     "Accuracy": (one_run.matrix_figure, one_run.curves_figure, one_run.forgetting_figure),
     "Uncertainty": (one_run.calibration_figure,),
-    KEPT: (points_figure,),
+    KEPT: (one_run.points_figure,),
     "Task switches": (one_run.boundary_figure,),
     "Training": (one_run.terms_figure, one_run.time_figure),
 }
-
-
-def render(runs: Sequence[Run]) -> tuple[str, list[Drawing]]:
-    """The HTML of a run's report or of a comparison, and every figure drawn; call it inside `style()`."""
-    return _run_page(runs[0]) if len(runs) == 1 else _comparison_page(runs)
 
 
 def draw(run: Run) -> tuple[dict[str, list[Drawing]], list[str]]:
@@ -41,22 +35,23 @@ def draw(run: Run) -> tuple[dict[str, list[Drawing]], list[str]]:
     return {title: [one for one in part if isinstance(one, Drawing)] for title, part in drawn.items()}, left_out
 
 
-def _run_page(run: Run) -> tuple[str, list[Drawing]]:
-    sections, left_out = draw(run)
-    html = render_template(
-        "run.html.j2",
-        title=f"{run.result.method} on {run.result.benchmark}",
-        kind="Run report",
-        run=run,
-        sections={title: part for title, part in sections.items() if part and title != KEPT},
-        sheets=contact_sheets(run),
-        memory_tables=_memory_tables(run.result),
-        left_out=left_out,
-    )
-    return html, [drawing for part in sections.values() for drawing in part]
+def run_page(run: Run) -> tuple[str, list[Drawing]]:
+    """The report of a run as HTML, and every figure drawn; call it inside `style()`."""
+    drawn, left_out = draw(run)
+    page = {"title": f"{run.result.method} on {run.result.benchmark}", "kind": "Run report", "left_out": left_out}
+    sections = {title: part for title, part in drawn.items() if part and title != KEPT}
+    memory = run.result.memory_bytes or Memory(0)
+    tasks = [(one, size(count), f"{count:,}") for one, count in zip(run.result.tasks, memory.per_task, strict=False)]
+    kinds = [(kind, KINDS.get(kind, ""), size(count), f"{count:,}") for kind, count in memory.parts.items()]
+    by_task = Table("memory", "Memory kept for each task", ("Task", "Kept", "Bytes"), tasks)
+    by_kind = Table("kinds", "Memory kept by kind, after the last task", ("Kind", "What", "Kept", "Bytes"), kinds)
+    kept = {"sheets": one_run.contact_sheets(run), "memory_tables": [one for one in (by_task, by_kind) if one.rows]}
+    html = render_template("run.html.j2", run=run, sections=sections, **page, **kept)
+    return html, [drawing for part in drawn.values() for drawing in part]
 
 
-def _comparison_page(runs: Sequence[Run]) -> tuple[str, list[Drawing]]:
+def comparison_page(runs: Sequence[Run]) -> tuple[str, list[Drawing]]:
+    """The comparison of runs as HTML, and every figure drawn; call it inside `style()`."""
     comparison = comparison_rows(runs)
     labelled = [(run, row.label) for run, row in zip(runs, comparison.rows, strict=True)]
     benchmarks = list(dict.fromkeys(run.result.benchmark for run in runs))
@@ -86,27 +81,13 @@ def _group(place: int, name: str, labelled: Labelled, comparison: Comparison) ->
 
 
 def _detail(place: int, run: Run, label: str) -> dict[str, Any]:
-    rows = [
-        (meaning.title_with_unit, mean_and_std(run.result.metric(meaning.key), meaning.unit)) for meaning in MEANINGS
-    ]
+    rows = [(one.title_with_unit, mean_and_std(run.result.metric(one.key), one.unit)) for one in MEANINGS]
     return {
         "label": f"{label} on {run.result.benchmark}",
         "run": run,
         "drawing": replace(one_run.matrix_figure(run), name=f"accuracy-matrix-run-{place}"),
         "metrics": Table("metrics", "Metrics, mean ± standard deviation over seeds", ("Metric", "Value"), rows),
     }
-
-
-def _memory_tables(result: Result) -> list[Table]:
-    """Memory kept, by task and by kind."""
-    memory = result.memory_bytes or Memory(0)
-    tasks = [(task, size(count), f"{count:,}") for task, count in zip(result.tasks, memory.per_task, strict=False)]
-    kinds = [(kind, KINDS.get(kind, ""), size(count), f"{count:,}") for kind, count in memory.parts.items()]
-    tables = (
-        Table("memory", "Memory kept for each task", ("Task", "Kept", "Bytes"), tasks),
-        Table("kinds", "Memory kept by kind, after the last task", ("Kind", "What", "Kept", "Bytes"), kinds),
-    )
-    return [table for table in tables if table.rows]
 
 
 def _when(started: str) -> str:

@@ -1,7 +1,5 @@
 """Run folders, read and compared: one row for each run, and paired differences over the seeds that two runs share."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter
@@ -32,11 +30,6 @@ class Run:
     result: Result
     points: dict[int, NDArray[Any]] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, folder: Path, result: Result) -> Run:
-        """The run in a folder whose result is already known; reads the inducing inputs alone."""
-        return cls(folder, result, read_points(folder / "points.npz"))
-
     def task(self, number: int) -> str:
         """The name of a task by the learner's own number; with hidden boundaries those are the tasks that it found."""
         if self.result.boundaries is not None:
@@ -62,14 +55,14 @@ class Run:
         return None if self.result.seconds is None else self.result.seconds.total
 
 
-def read_run(folder: Path) -> Run:
-    """The run in a folder; parts that are missing in its files are empty."""
-    return Run.of(Path(folder), read_result(Path(folder) / RESULT))
+def read_run(folder: Path, result: Result | None = None) -> Run:
+    """The run in a folder, whose result may be known already; parts that are missing in its files are empty."""
+    return Run(Path(folder), result or read_result(Path(folder) / RESULT), read_points(Path(folder) / "points.npz"))
 
 
 def find_runs(paths: Sequence[Path]) -> list[Run]:
     """The runs at `paths`: each a run folder, or a folder that contains run folders at any depth."""
-    folders: dict[Path, None] = {}
+    folders: list[Path] = []
     for path in map(Path, paths):
         files = [path] if path.name == RESULT else sorted(path.rglob(RESULT))
         found = [file.parent for file in files if file.is_file()]
@@ -77,9 +70,8 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
             where = f"no run in {path}: neither it nor a folder under it has a {RESULT}"
             where = where if path.is_dir() else f"no such folder: {path}"
             raise DataError(f"{where}; name a folder that `frcl run` made")
-        outermost = [folder for folder in found if not set(folder.parents) & set(found)]
-        folders.update((folder.resolve(), None) for folder in outermost)
-    return [read_run(folder) for folder in folders]
+        folders += [folder.resolve() for folder in found if not set(folder.parents) & set(found)]  # the outermost
+    return [read_run(folder) for folder in dict.fromkeys(folders)]
 
 
 def read_points(path: Path, *, required: bool = False) -> dict[int, NDArray[Any]]:

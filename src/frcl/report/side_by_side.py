@@ -99,8 +99,7 @@ def memory_figure(runs: Labelled) -> Drawing | None:
         parts = sorted(memory.parts.items(), key=lambda one: -one[1])
         of_that = ", ".join(f"{kind} {size(count)}" for kind, count in parts)
         rows.append((label, size(memory.total), f"{memory.total:,}", of_that))
-    axes.set_xlim(0, 1.22 * most)
-    axes.set_xticks([])
+    axes.set(xlim=(0, 1.22 * most), xticks=[])
     axes.spines["bottom"].set_visible(False)
     return drawing("memory", figure, rows, told="; ".join(f"{label} {shown}" for label, shown, *_ in rows))
 

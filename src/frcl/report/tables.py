@@ -1,7 +1,5 @@
 """Tables of runs, written as Markdown, CSV and LaTeX."""
 
-from __future__ import annotations
-
 import csv
 import html
 import io
@@ -9,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from frcl.errors import DataError
 from frcl.experiment.metrics import Interval, spread
@@ -18,6 +16,8 @@ from frcl.report.numbers import BY_KEY, MEANINGS, duration, interval, mean_and_s
 from frcl.report.run import COMPARED, ComparisonRow, PairedDifference, Run, comparison_rows
 
 Rows = Sequence[tuple[str, ...]]
+SCORES = ("Accuracy %", "No task %", "Forgetting pp")
+REST = ("NLL nats", "ECE %", "Kept", "Time")
 PARTS = ("mean", "std", "low", "high")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a formula begins in a spreadsheet
 
@@ -32,7 +32,7 @@ class Table:
     rows: Rows
     data: Sequence[tuple[Any, ...]] = ()
 
-    def without(self, *columns: str) -> Table:
+    def without(self, *columns: str) -> Self:
         kept = [place for place, column in enumerate(self.columns) if column not in columns]
         head, *rows = (tuple(row[place] for place in kept) for row in (self.columns, *self.rows))
         return replace(self, columns=head, rows=rows)
@@ -71,8 +71,7 @@ def results_table(comparison: Sequence[ComparisonRow]) -> Table:
         data.append((row.label, row.benchmark, row.method, row.seeds, *values, row.memory_bytes, row.seconds))
     parts = [f"{key}_{part}" for key in COMPARED for part in PARTS]
     head = ("run", "benchmark", "method", "seeds", *parts, "memory_bytes", "seconds")
-    scores = ("Accuracy %", "No task %", "Forgetting pp", "NLL nats", "ECE %")
-    columns = ("Run", "Benchmark", "Seeds", *scores, "Kept", "Time")
+    columns = ("Run", "Benchmark", "Seeds", *SCORES, *REST)
     return Table("results", "Results: mean ± standard deviation over seeds", columns, rows, (head, *data))
 
 

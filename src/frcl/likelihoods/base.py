@@ -52,6 +52,7 @@ class Likelihood(Protocol):
     @property
     def classes(self) -> tuple[Label, ...] | None:
         """The label of each class; None for numeric targets."""
+        return None
 
     def encode(self, y: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Targets as a user gives them → classes [N] (int64), or [N, C] floats."""
@@ -215,11 +216,6 @@ def softmax_divergence(old: Tensor, new: Tensor, own: Tensor) -> Tensor:
     return (log_old.exp() * between).sum(-1)
 
 
-def softmax_fisher_terms(f: Tensor) -> tuple[Tensor, Tensor]:
-    """log p_c and p_c, p = softmax(f): the Fisher information is Σ_c p_c (∂ log p_c / ∂θ)²."""
-    return f.log_softmax(-1), f.softmax(-1).detach()
-
-
 @dataclass(frozen=True)
 class ClassLikelihood(Likelihood):
     """A task with classes: its targets, and its predictive distribution by the probability of every class.
@@ -280,8 +276,8 @@ class ClassLikelihood(Likelihood):
         return softmax_divergence(old, new, own)
 
     def fisher_terms(self, f: Tensor, params: Params) -> tuple[Tensor, Tensor]:
-        """log softmax(f) and softmax(f)."""
-        return softmax_fisher_terms(f)
+        """log p_c and p_c, p = softmax(f): the Fisher information is Σ_c p_c (∂ log p_c / ∂θ)²."""
+        return f.log_softmax(-1), f.softmax(-1).detach()
 
 
 def _show(labels: Sequence[Label]) -> str:
@@ -319,10 +315,6 @@ class NumericLikelihood(Likelihood):
     @property
     def functions(self) -> int:
         return self.outputs
-
-    @property
-    def classes(self) -> None:
-        return None
 
     def encode(self, y: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Finite floats [N, C]."""

@@ -6,6 +6,7 @@ part is refused with the name of that part. No code from a file is ever run.
 
 import dataclasses
 import functools
+import inspect
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +23,8 @@ T = TypeVar("T")
 TENSOR = "tensor"  # {"tensor": name} stands for a tensor
 MOST_AXES = 3  # of an array
 WORDS = {
-    str: "a text",
-    bool: "true or false",
-    list: "a list",
-    dict: "a table",
-    int: "a whole number",
-    float: "a number",
-}
+    str: "a text", bool: "true or false", list: "a list", dict: "a table", int: "a whole number", float: "a number",
+}  # fmt: skip
 _readers: dict[type, Callable[[Any], Any]] = {}
 
 
@@ -178,12 +174,8 @@ class _Reader:
 @functools.cache
 def _hints(kind: Any) -> dict[str, tuple[Any, bool]]:
     """The type of each field, and whether it has a default."""
-    hints = get_type_hints(kind)
-    if not dataclasses.is_dataclass(kind):
-        return {name: (hints[name], name in kind._field_defaults) for name in kind._fields}
-    missing = dataclasses.MISSING
-    own = dataclasses.fields(kind)
-    return {f.name: (hints[f.name], f.default is not missing or f.default_factory is not missing) for f in own}
+    hints, made_from = get_type_hints(kind), inspect.signature(kind).parameters
+    return {name: (hints[name], field.default is not field.empty) for name, field in made_from.items()}
 
 
 def _inside(where: str, name: str) -> str:

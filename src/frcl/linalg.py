@@ -35,9 +35,7 @@ def solve_lower(L: Tensor, B: Tensor) -> Tensor:
 
 def inverse_lower(L: Tensor) -> Tensor:
     """L⁻¹ for lower-triangular L [..., n, n]."""
-    eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
-    inverse: Tensor = torch.linalg.solve_triangular(L, eye.expand_as(L), upper=False)
-    return inverse
+    return solve_lower(L, torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand_as(L))
 
 
 def logdet_from_cholesky(L: Tensor) -> Tensor:
@@ -53,10 +51,9 @@ def lower_factor(H: Tensor) -> Tensor:
 
 def low_rank_factor(A: Tensor, rank: int) -> Tensor:
     """F [n, rank] with F Fᵀ = A for symmetric positive semi-definite A [n, n] of at most that rank."""
-    values: Tensor
-    vectors: Tensor
     values, vectors = torch.linalg.eigh(A)
-    return vectors[:, -rank:] * values[-rank:].clamp_min(0).sqrt()
+    F: Tensor = vectors[:, -rank:] * values[-rank:].clamp_min(0).sqrt()
+    return F
 
 
 def kl_to_zero_mean(mean: Tensor, L: Tensor, chol_prior: Tensor) -> Tensor:
@@ -74,12 +71,9 @@ def kl_to_zero_mean(mean: Tensor, L: Tensor, chol_prior: Tensor) -> Tensor:
 def gauss_hermite(nodes: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Nodes t and weights w with E[g(f)] ≈ Σ w g(μ + σ t) for f ~ N(μ, σ²)."""
     points, weights = np.polynomial.hermite_e.hermegauss(nodes)
-    weights = weights / math.sqrt(2 * math.pi)
     with torch.inference_mode(False):  # they are cached, and may be needed in training later
-        return (
-            torch.as_tensor(points, dtype=dtype, device=device),
-            torch.as_tensor(weights, dtype=dtype, device=device),
-        )
+        t, w = (torch.as_tensor(one, dtype=dtype, device=device) for one in (points, weights / math.sqrt(2 * math.pi)))
+    return t, w
 
 
 def gaussian_expectation_nodes(mean: Tensor, variance: Tensor, nodes: int) -> tuple[Tensor, Tensor]:

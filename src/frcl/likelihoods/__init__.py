@@ -9,7 +9,6 @@ from frcl.likelihoods.base import (
     Label,
     Labels,
     Likelihood,
-    Params,
     Predictive,
     as_values,
     check_name,
@@ -17,7 +16,6 @@ from frcl.likelihoods.base import (
     likelihood_for,
     likelihood_from_json,
     plain_labels,
-    register,
     with_labels,
 )  # fmt: skip
 from frcl.likelihoods.bernoulli import Bernoulli
@@ -29,10 +27,9 @@ from frcl.likelihoods.temperature import best_temperature, tempered
 from frcl.registry import import_modules
 
 __all__ = [
-    "LIKELIHOODS", "Bernoulli", "Gaussian", "Label", "Labels", "Likelihood", "Params", "Poisson", "Predictive",
-    "RobustMax", "Softmax", "as_values", "best_temperature", "check_name", "decoded", "likelihood_for",
-    "likelihood_from_json", "plain_labels", "register", "tempered", "with_labels",
+    "LIKELIHOODS", "Bernoulli", "Gaussian", "Label", "Labels", "Likelihood", "Poisson", "Predictive", "RobustMax",
+    "Softmax", "as_values", "best_temperature", "check_name", "decoded", "likelihood_for", "likelihood_from_json",
+    "plain_labels", "tempered", "with_labels",
 ]  # fmt: skip
-
 
 import_modules(__name__, __path__)

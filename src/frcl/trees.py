@@ -56,6 +56,15 @@ def stack(trees: Sequence[T], dim: int = 0) -> T:
     return tree_map(lambda *each: torch.stack(each, dim), *trees)
 
 
+def in_one_block(trees: Sequence[T]) -> T:
+    """The same, outside of any gradient; the tensors of each tree become slices of those of the one."""
+    block = detached(stack(trees))
+    for i, tree in enumerate(trees):
+        for (_, whole), (_, own) in zip(named_tensors(block), named_tensors(tree), strict=True):
+            own.data = whole[i]
+    return block
+
+
 def batch_axes(tree: Tree) -> Any:
     """What `torch.vmap` is told of a stacked tree: axis 0 for tensors, None for constants."""
     if isinstance(tree, Tensor):

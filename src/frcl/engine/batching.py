@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from frcl.engine.program import Drawn, Program, Terms, Unit, gradient
-from frcl.trees import Params, Tree, batch_axes, leaf, named_tensors, shapes, stack, tree_map
+from frcl.trees import Params, Tree, batch_axes, in_one_block, leaf, named_tensors, shapes, stack, tree_map
 
 LARGEST = 8 << 30  # bytes of data that may be copied for the sake of one gather instead of several
 
@@ -21,11 +21,7 @@ class Block(Unit):
         self.programs, self.drawn = programs, None
         self.optimiser = programs[0].optimiser.joined([program.optimiser for program in programs])
         self.constants = stack([program.constants for program in programs])
-        self.carry = stack([program.carry for program in programs])
-        for i, program in enumerate(programs):
-            whole = dict(named_tensors(self.carry))
-            for name, tensor in named_tensors(program.carry):
-                tensor.data = whole[name][i]
+        self.carry = in_one_block([program.carry for program in programs])
         self._data = _joined(programs)
 
     def computed(self, drawn: Drawn) -> tuple[Terms, Params]:
@@ -34,11 +30,9 @@ class Block(Unit):
         if self._data is None:
             x, y = minibatches(self.programs, list(rows))
         else:
-            whole_x, whole_y, first = self._data
+            *data, first = self._data
             picked = (first + rows).flatten()
-            shape = rows.shape
-            x = whole_x.index_select(0, picked).unflatten(0, shape)
-            y = whole_y.index_select(0, picked).unflatten(0, shape)
+            x, y = (whole.index_select(0, picked).unflatten(0, rows.shape) for whole in data)
         if (augment := self.programs[0].augment) is not None:
             each = tree_map(lambda value: value.flatten(0, 1), changes)
             x = augment(x.flatten(0, 1), each, self.programs[0].step).view_as(x)

@@ -19,7 +19,7 @@ from frcl.augment import Augmentation
 from frcl.errors import NumericalError
 from frcl.graphs import in_place
 from frcl.seeding import fork
-from frcl.trees import Params, Tree, stack, with_tensors
+from frcl.trees import Params, Tree, copied, stack, with_tensors
 
 if TYPE_CHECKING:
     from frcl.engine.train import Optimiser
@@ -258,11 +258,9 @@ class Unit:
     def move(self, terms: Terms, found: Params) -> Tensor:
         """Take the step with these terms down the gradient found; returns them, [programs, 4]."""
         optimiser, follow = self.optimiser, self.programs[0].follow
-        if follow is None:
-            optimiser.apply(found)
-        else:
-            before = {name: value.detach().clone() for name, value in optimiser.params.items()}
-            optimiser.apply(found)
+        before = {} if follow is None else copied(optimiser.params)
+        optimiser.apply(found)
+        if follow is not None:
             trees = [with_tensors(optimiser.tree, values) for values in (found, before, optimiser.params)]
             with torch.no_grad():
                 follow(self.carry, self.constants, *trees)

@@ -2,12 +2,11 @@
 
 from collections.abc import Generator, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from frcl.engine.program import Terms, Unit, indivisible, refuse_non_finite
+from frcl.engine.program import Terms, Unit, Values, indivisible, refuse_non_finite
 from frcl.features import network_failures
 from frcl.graphs import TRIALS, Replay, captured, put_back, spread
 from frcl.trees import named_tensors, tree_map
@@ -26,11 +25,10 @@ class Recorded:
             torch.zeros(chunk + TRIALS, len(unit.programs), len(Terms._fields), dtype=torch.float64, device=self.device)
             for unit in units
         ]
-        self._takes = [partial(self._take, unit, log) for unit, log in zip(units, self.logs, strict=True)]
         self._replay: Replay | None = None
         self._before: list[Tensor] = []
 
-    def steps(self) -> Generator[list[list[Any]], None, None]:
+    def steps(self) -> Generator[list[list[Values]], None, None]:
         """The steps left of a chunk."""
         for unit in self.units:
             places = unit.load()
@@ -65,11 +63,11 @@ class Recorded:
     def close(self) -> None:
         """Free the recording, which has memory of its own."""
         self._replay = None
-        self._takes = []
 
     def _one(self) -> None:
         """One step of every unit, each on a branch of its own."""
-        spread(self._takes, self.device)
+        takes = [partial(self._take, unit, log) for unit, log in zip(self.units, self.logs, strict=True)]
+        spread(takes, self.device)
         self.at += 1
 
     def _take(self, unit: Unit, log: Tensor) -> None:

@@ -232,7 +232,7 @@ MUTANTS = (
     Mutant("classes that a task has shown are forgotten by a checkpoint", "learners/checkpoint.py",
            "shown=set(saved.shown)", "shown=set()", "tests/test_stream.py"),
     Mutant("the test beside has the reference of the other", "boundary/detector.py",
-           "self._statistic(self._old(self.beside, last)", "self._statistic(self._old(self.window, given)",
+           "self._statistic(last, values, columns)", "self._statistic(old, values, columns)",
            "tests/test_boundary.py"),
     Mutant("distance of inputs without the covariance", "boundary/profile.py",
            "np.square(root @ (features.mean(0) - mean))", "np.square(features.mean(0) - mean)",

@@ -132,9 +132,7 @@ class network_failures(AbstractContextManager[object]):
 def in_chunks(function: Callable[[Tensor], Tensor], x: Tensor, size: int) -> Tensor:
     """function(x) for a large x, without gradient, a slice at a time."""
     with torch.no_grad():
-        if len(x) <= size:
-            return function(x)
-        return torch.cat([function(part) for part in x.split(size)])
+        return function(x) if len(x) <= size else torch.cat([function(part) for part in x.split(size)])
 
 
 def check_network(net: nn.Module) -> None:
@@ -239,13 +237,10 @@ class MLP(nn.Module):
         if last not in ("linear", "relu"):
             raise OptionError(f'MLP: last is "linear" or "relu", not {last!r}')
         self.arguments = {"inputs": inputs, "widths": list(widths), "last": last}
-        sizes = [inputs, *widths]
         layers: list[nn.Module] = [nn.Flatten()]
-        for fan_in, fan_out in itertools.pairwise(sizes):
+        for fan_in, fan_out in itertools.pairwise([inputs, *widths]):
             layers += [uninitialised(nn.Linear, fan_in, fan_out), nn.ReLU()]
-        if last == "linear":
-            layers.pop()
-        self.layers = nn.Sequential(*layers)
+        self.layers = nn.Sequential(*(layers[:-1] if last == "linear" else layers))
         initialise(self, seed)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -298,14 +293,12 @@ class ConvNet(nn.Module):
         self.channels, self.size = channels, size
         self.arguments = {"size": size, "channels": channels, "filters": list(filters), "pooling": pooling}
         layers: list[nn.Module] = []
-        before = channels
-        for width in filters:
+        for before, width in itertools.pairwise([channels, *filters]):
             pool, size = _pool(size, pooling)
             layers += [uninitialised(nn.Conv2d, before, width, 3, padding=1), nn.ReLU(), pool]
-            before = width
         self.layers = nn.Sequential(*layers, nn.Flatten())
         self.made = list(self.layers)
-        self.outputs = before * size * size
+        self.outputs = filters[-1] * size * size
         initialise(self, seed)
 
     def forward(self, x: Tensor) -> Tensor:

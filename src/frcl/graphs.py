@@ -40,12 +40,13 @@ def captured(step: Replay, changes: Sequence[Tensor], device: torch.device) -> R
         now = torch.backends.cudnn  # inside, convolutions are computed by algorithms that give the same bits every time
         same = now.flags(enabled=now.enabled, benchmark=False, deterministic=True, allow_tf32=now.allow_tf32)
         with torch.cuda.device(device), same, _uncollected():
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
+            here = torch.cuda.current_stream()
+            (side,) = _beside(here, 1)
+            side.wait_stream(here)
             with torch.cuda.stream(side):
                 for _ in range(WARM_UPS):
                     step()
-            torch.cuda.current_stream().wait_stream(side)
+            here.wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 step()

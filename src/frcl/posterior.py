@@ -179,9 +179,8 @@ def weight_space(q: Posterior, Phi: Tensor, prior_variance: float | None) -> tup
     """
     if q.factor.ndim < 3 or len(q.factor) < len(q.mean):
         q = triangular(q)
-        return weight_moments(q, Phi), kl_weight(
-            q, learned_prior_variance(q) if prior_variance is None else prior_variance
-        )
+        s = learned_prior_variance(q) if prior_variance is None else prior_variance
+        return weight_moments(q, Phi), kl_weight(q, s)
     lower = _lower(Phi.shape[-1], Phi.dtype, Phi.device)
     mean, variance, kl, *_ = _WeightSpace.apply(q.mean, q.factor, Phi, lower, prior_variance)  # type: ignore[no-untyped-call]
     return Moments(mean, variance), kl
@@ -275,8 +274,7 @@ class Prior:
 
     def variance(self, q: Posterior) -> Tensor | float:
         """σ_w² under the posterior of the current task, whose factor is triangular."""
-        fixed = self.fixed_variance
-        return learned_prior_variance(q) if fixed is None else fixed
+        return learned_prior_variance(q) if self.fixed_variance is None else self.fixed_variance
 
     def std(self, q: Posterior) -> float:
         """σ_w as a number: what is kept with the summary of a task that has ended with posterior q."""

@@ -226,32 +226,25 @@ class BoundaryDetector(DetectorSettings):
         statistic = beside = math.nan
         if allow:
             columns = slice(None) if functions is None else list(functions)
-            given = self._prepare(reference) if self.rescore and reference is not None else None
-            statistic = self._statistic(self._old(self.window, given), values, columns)
-            if self.beside:
-                last = None if given is None else given[-self.beside * len(values) :]
-                beside = self._statistic(self._old(self.beside, last), values, columns)
+            if self.rescore:
+                old = values[:0] if reference is None else self._prepare(reference)
+                last = old[-self.beside * len(values) :]
+            else:
+                past = [values[:0], *self._now.reference]
+                old, last = (torch.cat(past[-window:]) for window in (self.window, self.beside))
+            statistic = self._statistic(old, values, columns)
+            beside = self._statistic(last, values, columns) if self.beside else math.nan
         boundary = statistic > self.threshold
         return Decision(boundary, statistic, beside, "sharp" if boundary else "")
 
-    def _old(self, window: int, given: Tensor | None) -> Tensor | None:
-        """What the minibatch is compared with; None if there is nothing to compare it with."""
-        if self.rescore:
-            return given
-        last = list(self._now.reference)[-window:]
-        return torch.cat(last) if last else None
-
-    def _statistic(self, old: Tensor | None, values: Tensor, columns: list[int] | slice) -> float:
-        if old is None or not values[:, columns].shape[1]:
+    def _statistic(self, old: Tensor, values: Tensor, columns: list[int] | slice) -> float:
+        """NaN where there is nothing to compare."""
+        if not len(old) or not values[:, columns].shape[1]:
             return math.nan
         statistic = welch(old[:, columns], values[:, columns])
-        match self.aggregate:
-            case "max":
-                return float(statistic.max())
-            case "median":
-                return float(statistic.quantile(0.5))
-            case "mean":
-                return float(statistic.mean())
+        if self.aggregate == "median":
+            return float(statistic.quantile(0.5))
+        return float(statistic.max() if self.aggregate == "max" else statistic.mean())
 
     # -- the border -----------------------------------------------------------------------------------------
 

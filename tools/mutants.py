@@ -383,7 +383,7 @@ MUTANTS = (
     Mutant("streams not rewound when a chunk is taken up again", "engine/program.py",
            "            self.restore(self.held)", "            pass", "tests/test_engine.py"),
     Mutant("what was drawn ahead saved as if it had been used", "engine/program.py",
-           "if self.held is not None:\n            return", "if False:\n            return", "tests/test_engine.py"),
+           "if self.held is None else self.held", "if True else self.held", "tests/test_engine.py"),
     Mutant("old functions kept at inputs unlike theirs", "regularisers/current_inputs.py",
            ".mT).clamp_min(0.0)", ".mT).abs()", "tests/test_regularisers.py"),
     Mutant("correlation of inputs that are not centred", "regularisers/current_inputs.py",

@@ -107,10 +107,7 @@ def put_back(changes: Sequence[Tensor], before: Sequence[Tensor]) -> None:
 
 
 def in_place(into: T | None, tree: T, length: int) -> T:
-    """The tensors of a tree copied into the same memory every time, which has room for `length` steps and the trials.
-
-    So a recorded step can read them.
-    """
+    """A tree copied to where a recorded step reads it, the same memory every time, of `length` steps and the trials."""
     if into is None:
         into = tree_map(lambda value: value.new_zeros(length + TRIALS, *value.shape[1:]), tree)
     for (_, target), (_, value) in zip(named_tensors(into), named_tensors(tree), strict=True):

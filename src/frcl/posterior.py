@@ -179,8 +179,9 @@ def weight_space(q: Posterior, Phi: Tensor, prior_variance: float | None) -> tup
     """
     if q.factor.ndim < 3 or len(q.factor) < len(q.mean):
         q = triangular(q)
-        s = learned_prior_variance(q) if prior_variance is None else prior_variance
-        return weight_moments(q, Phi), kl_weight(q, s)
+        return weight_moments(q, Phi), kl_weight(
+            q, learned_prior_variance(q) if prior_variance is None else prior_variance
+        )
     lower = _lower(Phi.shape[-1], Phi.dtype, Phi.device)
     mean, variance, kl, *_ = _WeightSpace.apply(q.mean, q.factor, Phi, lower, prior_variance)  # type: ignore[no-untyped-call]
     return Moments(mean, variance), kl

@@ -22,7 +22,11 @@ class Block(Unit):
         self.optimiser = programs[0].optimiser.joined([program.optimiser for program in programs])
         self.constants = stack([program.constants for program in programs])
         self.carry = in_one_block([program.carry for program in programs])
-        self._data = _joined(programs)
+        self._data: tuple[Tensor, Tensor, Tensor] | None = None  # of all in one, and where each begins, [S, 1]
+        x, y = [program.x for program in programs], [program.y for program in programs]
+        if x[0].is_cuda and sum(part.nbytes for part in x) <= LARGEST:
+            first = torch.tensor([0, *map(len, x[:-1])], device=x[0].device).cumsum(0)
+            self._data = torch.cat(x), torch.cat(y), first[:, None]
 
     def computed(self, drawn: Drawn) -> tuple[Terms, Params]:
         rows, draws, changes = drawn
@@ -54,15 +58,6 @@ def minibatches(programs: Sequence[Program], rows: Sequence[Tensor]) -> tuple[Te
     return x, torch.stack([one.y.index_select(0, own) for one, own in each])
 
 
-def _joined(programs: Sequence[Program]) -> tuple[Tensor, Tensor, Tensor] | None:
-    """On CUDA, the data of all programs in one, and where each begins, [S, 1]; None where that would be too large."""
-    x = programs[0].x
-    if not x.is_cuda or sum(program.x.nbytes for program in programs) > LARGEST:
-        return None
-    first = torch.tensor([0, *(len(program.x) for program in programs[:-1])], device=x.device).cumsum(0)
-    return torch.cat([one.x for one in programs]), torch.cat([one.y for one in programs]), first[:, None]
-
-
 def can_stack(programs: Sequence[Program]) -> bool:
     """Whether they have one loss and one shape."""
     first = programs[0]
@@ -85,11 +80,10 @@ _verdicts: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # by network
 
 def why_not(programs: Sequence[Program]) -> str:
     """Why these programs cannot be computed as one, or "": each network is tested once in its life."""
-    if any(program.net not in _verdicts for program in programs):
-        reason = _tested(programs)
-        for program in programs:
-            _verdicts[program.net] = reason
-    return next((_verdicts[program.net] for program in programs if _verdicts[program.net]), "")
+    nets = [program.net for program in programs]
+    if any(net not in _verdicts for net in nets):
+        _verdicts.update(dict.fromkeys(nets, _tested(programs)))
+    return next((_verdicts[net] for net in nets if _verdicts[net]), "")
 
 
 def _tested(programs: Sequence[Program]) -> str:

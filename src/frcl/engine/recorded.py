@@ -38,27 +38,22 @@ class Recorded:
                 self._before = [torch.empty_like(tensor, requires_grad=False) for tensor in changes]
             put_back(self._before, [tensor.detach() for tensor in changes])
             try:
-                logs = self._chunk(places)
+                self.at.fill_(places.start)
+                if self._replay is None:
+                    self._replay = captured(self._one, changes, self.device)
+                with network_failures():
+                    for _ in places:
+                        self._replay()
+                logs = torch.cat([log[places.start : places.stop] for log in self.logs], 1).cpu()  # [n, programs, 4]
+                refuse_non_finite("loss", {"": logs[..., 0]})
+                for unit in self.units:
+                    refuse_non_finite("parameter", unit.optimiser.params)
             except BaseException:  # all of the chunk or nothing of it, also if it is interrupted
                 put_back(changes, self._before)
                 raise
             for unit in self.units:
                 unit.count(places)
         yield [[tuple(terms) for terms in step] for step in logs.tolist()]
-
-    def _chunk(self, places: range) -> Tensor:
-        """The terms of all its steps, [steps, programs, 4]."""
-        self.at.fill_(places.start)
-        if self._replay is None:
-            self._replay = captured(self._one, self._changes(), self.device)
-        with network_failures():
-            for _ in places:
-                self._replay()
-        logs = torch.cat([log[places.start : places.stop] for log in self.logs], 1).cpu()
-        refuse_non_finite("loss", {"": logs[..., 0]})
-        for unit in self.units:
-            refuse_non_finite("parameter", unit.optimiser.params)
-        return logs
 
     def close(self) -> None:
         """Free the recording, which has memory of its own."""

@@ -50,10 +50,8 @@ def to_json(value: Any, tensors: dict[str, Tensor] | None = None, place: str = "
         assert tensors is not None
         tensors[place] = value.detach().clone()
         return {TENSOR: place}
-    if isinstance(value, float) and math.isnan(value) and tensors is None:
-        return None
     if value is None or isinstance(value, bool | int | float | str):
-        return value
+        return None if tensors is None and isinstance(value, float) and math.isnan(value) else value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         own = getattr(value, "to_json", None)
         if own is not None and place:
@@ -98,11 +96,11 @@ def unpack(kind: type[T], state: Any, device: torch.device | None = None) -> T:
     return found
 
 
+@dataclasses.dataclass
 class _Reader:
     """Reads values by type. With tensors it is strict: every field must be there, and no other."""
 
-    def __init__(self, tensors: Mapping[str, Tensor] | None) -> None:
-        self.tensors = tensors
+    tensors: Mapping[str, Tensor] | None
 
     def read(self, kind: Any, value: Any, where: str) -> Any:
         origin, args = get_origin(kind), get_args(kind)

@@ -123,9 +123,8 @@ class network_failures(AbstractContextManager[object]):
     """A context in which the errors that a network raises on unsuitable inputs become a NetworkError."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RuntimeError | IndexError | ValueError) and not isinstance(
-            error, torch.OutOfMemoryError | FrclError
-        ):
+        is_unsuitable = isinstance(error, RuntimeError | IndexError | ValueError)
+        if is_unsuitable and not isinstance(error, torch.OutOfMemoryError | FrclError):
             raise NetworkError(f"the network failed on these inputs: {error}") from error
 
 
@@ -224,13 +223,9 @@ class MLP(nn.Module):
     """
 
     def __init__(
-        self,
-        inputs: int,
-        widths: Sequence[int] = (256, 256),
-        *,
-        last: Literal["linear", "relu"] = "linear",
+        self, inputs: int, widths: Sequence[int] = (256, 256), *, last: Literal["linear", "relu"] = "linear",
         seed: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         if inputs < 1 or not widths or min(widths) < 1:
             raise OptionError(f"MLP needs positive sizes; got inputs={inputs}, widths={tuple(widths)}")
@@ -257,9 +252,8 @@ class MLP(nn.Module):
 def _pool(size: int, padding: Literal["valid", "same"]) -> tuple[nn.Module, int]:
     """Max pooling 3×3 with stride 2 and the size of the map after it.
 
-    "valid" drops incomplete windows; a map smaller than the window is pooled whole, since four
-    such blocks do not fit 28×28 (28 → 13 → 6 → 2 → 1). "same" pads (28 → 14 → 7 → 4 → 2): on both sides for an odd
-    size, and on the far side only for an even one (`ceil_mode`).
+    "valid" drops incomplete windows; a smaller map is pooled whole, since four such blocks do not fit 28×28 (28 → 13 →
+    6 → 2 → 1). "same" pads (28 → 14 → 7 → 4 → 2): on both sides of an odd size, on the far side of an even one.
     """
     if padding == "valid":
         window = min(3, size)
@@ -270,19 +264,13 @@ def _pool(size: int, padding: Literal["valid", "same"]) -> tuple[nn.Module, int]
 class ConvNet(nn.Module):
     """The paper's Omniglot network: blocks of 3×3 convolution (padding "same"), ReLU and 3×3/2 max pooling.
 
-    Takes [B, size, size] or [B, channels, size, size] and returns the flattened last map. `outputs` is the number
-    of features.
+    Takes [B, size, size] or [B, channels, size, size] and returns the flattened last map, `outputs` features.
     """
 
     def __init__(
-        self,
-        size: int = 28,
-        *,
-        channels: int = 1,
-        filters: Sequence[int] = (64, 64, 64, 64),
-        pooling: Literal["valid", "same"] = "same",
-        seed: int = 0,
-    ) -> None:
+        self, size: int = 28, *, channels: int = 1, filters: Sequence[int] = (64, 64, 64, 64),
+        pooling: Literal["valid", "same"] = "same", seed: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__()
         if size < 1 or channels < 1 or not filters or min(filters) < 1:
             raise OptionError(

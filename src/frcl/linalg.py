@@ -18,9 +18,8 @@ def all_finite(x: Tensor) -> bool:
 def cholesky(A: Tensor, diagonal: Tensor | float = 0.0) -> Tensor:
     """Lower Cholesky factor of A + diag(d) [..., n, n], d a number or [..., n]; NaN where it is not positive definite.
 
-    No exception and no jitter: whatever noise a model has is stated by its caller. A failed factorisation
-    turns into a NaN that the training loop reports, so that the step has no branch on data and can be
-    batched or captured.
+    No exception and no jitter: whatever noise a model has is stated by its caller. A failed factorisation turns into a
+    NaN that the training loop reports, so that the step has no branch on data and can be batched or captured.
     """
     shifted = torch.diagonal_scatter(A, A.diagonal(dim1=-2, dim2=-1) + diagonal, dim1=-2, dim2=-1)
     factor, info = torch.linalg.cholesky_ex(shifted)

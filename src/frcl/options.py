@@ -107,9 +107,8 @@ def _check_range(name: str, value: float, limits: Mapping[str, Any], *, whole: b
 
 def _members(hint: Any) -> tuple[Any, ...]:
     """The types of a union but for Literals; the type itself otherwise."""
-    return tuple(
-        one for one in get_args(hint) or (hint,) if get_origin(one) is not Literal and not isinstance(one, str)
-    )
+    kinds = get_args(hint) or (hint,)
+    return tuple(one for one in kinds if get_origin(one) is not Literal and not isinstance(one, str))
 
 
 def choices_of(hint: Any) -> tuple[str, ...]:

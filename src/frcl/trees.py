@@ -1,7 +1,4 @@
-"""Nested structures of tensors: dictionaries, tuples, named tuples and lists whose leaves are tensors or constants.
-
-A leaf that is not a tensor (None, a number, a likelihood) is carried along as it is.
-"""
+"""Nested dictionaries, tuples, named tuples and lists of tensors; other leaves, such as None, are carried along."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence

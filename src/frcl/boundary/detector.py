@@ -252,11 +252,9 @@ class BoundaryDetector(DetectorSettings):
         if scores.ndim not in (1, 2) or len(scores) == 0:
             raise DataError(f"scores must be [batch] or [batch, functions]; got shape {tuple(scores.shape)}")
         values = self._finite(scores).reshape(len(scores), -1)
-        if self.log_space:
-            if bool((values < 0).any()):
-                raise DataError("scores must not be negative when the test is made in log space")
-            values = values.clamp_min(TINY).log()
-        return values
+        if self.log_space and bool((values < 0).any()):
+            raise DataError("scores must not be negative when the test is made in log space")
+        return values.clamp_min(TINY).log() if self.log_space else values
 
     def _finite(self, scores: Tensor) -> Tensor:
         values = scores.detach().to("cpu", torch.float64)

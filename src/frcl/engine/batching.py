@@ -53,9 +53,8 @@ def batched_loss(program: Program, params: Tree, constants: Tree, x: Tensor, y: 
 
 def minibatches(programs: Sequence[Program], rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """The examples that each program uses in a step, [S, B, ...]."""
-    each = list(zip(programs, rows, strict=True))
-    x = torch.stack([one.x.index_select(0, own) for one, own in each])
-    return x, torch.stack([one.y.index_select(0, own) for one, own in each])
+    each = zip(programs, rows, strict=True)
+    return stack([(one.x.index_select(0, own), one.y.index_select(0, own)) for one, own in each])
 
 
 def can_stack(programs: Sequence[Program]) -> bool:

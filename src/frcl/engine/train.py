@@ -166,10 +166,7 @@ class Optimiser:
 
     @staticmethod
     def joined(optimisers: Sequence[Optimiser]) -> Optimiser:
-        """One optimiser over all of them with a leading axis, of which their own tensors become slices.
-
-        A step of the one is a step of each: the parameters and moments of the others are views of its own.
-        """
+        """One optimiser over all of them with a leading axis; their own tensors become slices of its tensors."""
         first = optimisers[0]
         params = with_tensors(first.tree, in_one_block([one.params for one in optimisers]))
         natural = None if first.natural is None else torch.stack([one.natural for one in optimisers])  # type: ignore[misc]

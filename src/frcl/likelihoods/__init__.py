@@ -1,7 +1,6 @@
 """Likelihoods p(y | f), each bound to the targets of one task. See `base.Likelihood` for the interface.
 
-Every module of this package is imported here, and a module that defines a likelihood registers it. So a new likelihood
-is one new file; the names below are the ones of the library's own that can be imported from here.
+Every module of this package is imported here, and registers the likelihood that it defines: a new one is one new file.
 """
 
 from frcl.likelihoods.base import (

@@ -2,8 +2,7 @@
 
 A likelihood is bound to the targets of one task: it knows their labels or their number, encodes them and says how
 likely they are. Its formulas are pure functions of tensors in nats, one value per example [B]; random numbers
-(`draws`) are passed in. A new likelihood is one file of this package, or one class behind an entry point of the group
-`frcl.likelihoods`.
+(`draws`) are passed in. A new one is a file of this package, or a class behind an entry point of `frcl.likelihoods`.
 """
 
 from abc import abstractmethod
@@ -40,10 +39,7 @@ class Likelihood(Protocol):
 
     @classmethod
     def from_targets(cls, values: Tensor | Labels, labels: Sequence[Label] | None, settings: Mapping[str, Any]) -> Self:
-        """The likelihood of a task with these targets (see `as_values`) and, if declared, these labels.
-
-        `settings` are values of further fields.
-        """
+        """The likelihood of a task with these targets (see `as_values`), labels if declared, and further fields."""
 
     @property
     def functions(self) -> int:
@@ -88,10 +84,7 @@ class Likelihood(Protocol):
         """
 
     def fisher_terms(self, f: Tensor, params: Params) -> tuple[Tensor, Tensor]:
-        """Values and weights, [B, R] each, with Fisher information of θ = Σ_r weights_r (∂ values_r / ∂θ)², exact.
-
-        Weights carry no gradient.
-        """
+        """Values and constant weights, [B, R] each, with Fisher information of θ = Σ_r weights_r (∂ values_r / ∂θ)²."""
 
     def sample(self, f: Tensor, params: Params, generator: torch.Generator) -> Tensor:
         """y ~ p(y | f) for every f [..., C]: classes [...], or numbers [..., C]."""
@@ -127,17 +120,13 @@ def as_values(y: Any) -> Tensor | Labels:
         raise DataError(f"targets are not a regular array: {error}") from error
     if array.dtype.kind == "O" and all(isinstance(value, str) for value in array.flat):
         array = array.astype(str)
-    match array.dtype.kind:
-        case "u" if array.size and int(array.max()) > np.iinfo(np.int64).max:
-            raise LabelError(f"label {int(array.max())} does not fit a 64-bit integer; use smaller numbers or strings")
-        case "b" | "i" | "u":
-            return torch.as_tensor(array.astype(np.int64))
-        case "f":
-            return torch.as_tensor(numeric_array(array, "targets"))
-        case "U":
-            return array
-        case _:
-            raise DataError(f"targets of type {array.dtype} are not supported; use integers, strings or floats")
+    if array.dtype.kind not in "biufU":
+        raise DataError(f"targets of type {array.dtype} are not supported; use integers, strings or floats")
+    if array.dtype.kind == "u" and array.size and int(array.max()) > np.iinfo(np.int64).max:
+        raise LabelError(f"label {int(array.max())} does not fit a 64-bit integer; use smaller numbers or strings")
+    if array.dtype.kind == "U":
+        return array
+    return torch.as_tensor(numeric_array(array, "targets") if array.dtype.kind == "f" else array.astype(np.int64))
 
 
 # -- classes ---------------------------------------------------------------------------------------------------------

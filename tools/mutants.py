@@ -210,7 +210,7 @@ MUTANTS = (
            "(0.5 * (precision * difference.square()))", "(precision * difference.square())",
            "tests/test_likelihoods.py"),
     Mutant("divergence of two softmax distributions turned round", "likelihoods/base.py",
-           "(log_old.exp() * between)", "(log_new.exp() * -between)", "tests/test_likelihoods.py"),
+           "(log_old.exp() * torch", "(log_new.exp() * -torch", "tests/test_likelihoods.py"),
     Mutant("classes that a task does not have counted in a divergence", "likelihoods/base.py",
            ".masked_fill(absent, -torch.inf)", "", "tests/test_likelihoods.py"),
     Mutant("variance left out of a Poisson rate", "likelihoods/poisson.py",

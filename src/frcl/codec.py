@@ -63,9 +63,7 @@ def to_json(value: Any, tensors: dict[str, Tensor] | None = None, place: str = "
         return {str(key): part(key, item) for key, item in value.items()}
     if isinstance(value, set | frozenset):
         return sorted(value)
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    return [part(i, item) for i, item in enumerate(value)]
+    return [part(i, item) for i, item in enumerate(value.tolist() if isinstance(value, np.ndarray) else value)]
 
 
 def from_json(kind: type[T], value: Any, where: str = "") -> T:

@@ -31,13 +31,8 @@ def named_tensors(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     if isinstance(tree, Tensor):
         yield prefix, tree
         return
-    items: Any = ()
-    if isinstance(tree, Mapping):
-        items = tree.items()
-    elif getattr(tree, "_fields", None) is not None:
-        items = zip(tree._fields, tree, strict=True)
-    elif isinstance(tree, tuple | list):
-        items = enumerate(tree)
+    tree = tree._asdict() if hasattr(tree, "_asdict") else tree
+    items = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, tuple | list) else ()
     for key, value in items:
         yield from named_tensors(value, f"{prefix}/{key}" if prefix else str(key))
 

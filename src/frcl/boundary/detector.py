@@ -61,9 +61,9 @@ class BoundaryDetector(DetectorSettings):
     """A test of each minibatch's scores against those before it, which declares a switch when they have fallen.
 
     By default the test is calibrated: it compares windows of 1 to 64 minibatches with the trend before, and declares a
-    switch by mistake about once in `expected_run` minibatches. With `threshold` it is the paper's, Welch's test. Its
-    reference is scored by the model as it was, unless `rescore` is given: then every step of learning between two
-    minibatches moves the scores a little, and over ten of them that looks like a change.
+    switch by mistake about once in `expected_run` minibatches. With `threshold` it is the paper's, Welch's test. Unless
+    `rescore` is given, its reference is scored by the model as it was: then every step of learning moves the scores a
+    little, and over ten minibatches that looks like a change.
     """
 
     _now: Watched = field(init=False, repr=False, compare=False)

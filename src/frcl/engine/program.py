@@ -100,8 +100,7 @@ STREAMS = ("posterior", "batches", "likelihood", "past", "selection", "window")
 class Streams(dict[str, torch.Generator]):
     """The named generators of one learner, with a state that can be saved and put back.
 
-    Random numbers of several steps may be drawn ahead: `hold` remembers the state before them as `held`, and that is
-    the state that is saved until all these steps have been taken.
+    Numbers of several steps may be drawn ahead: until all these are taken, the state before them, `held`, is saved.
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:

@@ -19,12 +19,9 @@ class Recorded:
         self.units = units
         self._locks = [program.lock for unit in units for program in unit.programs]
         self.device = units[0].programs[0].x.device
-        chunk = units[0].programs[0].chunk
+        steps, terms = units[0].programs[0].chunk + TRIALS, len(Terms._fields)
         self.at = torch.zeros(1, dtype=torch.long, device=self.device)
-        self.logs = [
-            torch.zeros(chunk + TRIALS, len(unit.programs), len(Terms._fields), dtype=torch.float64, device=self.device)
-            for unit in units
-        ]
+        self.logs = [self.at.new_zeros(steps, len(unit.programs), terms, dtype=torch.float64) for unit in units]
         self._replay: Replay | None = None
         self._before: list[Tensor] = []
 

@@ -252,9 +252,8 @@ def eager_steps(units: Sequence[Unit], group: Processes | None) -> Generator[lis
     """The steps left of a chunk, one by one, of all units or of none; one that is not finite is refused before it."""
     for unit in units:
         places = unit.load()  # of all the same
-    locks = [program.lock for unit in units for program in unit.programs]
     for at in places:
-        with indivisible(locks):
+        with indivisible([program.lock for unit in units for program in unit.programs]):
             draws = [tree_map(itemgetter(at), unit.drawn) for unit in units]
             with network_failures():
                 pairs = list(zip(units, draws, strict=True))

@@ -201,16 +201,14 @@ def softmax_divergence(old: Tensor, new: Tensor, own: Tensor) -> Tensor:
     absent = ~there & there.any(-1, keepdim=True)  # a row of padding alone stays finite
     offset = torch.zeros_like(own, dtype=old.dtype).masked_fill(absent, -torch.inf)
     log_old, log_new = ((f + offset).log_softmax(-1) for f in (old, new))
-    between = torch.where(there, log_old - log_new, 0.0)
-    return (log_old.exp() * between).sum(-1)
+    return (log_old.exp() * torch.where(there, log_old - log_new, 0.0)).sum(-1)
 
 
 @dataclass(frozen=True)
 class ClassLikelihood(Likelihood):
     """A task with classes: its targets, and its predictive distribution by the probability of every class.
 
-    Unless a likelihood says otherwise there is one function per class, and divergence and Fisher information are those
-    of the softmax.
+    By default there is one function per class, and divergence and Fisher information are those of the softmax.
     """
 
     labels: tuple[Label, ...]  # sorted, without repetition
@@ -308,8 +306,7 @@ class NumericLikelihood(Likelihood):
     def encode(self, y: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Finite floats [N, C]."""
         values = _numbers(as_values(y))
-        if values.ndim == 1:
-            values = values[:, None]
+        values = values[:, None] if values.ndim == 1 else values
         if values.ndim != 2 or values.shape[1] != self.outputs:
             raise DataError(f"targets must be [N, {self.outputs}] for this task; got shape {tuple(values.shape)}")
         values = values.to(dtype)

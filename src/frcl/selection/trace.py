@@ -149,7 +149,6 @@ class Swaps:
         coming = torch.arange(M, M + steps, device=device).expand_as(going)
         begin = torch.arange(S, device=device)[:, None, None] * self.table.shape[1]
         self.pairs = (torch.cat((going, coming), 1) + begin).flatten(0, 1).mT.contiguous()  # [steps, 2 S] of `rows`
-        self.pair_shape = (S, 2, K)
         self.positions = torch.arange(M, device=device)
         self.clock = torch.full((1,), -1, device=device)
 
@@ -182,7 +181,7 @@ class Swaps:
         self.clock.add_(1)
         slot = self.slots.index_select(2, self.clock)  # [S, 1, 1]
         here = self.positions == slot  # [S, 1, M]
-        pair = self.rows.index_select(0, self.pairs.index_select(0, self.clock).view(-1)).view(self.pair_shape)
+        pair = self.rows.index_select(0, self.pairs.index_select(0, self.clock).view(-1)).view(len(slot), 2, -1)
         exchange = self.exchange(self.P, self.Phi_z, slot, here, pair, self.known)
         fall = exchange.fall(self.gram)
         if self.may_look and max(fall.tolist()) <= 0:

@@ -103,7 +103,7 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
                 )
         self.features = FeatureMap(self.net, options.bfloat16)
         self._ahead = self.features  # of the inputs of training
-        self._inference = options.inference_of_task()
+        self._infer_tasks()
         self._changes: Augmentation | None = None  # of the minibatches of the task that is learned by fit()
         self._state = BaselineState(
             Streams(options.seed, self.device), [copy.deepcopy(one) for one in chosen], own=self.own_type()
@@ -259,7 +259,7 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         def no_points() -> Any:
             raise AssertionError("baselines infer the task from their heads, or from sums over all examples")
 
-        return Beliefs(Asked(x, shared, no_points, probs, None), lambda task, _: predict(task))
+        return Beliefs(Asked(x, lambda: shared()[:, :-1], no_points, probs, None), lambda task, _: predict(task))
 
     def _features(self, x: Tensor) -> Tensor:
         """Features of x in the network as it stands, [n, K]."""

@@ -8,6 +8,7 @@ from typing import ClassVar, cast
 from frcl.engine.train import OptimiserOptions
 from frcl.errors import OptionError
 from frcl.exact.fixed import FeatureKind
+from frcl.features import FeatureMap
 from frcl.inference import FromHeads, TaskInference, task_inference
 from frcl.options import NOT_NEGATIVE, POSITIVE, SHARE, option
 from frcl.regularisers import EWC, CurrentInputs, Curvature, MemorablePast, PathIntegral, Regulariser, Replay
@@ -43,9 +44,9 @@ class TrainingOptions(OptimiserOptions):
                 "others: leave them out"
             )
 
-    def inference_of_task(self) -> TaskInference:
+    def inference_of_task(self, map: FeatureMap) -> TaskInference:
         """How the task of an input is inferred."""
-        return task_inference(self.task_inference, self.task_features, self.task_kind, self.seed)
+        return task_inference(self.task_inference, self.task_features, self.task_kind, self.seed, map)
 
     def regularisers(self) -> list[Regulariser]:
         """The regularisers of the method, fresh."""

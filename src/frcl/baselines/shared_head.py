@@ -19,7 +19,7 @@ from frcl.checks import check_like, check_stored, expect
 from frcl.engine.program import CHUNK, Program, Values
 from frcl.engine.train import AdamState, Optimiser, train
 from frcl.errors import LabelError, OptionError, TaskError
-from frcl.features import check_features
+from frcl.features import check_features, with_bias
 from frcl.learners.mixture import over_labels
 from frcl.learners.types import Beliefs, Prediction, StepLog
 from frcl.likelihoods import Label, Likelihood, Softmax
@@ -122,7 +122,7 @@ class SharedHead(Baseline[O, Own]):
         """One softmax over the labels of all finished tasks, unless sums over all examples infer the task."""
         if self._inference.sums is not None:
             return super()._over_tasks(beliefs)
-        return self._over_labels(beliefs.asked.features(), range(len(self._state.past)))
+        return self._over_labels(with_bias(beliefs.asked.features()), range(len(self._state.past)))
 
     def _over_labels(self, Phi: Tensor, tasks: Sequence[int]) -> tuple[Prediction, Tensor, None]:
         """p(y | x) over the labels of some tasks; a label of several tasks is as probable in each of them."""
@@ -216,7 +216,7 @@ class SharedHead(Baseline[O, Own]):
 
     def _drop(self, number: int) -> None:
         """Examples of the task, and rows of labels that no other task has."""
-        self._inference = self.options.inference_of_task()
+        self._infer_tasks()
         state, own = self._state, self._own
         if not state.past:
             state.own = type(own)()

@@ -19,7 +19,7 @@ from frcl.engine.program import StepLock, Streams
 from frcl.engine.train import train
 from frcl.errors import CheckpointError, DataError, NumericalError, OptionError, TaskError
 from frcl.exact.model import Tasks, stored_bytes
-from frcl.features import check_network, trained_parts
+from frcl.features import FeatureMap, check_network, trained_parts
 from frcl.inference import TaskInference
 from frcl.inputs import MultiInput, numeric_array
 from frcl.learners.deploy import Deployed, export, export_onnx
@@ -239,7 +239,12 @@ class SequentialLearner(Accounts, Generic[O, S]):
 
     def _drop(self, number: int) -> None:
         """Take a task out of what is beside the state's past and regularisers, and empty caches."""
-        self._inference = self.options.inference_of_task()  # type: ignore[attr-defined]
+        self._infer_tasks()
+
+    def _infer_tasks(self) -> None:
+        """Begin to infer tasks: nothing is known but what the state has."""
+        options: Any = self.options
+        self._inference = options.inference_of_task(FeatureMap(self.net, options.bfloat16))
 
     def _deployed(self, task: int | None) -> tuple[Deployed, Tensor]:
         """What is exported, and an example of its inputs."""

@@ -94,7 +94,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         self._model = Model(self.net, self.options, self.dtype, self.device, self._lock)
         self._state = LearnerState(Streams(self.options.seed, self.device), chosen)
         self._predictor = Predictor(self._model, self._watched)
-        self._inference = self.options.inference_of_task()
+        self._infer_tasks()
         self._fixed_features = InputFeatures(FEATURES, "dense", self.options.seed).raw
 
     def _repr_html_(self) -> str:

@@ -190,7 +190,8 @@ def unpacked(raw: bytes, where: str) -> bytes:
     if not raw.startswith(GZIP):
         return raw
     try:
-        content = gzip.GzipFile(fileobj=io.BytesIO(raw)).read(LARGEST + 1)
+        with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
+            content = file.read(LARGEST + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{where} is damaged: {error}") from error
     if len(content) > LARGEST:

@@ -207,9 +207,8 @@ def _literal(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         plain = text.strip()
-    if plain.startswith("[") and plain.endswith("]"):
-        return [_literal(item) for item in plain[1:-1].split(",")]
-    return plain
+    is_list = plain.startswith("[") and plain.endswith("]")
+    return [_literal(item) for item in plain[1:-1].split(",")] if is_list else plain
 
 
 def to_dict(config: Config) -> dict[str, Any]:

@@ -133,14 +133,12 @@ class Several(Observer):
 def accuracy_table(result: Result) -> Table:
     """The accuracy matrix, mean over seeds; of many tasks its diagonal, just after learning each, and its last row."""
     names, mean, seeds = result.tasks, 100 * result.accuracy.mean(0), len(result.seeds)
+    first, title = "after learning", f"Accuracy on each task after learning each task (%, seeds: {seeds})"
+    columns = list(zip(names, mean.T, strict=True))
     if len(names) > WIDE:
-        table = Table("task", title=f"Accuracy (mean of {seeds} seeds, %)")
+        first, title = "task", f"Accuracy (mean of {seeds} seeds, %)"
         columns = [("just after learning it", mean.diagonal()), ("at the end", mean[-1])]
-    else:
-        table = Table("after learning", title=f"Accuracy on each task after learning each task (%, seeds: {seeds})")
-        columns = list(zip(names, mean.T, strict=True))
-    for heading, _ in columns:
-        table.add_column(escape(heading), justify="right")
+    table = Table(first, *(Column(escape(heading), justify="right") for heading, _ in columns), title=title)
     for name, *row in zip(names, *(values for _, values in columns), strict=True):
         table.add_row(escape(name), *("" if math.isnan(value) else f"{value:.1f}" for value in row))
     return table

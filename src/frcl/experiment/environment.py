@@ -6,7 +6,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,6 @@ MOST_THREADS = 1024
 
 
 def describe(device: str) -> dict[str, str]:
-    """Versions and machine, as text."""
     from frcl import __version__
 
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.machine()
@@ -55,10 +54,9 @@ def threads(count: int, *, tf32: bool | None = None) -> Iterator[None]:
 
 def check_device(device: str) -> torch.device:
     """The device of that name; an error if this machine does not have it."""
-    try:
+    found: torch.device | None = None
+    with suppress(RuntimeError):
         found = torch.device(device)
-    except RuntimeError:
-        found = None
     if found is None or found.type not in ("cpu", "cuda"):
         raise OptionError(f"unknown device {device!r}; use cpu, cuda or cuda:0")
     if found.type == "cuda" and not torch.cuda.is_available():
@@ -79,10 +77,8 @@ def _commit() -> str:
     if COMMIT in os.environ:
         return os.environ[COMMIT]
     root = Path(__file__).resolve().parents[3]
-    if not (root / ".git").exists():
-        return ""
     command = ["git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
-    try:
-        return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""
+    if (root / ".git").exists():
+        with suppress(OSError, subprocess.CalledProcessError):
+            return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+    return ""

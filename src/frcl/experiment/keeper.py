@@ -271,15 +271,11 @@ def _boundaries(options: DetectorOptions, records: Sequence[SeedRecord]) -> Boun
     """`acted_on` scores the switches of the learner; with `beside`, `found` and `statistic` are of that second test."""
     first, level, pause = records[0], options.detector().level, options.waits.pause
     tested = [(step, value) for step, value in enumerate(first.statistic) if value is not None]
-
-    def scored(threshold: float, found: Sequence[Sequence[int]]) -> list[BoundaryScore]:
-        pairs = zip(records, found, strict=True)
-        return [score_boundaries(record.true, own, threshold, options.tolerance) for record, own in pairs]
-
-    acted_on = scored(level, [record.found for record in records])
+    acted_on = [score_boundaries(record.true, record.found, level, options.tolerance) for record in records]
     scores = []  # means over seeds; that of the delay over those that found a switch
     for threshold in options.thresholds:
-        each = scored(threshold, [declared_switches(one.statistic, threshold, pause) for one in records])
+        found = [(one.true, declared_switches(one.statistic, threshold, pause)) for one in records]
+        each = [score_boundaries(*pair, threshold, options.tolerance) for pair in found]
         precision, recall, f1 = (sum(getattr(one, name) for one in each) / len(each) for name in RATES)
         delays = [one.delay for one in each if one.delay is not None]
         delay = sum(delays) / len(delays) if delays else None

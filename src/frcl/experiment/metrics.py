@@ -265,10 +265,9 @@ class Interval:
 def over_seeds(values: Iterable[float | None]) -> Interval | None:
     """Mean, standard deviation and interval of one value per seed; None if one of them is not available."""
     given = [math.nan if value is None else float(value) for value in values]
-    n = len(given)
     if not given or not all(map(math.isfinite, given)):
         return None
-    mean = sum(given) / n
+    n, mean = len(given), sum(given) / len(given)
     if n == 1:
         return Interval(mean, per_seed=tuple(given))
     from scipy.stats import t
@@ -317,7 +316,6 @@ def delays_of(true: Sequence[int], found: Sequence[int], tolerance: int) -> dict
 
 
 def score_boundaries(true: Sequence[int], found: Sequence[int], threshold: float, tolerance: int) -> BoundaryScore:
-    """Precision, recall and F1 of the switches found."""
     delays = delays_of(true, found, tolerance)
     hits = len(delays)
     precision = hits / len(found) if found else (1.0 if not true else 0.0)

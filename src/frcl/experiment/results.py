@@ -197,8 +197,7 @@ class Result:
 def _check_matrix(R: Floats, seeds: int, tasks: int, least: float) -> None:
     if R.shape != (seeds, tasks, tasks):
         raise Damaged(f'"accuracy" has the shape {list(R.shape)}, expected {[seeds, tasks, tasks]}')
-    measured = np.broadcast_to(np.tri(tasks, dtype=bool), R.shape)
-    wrong = np.argwhere(np.where(measured, ~((least <= R) & (R <= 1.0)), ~np.isnan(R)))
+    wrong = np.argwhere(np.where(np.tri(tasks, dtype=bool), ~((least <= R) & (R <= 1.0)), ~np.isnan(R)))
     if len(wrong):
         s, i, j = wrong[0].tolist()
         value = "null" if np.isnan(R[s, i, j]) else f"{R[s, i, j]:g}"

@@ -68,8 +68,7 @@ def learn_stream(keeper: Keeper, learner: StreamLearner, benchmark: Benchmark, s
     record.true = [steps * i for i in range(1, len(benchmark))]
     train = benchmark.task(number).train
     labels = train.y.cpu()  # the learner reads label values on the CPU
-    while len(record.statistic) < steps * (number + 1):
-        t = len(record.statistic)
+    for t in range(len(record.statistic), steps * (number + 1)):
         rows = torch.randint(len(train.x), (batch,), generator=fork(seed, f"stream/{t}"))
         with keeper.timed("train"):
             log = learner.observe(train.x[rows.to(train.x.device)], labels[rows])
@@ -162,7 +161,6 @@ def _follow(observer: Observer, stop: Stop, after: After) -> Result:
 
 
 def source_of(config: Config) -> Source:
-    """The benchmark of a run as a function of the seed."""
     device = environment.check_device(config.device)
     source = benchmark_source(config.benchmark, config.stream, data=config.data, device=device)
     return (lambda seed: anonymous(source(seed))) if config.hidden_boundaries else source

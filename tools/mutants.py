@@ -198,7 +198,7 @@ MUTANTS = (
     Mutant("points of Z not left out of the predictive criterion", "selection/base.py",
            "rest[index] = False", "rest[index] = True", "tests/test_selection.py"),
     Mutant("label sign of the Bernoulli likelihood", "likelihoods/bernoulli.py",
-           "F.logsigmoid((2 * y - 1)", "F.logsigmoid((1 - 2 * y)", "tests/test_likelihoods.py"),
+           "sign = (2 * y - 1).to(mean.dtype)", "sign = (1 - 2 * y).to(mean.dtype)", "tests/test_likelihoods.py"),
     Mutant("variance for std in the softmax", "likelihoods/softmax.py",
            "f = torch.addcmul(mean, (variance + SMALL).sqrt(), draws)",
            "f = torch.addcmul(mean, variance + SMALL, draws)", "tests/test_likelihoods.py"),

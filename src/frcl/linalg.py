@@ -34,7 +34,9 @@ def solve_lower(L: Tensor, B: Tensor) -> Tensor:
 
 def inverse_lower(L: Tensor) -> Tensor:
     """L⁻¹ for lower-triangular L [..., n, n]."""
-    return solve_lower(L, torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand_as(L))
+    eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
+    inverse: Tensor = torch.linalg.solve_triangular(L, eye.expand_as(L), upper=False)
+    return inverse
 
 
 def logdet_from_cholesky(L: Tensor) -> Tensor:

@@ -183,8 +183,7 @@ def prior_kl_terms(beliefs: Sequence[FunctionBelief], *, with_mean: bool = True)
     mask = padded([part.new_ones(len(part)) for part in F])
     numbers = [[len(one.mean), one.u_noise, one.posterior_noise, one.prior_std] for one in beliefs]
     C, u_noise, posterior_noise, prior_std = F[0].new_tensor(numbers).unbind(1)
-    whole = padded(F), mask, C, u_noise, posterior_noise, prior_std, torch.stack(constant)
-    return PriorKL(*whole, smallest=min(len(part) for part in F))
+    return PriorKL(padded(F), mask, C, u_noise, posterior_noise, prior_std, torch.stack(constant), min(map(len, F)))
 
 
 def _kl_parts(belief: FunctionBelief, mean: Tensor) -> tuple[Tensor, Tensor]:

@@ -226,7 +226,7 @@ def train(programs: Sequence[Program]) -> Generator[list[list[Values]], None, No
     if (group := processes()) is not None:
         begin_together(programs, group)
     own = programs if group is None else [sharded(program, group) for program in programs]
-    units = _units(own)
+    units = [Unit(own[0])] if len(own) == 1 else _units(own)
     recorded = Recorded(units) if can_record(programs) else None
     try:
         while first.step < first.stop:
@@ -317,8 +317,8 @@ class StreamSteps:
 
 
 def _units(programs: Sequence[Program]) -> Sequence[Unit]:
-    """One block if they are several that fit together and can be batched, else each by itself."""
-    if len(programs) > 1 and can_stack(programs):
+    """One block if they fit together and can be batched, else each by itself."""
+    if can_stack(programs):
         if not (reason := why_not(programs)):
             return [Block(programs)]
         warnings.warn(f"these networks cannot be batched over seeds, which run side by side: {reason}", stacklevel=3)

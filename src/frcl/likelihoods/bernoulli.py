@@ -35,9 +35,10 @@ class Bernoulli(ClassLikelihood):
         return 1
 
     def expected_log_prob(self, mean: Tensor, variance: Tensor, y: Tensor, draws: Tensor, params: Params) -> Tensor:
-        """E[log p(y | f)] by Gauss–Hermite quadrature."""
-        f, weights = gaussian_expectation_nodes(mean, variance, self.nodes)  # [B, 1, Q]
-        return self.log_prob(f.mT, y[:, None], params) @ weights
+        """E[log σ((2y − 1) f)] by Gauss–Hermite quadrature."""
+        f, weights = gaussian_expectation_nodes(mean[:, 0], variance[:, 0], self.nodes)  # [B, Q]
+        sign = (2 * y - 1).to(mean.dtype)
+        return F.logsigmoid(sign[:, None] * f) @ weights
 
     def log_prob(self, f: Tensor, y: Tensor, params: Params) -> Tensor:
         """log σ((2y − 1) f)."""

@@ -25,13 +25,11 @@ class Gaussian(NumericLikelihood):
         """Σ_c −½ [ log 2π s_c² + ((y_c − μ_c)² + σ_c²)/s_c² ], exact."""
         log_noise = params["log_noise"]
         error = ((y - mean).square() + variance) * torch.exp(-log_noise)
-        return -0.5 * (math.log(2 * math.pi) + log_noise + error).sum(1)
+        return -0.5 * (math.log(2 * math.pi) + log_noise + error).sum(-1)
 
     def log_prob(self, f: Tensor, y: Tensor, params: Params) -> Tensor:
         """Σ_c log N(y_c | f_c, s_c²)."""
-        log_noise = params["log_noise"]
-        error = (y - f).square() * torch.exp(-log_noise)
-        return -0.5 * (math.log(2 * math.pi) + log_noise + error).sum(-1)
+        return self.expected_log_prob(f, torch.zeros_like(f), y, f, params)
 
     def predictive(self, mean: Tensor, variance: Tensor, draws: Tensor, params: Params) -> Predictive:
         """E[y] = μ and var[y] = σ² + s²."""

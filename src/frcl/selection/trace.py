@@ -114,7 +114,10 @@ def run_searches(searches: Sequence[TraceSearch]) -> list[Selected]:
     found: dict[int, Selected] = {}
     with torch.inference_mode():  # on CUDA the searches may still be under way after it
         swaps_of = [Swaps([searches[i] for i in members]) for members in groups.values()]
-        spread([swaps.run for swaps in swaps_of], searches[0].Phi.device)
+        if len(swaps_of) == 1:
+            swaps_of[0].run()
+        else:
+            spread([swaps.run for swaps in swaps_of], searches[0].Phi.device)
     for members, swaps in zip(groups.values(), swaps_of, strict=True):
         index = swaps.index.cpu().clone()  # out of inference mode
         each = zip(index, swaps.before.tolist(), swaps.after.tolist(), strict=True)

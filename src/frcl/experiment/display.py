@@ -132,16 +132,20 @@ class Several(Observer):
 
 
 def accuracy_table(result: Result) -> Table:
-    """The accuracy matrix, mean over seeds: a row for each task learned, a column for each task tested.
+    """The accuracy matrix of the scenario, mean over seeds: a row for each task learned, a column for each tested.
 
     With many tasks, a row for each task: just after it was learned, and at the end.
     """
-    names, mean, seeds = result.tasks, 100 * result.accuracy.mean(0), len(result.seeds)
+    R, where = (result.agnostic, "without the task, ") if result.names_no_task else (result.accuracy, "")
+    assert R is not None
+    names, mean, seeds = result.tasks, 100 * R.mean(0), len(result.seeds)
     if len(names) > WIDE:
-        table = Table("task", title=f"Accuracy (mean of {seeds} seeds, %)")
+        table = Table("task", title=f"Accuracy ({where}mean of {seeds} seeds, %)")
         columns = [("just after learning it", mean.diagonal()), ("at the end", mean[-1])]
     else:
-        table = Table("after learning", title=f"Accuracy on each task after learning each task (%, seeds: {seeds})")
+        table = Table(
+            "after learning", title=f"Accuracy on each task after learning each task ({where}%, seeds: {seeds})"
+        )
         columns = list(zip(names, mean.T, strict=True))
     for heading, _ in columns:
         table.add_column(escape(heading), justify="right")

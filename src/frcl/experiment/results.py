@@ -188,6 +188,11 @@ class Result:
             return -np.inf, 1.0 if "accuracy" in name else np.inf
         return RANGES.get(name, (0.0, 1.0))
 
+    @property
+    def names_no_task(self) -> bool:
+        """Whether what is predicted without the task comes first."""
+        return self.config.get("scenario") == "class" and self.agnostic is not None
+
     def metric(self, name: MetricName) -> Interval | None:
         metric: Interval | None = getattr(self, name)
         return metric

@@ -216,6 +216,46 @@ def test_heads_are_compared_by_their_largest_probability():
     close(found.log_probs.exp(), [[0.9 / 1.4, 0.5 / 1.4]], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("name", ["frcl", "ewc"])
+def test_a_fixed_network_infers_the_task_as_the_exact_gp_on_its_features(name):
+    net, model = MLP(64, (32, 16), seed=1).requires_grad_(False), frcl.ExactGP(MLP(64, (32, 16), seed=1))
+    learner = make_learner(net, replace(METHODS[name].options, steps=5, task_inference="exact"), seed=0, method=name)
+    for x, y in TASKS:
+        learner.fit(x, y)
+        model.fit(x, y)
+    assert torch.equal(learner._state.task_sums.gram, model._model.tasks.gram)
+    close(learner.predict(X).task_probs, model.predict(X).task_probs, rtol=0, atol=0.02)  # rounded after a scale
+
+
+def test_a_network_that_is_thawed_infers_the_task_from_the_points():
+    def taught(way):
+        net = MLP(64, (32, 16), seed=1).requires_grad_(False)
+        learner = FRCL(net, points=12, steps=5, task_inference=way, task_features=60)
+        for x, y in TASKS[:2]:
+            learner.fit(x, y)
+        return learner
+
+    learner = taught("auto")
+    assert learner.memory_parts()["sums"] > 0
+    learner.net.requires_grad_(True)
+    close(learner.predict(X).task_probs, taught("summaries").predict(X).task_probs)
+    learner.fit(*TASKS[2])
+    assert "sums" not in learner.memory_parts()
+    assert learner.predict(X).task_probs.shape == (len(X), 3)
+    learner = taught("exact")
+    learner.net.requires_grad_(True)
+    with pytest.raises(TaskError, match="freeze it again"):
+        learner.fit(*TASKS[2])
+
+
+def test_features_of_a_network_that_do_not_fit_leave_the_points():
+    net = MLP(64, (32, 2000), seed=1).requires_grad_(False)
+    learner = FRCL(net, points=12, steps=1, covariance="diagonal")
+    x, y = TASKS[0]
+    learner.fit(x, y)
+    assert "sums" not in learner.memory_parts()
+
+
 def test_auto_answers_from_sums_where_there_are_some_else_from_the_summaries():
     ways = {name: task_inference(name, 60, "auto", 0) for name in ("auto", "summaries", "exact")}
     kept = Tasks()

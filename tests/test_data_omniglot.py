@@ -12,7 +12,7 @@ import torch
 from scipy import ndimage
 
 from data_helpers import small_drawings
-from frcl.data.omniglot import Alphabet, chosen_alphabets, draw_moves, move_images, omniglot_tasks, parts_of
+from frcl.data.omniglot import Alphabet, alphabets_of, draw_moves, move_images, omniglot_tasks, parts_of
 from frcl.data.options import BenchmarkOptions
 from frcl.data.tasks import Benchmark, Split, Task
 from frcl.errors import OptionError, TaskError
@@ -26,7 +26,7 @@ def opened(options: BenchmarkOptions = PLAIN, seed: int = 0) -> Benchmark:
 
 
 def alphabets(options: BenchmarkOptions = PLAIN, seed: int = 0) -> list[Alphabet]:
-    return chosen_alphabets(DRAWINGS, options, seed)
+    return alphabets_of(DRAWINGS, options, seed)
 
 
 def rows(part: Split) -> Counter[bytes]:
@@ -73,7 +73,8 @@ def test_labels_belong_to_their_images() -> None:
 def test_by_drawer_everyone_gives_the_same_drawers() -> None:
     for alphabet in alphabets():
         parts = parts_of(alphabet, "drawer", seed=0)
-        drawers = [set(alphabet.drawers[parts == part].tolist()) for part in range(3)]
+        own = DRAWINGS.drawer[DRAWINGS.alphabet == DRAWINGS.alphabets.tolist().index(alphabet.name)]
+        drawers = [set(own[parts.numpy() == part].tolist()) for part in range(3)]
         assert drawers == [set(range(1, 13)), set(range(13, 17)), set(range(17, 21))]
 
 

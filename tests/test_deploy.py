@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import frcl
 from frcl import MLP, OptionError, TaskError
 from frcl.exact.fixed import RandomFeatures
 from frcl.learners.deploy import Products
-from frcl.methods import METHODS
+from frcl.methods import METHODS, make_learner
 from streams import blobs
 from test_methods_contract import make
 
@@ -142,6 +143,16 @@ def test_methods_with_a_linear_head_per_task(name, inference):
         learner.fit(x, y)
     for task in (0, 2, None):
         check(learner, task)
+
+
+@pytest.mark.parametrize("name", ["frcl", "ewc"])
+@pytest.mark.parametrize("inference", ["exact", "both"])
+def test_a_fixed_network_whose_features_infer_the_task(name, inference):
+    options = replace(METHODS[name].options, steps=5, task_inference="exact" if name == "ewc" else inference)
+    learner = make_learner(MLP(4, (16, 8)).requires_grad_(False), options, seed=0, method=name)
+    for x, y in TASKS:
+        learner.fit(x, y)
+    check(learner, None)
 
 
 @pytest.mark.slow

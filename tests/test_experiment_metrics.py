@@ -8,6 +8,7 @@ from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
 from frcl.experiment.keeper import _curve
 from frcl.experiment.metrics import (
+    Scores,
     accuracy_after_learning,
     accuracy_matrix,
     auroc,
@@ -88,12 +89,12 @@ def test_calibration_by_hand():
     bins = calibration(probs, y)
     expected = (0.25 * abs(1 - 0.95)) + 0.25 * abs(0 - 0.85) + 0.25 * abs(1 - 0.70) + 0.25 * abs(1 - 0.65)
     assert bins.error() == pytest.approx(expected)
-    twice = _curve([bins, bins])
+    twice = _curve([Scores(calibration=bins)] * 2)
     assert twice.count == (0, 0, 0, 0, 0, 0, 4, 0, 2, 2)
     assert twice.confidence[8] == pytest.approx(0.85)
     assert twice.accuracy[8] == 0.0
     assert np.isnan(twice.accuracy[0])
-    assert _curve([bins, None]) is None
+    assert _curve([Scores(calibration=bins), Scores()]) is None
 
 
 def test_perfectly_calibrated_predictions_have_a_small_error(generator):

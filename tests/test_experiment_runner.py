@@ -21,9 +21,10 @@ from frcl.experiment import runner
 from frcl.experiment.config import resolve
 from frcl.experiment.environment import describe
 from frcl.experiment.keeper import CHECKPOINT, Interrupted, Observer, read_checkpoint
-from frcl.experiment.metrics import score_boundaries
+from frcl.experiment.metrics import score, score_boundaries
 from frcl.experiment.results import MEASURED, Result, SeedRecord, read_result
 from frcl.files import alone_in, load_state, save_state
+from frcl.learners.types import Prediction
 
 TINY = {
     "seeds": [0, 1],
@@ -338,12 +339,13 @@ def test_overwriting_leaves_nothing_of_the_old_run(tmp_path):
 
 
 def test_targets_without_any_spread_have_a_finite_score():
-    from frcl.experiment.metrics import _r_squared
+    def r_squared(mean: torch.Tensor, y: torch.Tensor) -> float:
+        return score(Prediction(mean, torch.ones_like(mean), target_mean=mean), y)
 
     y = torch.full((5,), 2.0)
-    assert _r_squared(y[:, None], y) == 1.0
-    assert _r_squared(y[:, None] + 1, y) == 0.0
-    assert _r_squared(torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([1.0, 2.0, 3.0])) == pytest.approx(0.5)
+    assert r_squared(y[:, None], y) == 1.0
+    assert r_squared(y[:, None] + 1, y) == 0.0
+    assert r_squared(torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([1.0, 2.0, 3.0])) == pytest.approx(0.5)
 
 
 def test_a_stream_counts_what_it_keeps(tmp_path):
@@ -453,5 +455,5 @@ def test_seeds_run_together_where_that_pays_off():
 
     assert (at_once("cpu"), at_once("cpu", method="ewc"), at_once("cpu", hidden_boundaries=True)) == (10, 10, 1)
     assert (at_once("cpu", method="joint"), at_once("cuda", method="joint")) == (1, 10)
-    conv = {"kind": "conv", "widths": [4]}
-    assert (at_once("cpu", network=conv), at_once("cuda", network=conv)) == (1, 10)
+    for network in ({"kind": "conv", "widths": [4]}, {"kind": "resnet18"}):
+        assert (at_once("cpu", network=network), at_once("cuda", network=network)) == (1, 10)

@@ -61,7 +61,6 @@ def test_networks_by_name():
     assert isinstance(build_network(NetworkOptions(kind="resnet18"), (3, 32, 32), 0), ResNet18)
     with pytest.raises(OptionError, match=r"takes \[channels, height, width\]; got \[28, 28\]"):
         build_network(NetworkOptions(kind="resnet18"), (28, 28), 0)
-    assert not NetworkOptions(kind="resnet18").batched_on_cpu
 
 
 def test_sizes_that_do_not_fit_are_refused():

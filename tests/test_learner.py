@@ -85,7 +85,7 @@ def test_large_inputs_are_predicted_in_pieces(monkeypatch):
     learner = small_learner()
     learner.fit(x, y)
     whole = learner.predict(x)
-    monkeypatch.setattr("frcl.learners.task.CHUNK", 16)
+    monkeypatch.setattr(learner._model, "chunk", 16)
     pieces = learner.predict(x)
     torch.testing.assert_close(whole.probs, pieces.probs, rtol=1e-5, atol=1e-6)
     assert torch.equal(whole.labels, pieces.labels)

@@ -468,13 +468,18 @@ def at_compress_start(learner: ProgressAndCompress, data: tuple[Tensor, Tensor])
         learner.fit(*data, on_step=stop)
 
 
+def active_functions(learner: ProgressAndCompress, x: Tensor) -> Tensor:
+    """The functions of the active column."""
+    return learner._columns.logits_after(learner._known(), learner._own.active, x).detach()
+
+
 def test_the_teacher_is_one_fixed_function():
     learner = make("pnc", steps=20, compress_steps=20, strength=0.0)
     learner.fit(*BLOBS[0])
     at_compress_start(learner, BLOBS[1])
     x, seen = BLOBS[1][0], []
-    before, first_base = learner._active_functions(x).detach(), learner._anchor.anchor["layers.1.weight"].clone()
-    learner.fit(*BLOBS[1], on_step=lambda log: seen.append(learner._active_functions(x).detach()))
+    before, first_base = active_functions(learner, x), learner._anchor.anchor["layers.1.weight"].clone()
+    learner.fit(*BLOBS[1], on_step=lambda log: seen.append(active_functions(learner, x)))
     assert all(torch.equal(before, now) for now in seen)
     assert not torch.equal(learner._anchor.anchor["layers.1.weight"], first_base)  # and the knowledge base moved
 
@@ -491,7 +496,7 @@ def test_the_compress_loss_is_a_divergence_and_a_penalty():
     terms, _ = next_terms(learner, (x, y))
     Phi = torch.cat([learner.net(x), torch.ones(len(x), 1)], 1)
     student = Phi @ learner.state_dict()["tensors"]["own/head"].T
-    teacher = learner._active_functions(x)
+    teacher = active_functions(learner, x)
     kl = kl_divergence(Categorical(logits=teacher / 2), Categorical(logits=student / 2))
     torch.testing.assert_close(-terms.log_likelihood, 4 * kl.mean())
     place = "regularisers/0/precision/"
@@ -594,7 +599,7 @@ def test_while_a_task_is_in_progress_its_active_column_predicts():
     x, y = BLOBS[1]
     at_compress_start(learner, (x, y))
     assert accuracy(learner, x, y, 1) > 0.9
-    torch.testing.assert_close(learner.predict(x, 1).mean, learner._active_functions(x).detach())
+    torch.testing.assert_close(learner.predict(x, 1).mean, active_functions(learner, x))
     old = learner.predict(BLOBS[0][0], 0).mean
     Phi = torch.cat([learner.net(BLOBS[0][0]), torch.ones(len(BLOBS[0][0]), 1)], 1)
     torch.testing.assert_close(old, (Phi @ learner.state_dict()["tensors"]["past/0/head"].T).detach())

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frcl import MLP, NumericalError, OptionError
-from frcl.baselines.common import initial_head
 from frcl.baselines.options import FinetuneOptions, JointOptions, LwFOptions, OnlineEWCOptions, SingleOptions, SIOptions
 from frcl.baselines.penalised import Penalised
 from frcl.learners.lockstep import together
@@ -70,7 +69,7 @@ def test_finetune_equals_plain_training():
     learner.fit(x, y)
     twin = make_learner(small_net(), FinetuneOptions(steps=5, batch_size=10), seed=0)
     net = twin.net
-    head = leaf(initial_head(3, 9, twin._state.streams, torch.float32, torch.device("cpu")))
+    head = leaf(twin._new_head(9, 3))
     adam = torch.optim.Adam([*net.parameters(), head], lr=1e-3)
     for _ in range(5):
         rows = torch.randint(90, (10,), generator=twin._state.streams["batches"])
@@ -93,7 +92,7 @@ def test_si_follows_the_gradient_of_the_likelihood_alone(strength):
         learner.fit(x, y)
         start = {name: p.detach().clone() for name, p in shared.items()}
         path = {name: torch.zeros_like(p) for name, p in start.items()}
-        head = leaf(initial_head(2, 9, twin._state.streams, D, torch.device("cpu")))
+        head = leaf(twin._new_head(9, 2))
         adam = torch.optim.Adam([*shared.values(), head], lr=options.lr)
         for rows in torch.randint(60, (7, 10), generator=twin._state.streams["batches"]):
             batch = x[rows].double(), y[rows]
@@ -121,7 +120,7 @@ def test_joint_equals_training_on_a_minibatch_of_every_task():
         one.fit(x0, y0)
     learner.fit(x1, y1)
     net, old = twin.net, leaf(twin.state_dict()["tensors"]["past/0/head"])
-    head = leaf(initial_head(2, 9, twin._state.streams, torch.float32, torch.device("cpu")))
+    head = leaf(twin._new_head(9, 2))
     adam = torch.optim.Adam([*net.parameters(), old, head], lr=options.lr)
     current = torch.randint(60, (5, 10), generator=twin._state.streams["batches"])
     past = torch.randint(90, (5, 10), generator=twin._state.streams["past"])
@@ -157,7 +156,7 @@ def test_lwf_equals_training_with_the_textbook_loss():
     net, old, teacher = twin.net, leaf(twin.state_dict()["tensors"]["past/0/head"]), small_net().double()
     kept = old.detach().clone()
     teacher.load_state_dict(net.state_dict())
-    head = leaf(initial_head(2, 9, twin._state.streams, D, torch.device("cpu")))
+    head = leaf(twin._new_head(9, 2))
     adam = torch.optim.Adam([*net.parameters(), old, head], lr=options.lr)
     for rows in torch.randint(60, (5, 10), generator=twin._state.streams["batches"]):
         x = x1[rows].double()

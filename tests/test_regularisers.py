@@ -1,7 +1,8 @@
 """The regularisers beside the paper's KL, as formulas: each against a plain loop over tasks, without padding."""
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,14 +11,13 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Independent, Normal, kl_divergence
 from torch.func import functional_call
 
-from frcl import MLP, CurrentInputs, Curvature
+from frcl import MLP, CurrentInputs, Curvature, MemoryTargets
 from frcl import likelihoods as models
 from frcl.regularisers.fisher import diagonal_fisher
 from frcl.regularisers.heads import HeadBlock, divergence, functions_at, make_block
-from frcl.regularisers.memory_targets import make_targets, memory_targets
 from frcl.regularisers.protocol import FeatureMap, Step, Task
 from frcl.regularisers.quadratic import quadratic, running_sum
-from frcl.trees import tree_map
+from frcl.trees import Tree, tree_map
 
 D = torch.float64
 K, B = 5, 7
@@ -36,7 +36,8 @@ class Kept:
     likelihood: models.Likelihood
     head: Tensor
     likelihood_params: dict[str, Tensor]
-    size: int = 100
+    size: float = 100
+    belief: object = None
 
 
 def kept(kind: str, head: Tensor, variance: Tensor | None = None) -> Kept:
@@ -59,6 +60,15 @@ def current_inputs(
         tasks=index, past_tasks=len(block.heads), N=torch.tensor(1.0),
     )  # fmt: skip
     return CurrentInputs(1.0).penalty(step, ({}, block, None), ())
+
+
+def memory_targets(Phi_z: Tensor, constants: Tree, heads: Tensor, index: Tensor | None = None) -> Tensor:
+    """The penalty of MemoryTargets(1) with these features at the points in use, and heads of all tasks."""
+    step = Step(
+        features=None, theta={}, head=heads, heads=heads, x=Phi_z, y=Phi_z, Phi=Phi_z, Phi_z=Phi_z, tasks=index,
+        past_tasks=len(heads), N=torch.tensor(1.0),
+    )  # fmt: skip
+    return MemoryTargets(1.0).penalty(step, constants, ())
 
 
 def apart(kind: str, old: Tensor, new: Tensor, variance: Tensor) -> Tensor:
@@ -87,7 +97,11 @@ class Setting:
             for heads in (self.old, self.new)
         )
         self.moved = moved.heads
-        self.targets = make_targets(self.means, SIZES)
+        past = [
+            replace(kept(*one), size=size, belief=SimpleNamespace(mean=mean))
+            for *one, size, mean in zip(KINDS, self.old, self.variance, SIZES, self.means, strict=True)
+        ]
+        self.targets = MemoryTargets(1.0).constants(Task(None, {}, {}, past, past[0].likelihood, 1.0))
         M = max(POINTS)
         self.padded = torch.stack([torch.cat([Phi, Phi[:1].expand(M - len(Phi), K)]) for Phi in self.Phi_z])
 
@@ -142,11 +156,9 @@ def test_values_and_gradients_are_those_of_a_loop(setting, tasks):
     leaves = {"Phi": setting.Phi, "moved": setting.moved, "padded": setting.padded}
     for value in (*leaves.values(), *setting.new, *setting.Phi_z):
         value.requires_grad_()
-    part, targets = setting.block.at(index), at(setting.targets, index)
-    heads = at(setting.moved, index) * part.own[..., None]
     scale = 5 / len(looked_at)
     ours = current_inputs(setting.Phi_old, setting.Phi, setting.block, setting.moved, index)
-    ours = ours + 0.01 * memory_targets(at(setting.padded, index), targets, part, heads, scale)
+    ours = ours + 0.01 * memory_targets(at(setting.padded, index), setting.targets, setting.moved, index)
     loop = scale * sum(setting.current_inputs(i) + 0.01 * setting.memory_targets(i) for i in looked_at)
     torch.testing.assert_close(ours, loop, rtol=1e-10, atol=0)
     found = dict(zip(leaves, torch.autograd.grad(ours, list(leaves.values())), strict=True))
@@ -162,11 +174,9 @@ def test_values_and_gradients_are_those_of_a_loop(setting, tasks):
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_the_mean_over_all_subsets_is_the_whole(setting, count):
     def both(index: Tensor | None) -> Tensor:
-        part, heads = setting.block.at(index), at(setting.moved, index)
-        scale = 1.0 if index is None else 5 / len(index)
         return torch.stack([
             current_inputs(setting.Phi_old, setting.Phi, setting.block, setting.moved, index),
-            memory_targets(at(setting.padded, index), at(setting.targets, index), part, heads, scale),
+            memory_targets(at(setting.padded, index), setting.targets, setting.moved, index),
         ])  # fmt: skip
 
     subsets = [both(torch.tensor(chosen)) for chosen in itertools.combinations(range(5), count)]

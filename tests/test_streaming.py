@@ -299,8 +299,7 @@ def test_a_head_continues_where_its_task_ended():
     x, _ = digits_tasks()["A"]
     before = learner.predict(x, task=0)
     learner.end_task()
-    with learner._changing() as state:
-        reopen(learner._model, learner._predictor, state, 0, None)
+    reopen(learner, 0)
     current = learner._state.current
     torch.testing.assert_close(learner.predict(x, task=0).mean, learner._predictor.mean(learner._state, 0, x))
     torch.testing.assert_close(learner.predict(x, task=0).mean, before.mean, rtol=1e-3, atol=1e-3)

@@ -94,8 +94,8 @@ LATER = {
         baselines/options:SharedHeadOptions
         baselines/options:EROptions baselines/options:DERppOptions baselines/options:AGEMOptions
         baselines/options:GDumbOptions baselines/shared_head baselines/sfsvi baselines/sampled
-        baselines/options:TrainingOptions.one_head baselines/options:FROMPOptions
-        baselines/options:SFSVIOptions baselines/penalised:Penalised._head_rows
+        baselines/options:FROMPOptions baselines/options:SFSVIOptions
+        baselines/penalised:Penalised._head_rows
         regularisers/memorable_past regularisers/function_space regularisers/jacobians regularisers/heads:head_rows
         regularisers/heads:one_head regularisers/heads:grown_head regularisers/heads:Rows
         regularisers/heads:row_tensors""",
@@ -117,7 +117,7 @@ LATER = {
     "threads and interruptions": """engine/program:StepLock engine/program:indivisible
         learners/frcl:FRCL._undoing weights learners/base:SequentialLearner._changing learners/base:State.branch
         baselines/common:BaselineState.branch engine/program:Unit.count""",
-    "predictions of one example": """learners/predict:few_moments learners/predict:Predictor._of_few
+    "predictions of one example": """learners/predict:few_moments
         learners/predict:Predictor.in_task summary:raw_moments""",
     "further measures of speed": """bench/cpu:wide_step bench/cpu:one_example bench/cpu:no_task bench/peers
         bench/cpu:baseline_step bench/cpu:replay_flat""",

@@ -23,9 +23,8 @@ from frcl.image_networks import CifarNet, ResNet18
 from frcl.inputs import MultiInput
 from frcl.learners.ensemble import Ensemble, load
 from frcl.learners.exact_gp import ExactGP
-from frcl.learners.frcl import FRCL
+from frcl.learners.frcl import FRCL, FRCLPlus
 from frcl.learners.options import FRCLOptions
-from frcl.learners.plus import FRCLPlus
 from frcl.learners.types import Prediction, StepLog, Summary
 from frcl.regularisers import (
     EWC,
@@ -44,46 +43,13 @@ from frcl.regularisers import (
 __version__ = "0.2.0"
 
 __all__ = [
-    "EWC",
-    "FRCL",
-    "MLP",
-    "BoundaryDetector",
-    "BudgetError",
-    "CheckpointError",
-    "CifarNet",
-    "ConvNet",
-    "CropFlip",
-    "CurrentInputs",
-    "Curvature",
-    "DataError",
-    "Ensemble",
-    "ExactGP",
-    "FRCLOptions",
-    "FRCLPlus",
-    "FrclError",
-    "FrozenFront",
-    "FunctionalKL",
-    "KroneckerCurvature",
-    "LabelError",
-    "MemorablePast",
-    "MemoryTargets",
-    "MultiInput",
-    "NetworkError",
-    "NumericalError",
-    "OptionError",
-    "PathIntegral",
-    "Prediction",
-    "RecentredKL",
-    "Regulariser",
-    "Replay",
-    "ResNet18",
-    "StepLog",
-    "Summary",
-    "TaskError",
-    "data_parallel",
-    "freeze_batch_norm",
+    "EWC", "FRCL", "MLP", "BoundaryDetector", "BudgetError", "CheckpointError", "CifarNet", "ConvNet", "CropFlip",
+    "CurrentInputs", "Curvature", "DataError", "Ensemble", "ExactGP", "FRCLOptions", "FRCLPlus", "FrclError",
+    "FrozenFront", "FunctionalKL", "KroneckerCurvature", "LabelError", "MemorablePast", "MemoryTargets",
+    "MultiInput", "NetworkError", "NumericalError", "OptionError", "PathIntegral", "Prediction", "RecentredKL",
+    "Regulariser", "Replay", "ResNet18", "StepLog", "Summary", "TaskError", "data_parallel", "freeze_batch_norm",
     "load",
-]
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

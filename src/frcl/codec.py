@@ -6,6 +6,7 @@ part is refused with the name of that part. No code from a file is ever run.
 
 import dataclasses
 import functools
+import inspect
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +23,8 @@ T = TypeVar("T")
 TENSOR = "tensor"  # {"tensor": name} stands for a tensor
 MOST_AXES = 3  # of an array
 WORDS = {
-    str: "a text",
-    bool: "true or false",
-    list: "a list",
-    dict: "a table",
-    int: "a whole number",
-    float: "a number",
-}
+    str: "a text", bool: "true or false", list: "a list", dict: "a table", int: "a whole number", float: "a number",
+}  # fmt: skip
 _readers: dict[type, Callable[[Any], Any]] = {}
 
 
@@ -54,10 +50,8 @@ def to_json(value: Any, tensors: dict[str, Tensor] | None = None, place: str = "
         assert tensors is not None
         tensors[place] = value.detach().clone()
         return {TENSOR: place}
-    if isinstance(value, float) and math.isnan(value) and tensors is None:
-        return None
     if value is None or isinstance(value, bool | int | float | str):
-        return value
+        return None if tensors is None and isinstance(value, float) and math.isnan(value) else value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         own = getattr(value, "to_json", None)
         if own is not None and place:
@@ -69,9 +63,7 @@ def to_json(value: Any, tensors: dict[str, Tensor] | None = None, place: str = "
         return {str(key): part(key, item) for key, item in value.items()}
     if isinstance(value, set | frozenset):
         return sorted(value)
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    return [part(i, item) for i, item in enumerate(value)]
+    return [part(i, item) for i, item in enumerate(value.tolist() if isinstance(value, np.ndarray) else value)]
 
 
 def from_json(kind: type[T], value: Any, where: str = "") -> T:
@@ -102,11 +94,11 @@ def unpack(kind: type[T], state: Any, device: torch.device | None = None) -> T:
     return found
 
 
+@dataclasses.dataclass
 class _Reader:
     """Reads values by type. With tensors it is strict: every field must be there, and no other."""
 
-    def __init__(self, tensors: Mapping[str, Tensor] | None) -> None:
-        self.tensors = tensors
+    tensors: Mapping[str, Tensor] | None
 
     def read(self, kind: Any, value: Any, where: str) -> Any:
         origin, args = get_origin(kind), get_args(kind)
@@ -178,12 +170,8 @@ class _Reader:
 @functools.cache
 def _hints(kind: Any) -> dict[str, tuple[Any, bool]]:
     """The type of each field, and whether it has a default."""
-    hints = get_type_hints(kind)
-    if not dataclasses.is_dataclass(kind):
-        return {name: (hints[name], name in kind._field_defaults) for name in kind._fields}
-    missing = dataclasses.MISSING
-    own = dataclasses.fields(kind)
-    return {f.name: (hints[f.name], f.default is not missing or f.default_factory is not missing) for f in own}
+    hints, made_from = get_type_hints(kind), inspect.signature(kind).parameters
+    return {name: (hints[name], field.default is not field.empty) for name, field in made_from.items()}
 
 
 def _inside(where: str, name: str) -> str:

@@ -123,18 +123,15 @@ class network_failures(AbstractContextManager[object]):
     """A context in which the errors that a network raises on unsuitable inputs become a NetworkError."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RuntimeError | IndexError | ValueError) and not isinstance(
-            error, torch.OutOfMemoryError | FrclError
-        ):
+        is_unsuitable = isinstance(error, RuntimeError | IndexError | ValueError)
+        if is_unsuitable and not isinstance(error, torch.OutOfMemoryError | FrclError):
             raise NetworkError(f"the network failed on these inputs: {error}") from error
 
 
 def in_chunks(function: Callable[[Tensor], Tensor], x: Tensor, size: int) -> Tensor:
     """function(x) for a large x, without gradient, a slice at a time."""
     with torch.no_grad():
-        if len(x) <= size:
-            return function(x)
-        return torch.cat([function(part) for part in x.split(size)])
+        return function(x) if len(x) <= size else torch.cat([function(part) for part in x.split(size)])
 
 
 def check_network(net: nn.Module) -> None:
@@ -226,26 +223,19 @@ class MLP(nn.Module):
     """
 
     def __init__(
-        self,
-        inputs: int,
-        widths: Sequence[int] = (256, 256),
-        *,
-        last: Literal["linear", "relu"] = "linear",
+        self, inputs: int, widths: Sequence[int] = (256, 256), *, last: Literal["linear", "relu"] = "linear",
         seed: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         if inputs < 1 or not widths or min(widths) < 1:
             raise OptionError(f"MLP needs positive sizes; got inputs={inputs}, widths={tuple(widths)}")
         if last not in ("linear", "relu"):
             raise OptionError(f'MLP: last is "linear" or "relu", not {last!r}')
         self.arguments = {"inputs": inputs, "widths": list(widths), "last": last}
-        sizes = [inputs, *widths]
         layers: list[nn.Module] = [nn.Flatten()]
-        for fan_in, fan_out in itertools.pairwise(sizes):
+        for fan_in, fan_out in itertools.pairwise([inputs, *widths]):
             layers += [uninitialised(nn.Linear, fan_in, fan_out), nn.ReLU()]
-        if last == "linear":
-            layers.pop()
-        self.layers = nn.Sequential(*layers)
+        self.layers = nn.Sequential(*(layers[:-1] if last == "linear" else layers))
         initialise(self, seed)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -262,9 +252,8 @@ class MLP(nn.Module):
 def _pool(size: int, padding: Literal["valid", "same"]) -> tuple[nn.Module, int]:
     """Max pooling 3×3 with stride 2 and the size of the map after it.
 
-    "valid" drops incomplete windows; a map smaller than the window is pooled whole, since four
-    such blocks do not fit 28×28 (28 → 13 → 6 → 2 → 1). "same" pads (28 → 14 → 7 → 4 → 2): on both sides for an odd
-    size, and on the far side only for an even one (`ceil_mode`).
+    "valid" drops incomplete windows; a smaller map is pooled whole, since four such blocks do not fit 28×28 (28 → 13 →
+    6 → 2 → 1). "same" pads (28 → 14 → 7 → 4 → 2): on both sides of an odd size, on the far side of an even one.
     """
     if padding == "valid":
         window = min(3, size)
@@ -275,19 +264,13 @@ def _pool(size: int, padding: Literal["valid", "same"]) -> tuple[nn.Module, int]
 class ConvNet(nn.Module):
     """The paper's Omniglot network: blocks of 3×3 convolution (padding "same"), ReLU and 3×3/2 max pooling.
 
-    Takes [B, size, size] or [B, channels, size, size] and returns the flattened last map. `outputs` is the number
-    of features.
+    Takes [B, size, size] or [B, channels, size, size] and returns the flattened last map, `outputs` features.
     """
 
     def __init__(
-        self,
-        size: int = 28,
-        *,
-        channels: int = 1,
-        filters: Sequence[int] = (64, 64, 64, 64),
-        pooling: Literal["valid", "same"] = "same",
-        seed: int = 0,
-    ) -> None:
+        self, size: int = 28, *, channels: int = 1, filters: Sequence[int] = (64, 64, 64, 64),
+        pooling: Literal["valid", "same"] = "same", seed: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__()
         if size < 1 or channels < 1 or not filters or min(filters) < 1:
             raise OptionError(
@@ -298,14 +281,12 @@ class ConvNet(nn.Module):
         self.channels, self.size = channels, size
         self.arguments = {"size": size, "channels": channels, "filters": list(filters), "pooling": pooling}
         layers: list[nn.Module] = []
-        before = channels
-        for width in filters:
+        for before, width in itertools.pairwise([channels, *filters]):
             pool, size = _pool(size, pooling)
             layers += [uninitialised(nn.Conv2d, before, width, 3, padding=1), nn.ReLU(), pool]
-            before = width
         self.layers = nn.Sequential(*layers, nn.Flatten())
         self.made = list(self.layers)
-        self.outputs = before * size * size
+        self.outputs = filters[-1] * size * size
         initialise(self, seed)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -157,8 +157,7 @@ def read_document(
     except OSError as problem:
         raise error(f"cannot read {path}: {problem.strerror or problem}") from problem
     except (ValueError, RecursionError) as problem:
-        kind = "JSON" if parse is json.loads else "TOML"
-        kind = "UTF-8 text" if isinstance(problem, UnicodeDecodeError) else kind
+        kind = "UTF-8 text" if isinstance(problem, UnicodeDecodeError) else "JSON" if parse is json.loads else "TOML"
         raise error(f"cannot read {path}: it is not {kind} ({' '.join(str(problem).split())})") from problem
     if not isinstance(found, dict) or found.get("format") != (form or found.get("format")):
         raise error(f'{path} was not written by frcl: it has no "format": "{form}"; name another file')
@@ -210,8 +209,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 def _digest(meta: str, tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256(meta.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
+    for name, tensor in sorted(tensors.items()):
         digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
         digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
     return digest.hexdigest()

@@ -40,26 +40,23 @@ def captured(step: Replay, changes: Sequence[Tensor], device: torch.device) -> R
         now = torch.backends.cudnn  # inside, convolutions are computed by algorithms that give the same bits every time
         same = now.flags(enabled=now.enabled, benchmark=False, deterministic=True, allow_tf32=now.allow_tf32)
         with torch.cuda.device(device), same, _uncollected():
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
+            here = torch.cuda.current_stream()
+            (side,) = _beside(here, 1)
+            side.wait_stream(here)
             with torch.cuda.stream(side):
                 for _ in range(WARM_UPS):
                     step()
-            torch.cuda.current_stream().wait_stream(side)
+            here.wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 step()
+        return graph.replay
     except RuntimeError as error:
         torch.cuda.synchronize(device)
         warnings.warn(f"this step cannot be recorded as a CUDA graph and runs eagerly: {error}", stacklevel=2)
         return step
     finally:
         put_back(changes, before)
-
-    def replay() -> None:
-        graph.replay()
-
-    return replay
 
 
 @contextmanager
@@ -75,44 +72,31 @@ def _uncollected() -> Iterator[None]:
 
 
 def spread(works: Sequence[Callable[[], A]], device: torch.device) -> list[A]:
-    """What each of them gives; on CUDA each runs on a stream of its own: branches, if a graph is being recorded."""
-    if device.type != "cuda" or len(works) == 1:
+    """What each of them gives; on CUDA each has a stream of its own: branches, if a graph is being recorded."""
+    if device.type != "cuda":
         return [work() for work in works]
     here = torch.cuda.current_stream(device)
-    found = []
-    for work, stream in zip(works, _streams(device, len(works)), strict=True):
-        stream.wait_stream(here)
-        with torch.cuda.stream(stream):
+    sides, found = _beside(here, len(works) - 1), []  # the first stays here
+    for work, side in zip(works[1:], sides, strict=True):
+        side.wait_stream(here)
+        with torch.cuda.stream(side):
             found.append(work())
-    for stream in _streams(device, len(works)):
-        here.wait_stream(stream)
+    found.insert(0, works[0]())
+    for side in sides:
+        here.wait_stream(side)
     return found
 
 
-@lru_cache(maxsize=16)
-def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
-    """The same streams every time: what one of them allocated it can use again."""
-    return [torch.cuda.Stream(device) for _ in range(count)]
+@lru_cache(maxsize=64)
+def _beside(stream: torch.cuda.Stream, count: int) -> list[torch.cuda.Stream]:
+    """Other streams beside this one, the same every time: what one of them allocated it can use again."""
+    return [torch.cuda.Stream(stream.device) for _ in range(count)]
 
 
 def both(first: Callable[[], A], second: Callable[[], B], device: torch.device) -> tuple[A, B]:
-    """What two functions give; on CUDA the second runs on another stream beside the first."""
-    if device.type != "cuda":
-        return first(), second()
-    here = torch.cuda.current_stream(device)
-    side = _side_of(here)
-    side.wait_stream(here)
-    with torch.cuda.stream(side):
-        b = second()
-    a = first()
-    here.wait_stream(side)
-    return a, b
-
-
-@lru_cache(maxsize=64)
-def _side_of(stream: torch.cuda.Stream) -> torch.cuda.Stream:
-    """The other stream beside this one, always the same: what it allocated it can use again."""
-    return torch.cuda.Stream(stream.device)
+    """What two functions give, as `spread` has it."""
+    a, b = spread([first, second], device)
+    return a, b  # type: ignore[return-value]
 
 
 def put_back(changes: Sequence[Tensor], before: Sequence[Tensor]) -> None:
@@ -123,10 +107,7 @@ def put_back(changes: Sequence[Tensor], before: Sequence[Tensor]) -> None:
 
 
 def in_place(into: T | None, tree: T, length: int) -> T:
-    """The tensors of a tree copied into the same memory every time, which has room for `length` steps and the trials.
-
-    So a recorded step can read them.
-    """
+    """A tree copied to where a recorded step reads it, the same memory every time, of `length` steps and the trials."""
     if into is None:
         into = tree_map(lambda value: value.new_zeros(length + TRIALS, *value.shape[1:]), tree)
     for (_, target), (_, value) in zip(named_tensors(into), named_tensors(tree), strict=True):

@@ -14,10 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from frcl.errors import OptionError
+from frcl.errors import OptionError, TaskError
 from frcl.exact.fixed import FeatureKind, RandomFeatures, whole_features
 from frcl.exact.linear import Sums, features_within
 from frcl.exact.model import CHUNK, Believed, ExactModel, Tasks, added
+from frcl.features import FeatureMap, trained_parts
 from frcl.likelihoods import Likelihood
 
 LEAST = 50  # of random features; with fewer the points say more of the task
@@ -37,7 +38,7 @@ class Asked(NamedTuple):
     """Inputs whose task is wanted, and what the learner can say about them."""
 
     x: Tensor  # [n, ...]
-    features: Callable[[], Tensor]  # of the network, [n, K]
+    features: Callable[[], Tensor]  # of the network, without the bias, [n, K]
     points: Callable[[], Sequence[Points]]  # of each task
     probs: Callable[[], Sequence[Tensor]]  # class probabilities in each task, [n, C_k]
     version: Hashable  # changes with the points and with the network
@@ -64,16 +65,40 @@ class TaskInference(Protocol):
     def infer(self, kept: Tasks, asked: Asked) -> Inferred:
         """The probability of each task for each input."""
 
-    def models(self, kept: Tasks) -> list[tuple[ExactModel, bool]]:
-        """The models whose geometric mean that is, each with whether it reads features of the network too."""
+    def models(self, kept: Tasks) -> list[Solved]:
+        """The models whose geometric mean that is."""
+
+
+class Solved(NamedTuple):
+    """A model of the task, and what it reads: random features of the input, features of the network, or both."""
+
+    model: ExactModel
+    of_input: bool
+    of_network: bool
 
 
 class InputFeatures:
     """Fixed random features of inputs, made when the shape of the inputs is known."""
 
+    of_network, stand = False, True
+
     def __init__(self, count: int, kind: FeatureKind, seed: int) -> None:
         self.count, self.kind, self.seed = count, kind, seed
+        self._most = count
         self._made: RandomFeatures | None = None
+
+    def fit(self, x: Tensor) -> bool:
+        """Be no more than fit, as a triangle of sums, in one byte for each number in x; whether that is enough."""
+        self.count = min(self._most, features_within(x.numel()))
+        return self.count >= LEAST
+
+    def read(self, x: Tensor) -> Tensor:
+        """What these are features of."""
+        return x
+
+    def asked(self, asked: Asked) -> Tensor:
+        """The same of inputs whose task is wanted."""
+        return asked.x
 
     def __call__(self, x: Tensor) -> Tensor:
         return whole_features(self.raw(x))
@@ -84,6 +109,40 @@ class InputFeatures:
             self._made = RandomFeatures(tuple(x.shape[1:]), self.count, self.kind, self.seed).to(x.device)
         found: Tensor = self._made(x)
         return found
+
+
+class NetworkFeatures:
+    """The features of a network of which no weight is trained: the features with which its tasks are learned."""
+
+    of_network = True
+
+    def __init__(self, map: FeatureMap) -> None:
+        self._map = map
+        self.count = 0  # as many as the network has
+
+    __call__ = staticmethod(whole_features)
+
+    @property
+    def stand(self) -> bool:
+        """Whether the network is still fixed."""
+        return not trained_parts(self._map.net)
+
+    def fit(self, x: Tensor) -> bool:
+        """Whether they fit, as a triangle of sums, in one byte for each number in x."""
+        return self.read(x[:1]).shape[1] <= features_within(x.numel())
+
+    def read(self, x: Tensor) -> Tensor:
+        """The outputs of the network."""
+        if not self.stand:
+            raise TaskError(
+                "the network is trained now, and the sums from which the task is inferred are of its features as they "
+                "were: freeze it again, or make the learner with another task_inference"
+            )
+        return torch.cat([self._map.outputs(rows) for rows in x.split(CHUNK)])
+
+    def asked(self, asked: Asked) -> Tensor:
+        """The same, where they are computed anyway."""
+        return asked.features()
 
 
 def by_task(found: Believed, kept: Tasks) -> Inferred:
@@ -97,11 +156,11 @@ class Exact:
     """From sums over all examples of all tasks: exact and free of order, at the cost of their memory.
 
     `bounded`: there are no more features than fit, as a triangle of sums, in one byte for each number in the inputs of
-    the first task, and no sums if that is fewer than LEAST.
+    the first task, and no sums if these are too few.
     """
 
-    def __init__(self, features: InputFeatures, *, bounded: bool = False) -> None:
-        self._features, self._most, self._bounded = features, features.count, bounded
+    def __init__(self, features: InputFeatures | NetworkFeatures, *, bounded: bool = False) -> None:
+        self.features, self._bounded = features, bounded
         self._model = ExactModel(features)
         self.sums: Exact | None = self
         self.needs_sums = True
@@ -111,10 +170,10 @@ class Exact:
 
         Its classes then are columns of their own, unless they are as many as before.
         """
-        if self._bounded and kept.gram is None:
-            self._features.count = min(self._most, features_within(x.numel()))
-            if self._features.count < LEAST:
-                return kept
+        if self._bounded and not self.features.stand:
+            return Tasks()
+        if self._bounded and kept.gram is None and not self.features.fit(x):
+            return kept
         new = self.of(kept, x, y, likelihood)
         if number is None:
             return added(kept, len(kept.blocks), new, own_gram=False)
@@ -129,22 +188,22 @@ class Exact:
         """The sums of the examples of a task, of the features that the others have; numeric targets are one class."""
         self._go_on_with(kept)
         classes = y if likelihood.classes is not None else torch.zeros(len(y), dtype=torch.int64, device=y.device)
-        new = self._model.of(x, F.one_hot(classes, len(likelihood.classes or (None,))))
+        new = self._model.of(self.features.read(x), F.one_hot(classes, len(likelihood.classes or (None,))))
         seen = new.squares > 0  # a class without examples is no column
         return new._replace(cross=new.cross[:, seen], squares=new.squares[seen])
 
     def infer(self, kept: Tasks, asked: Asked) -> Inferred:
         self._go_on_with(kept)
         self._model.tasks = kept
-        return by_task(self._model.believe(asked.x), kept)
+        return by_task(self._model.believe(self.features.asked(asked)), kept)
 
-    def models(self, kept: Tasks) -> list[tuple[ExactModel, bool]]:
-        return [(self._model, False)]
+    def models(self, kept: Tasks) -> list[Solved]:
+        return [Solved(self._model, not self.features.of_network, self.features.of_network)]
 
     def _go_on_with(self, kept: Tasks) -> None:
         """Use the features that the sums have; the last of them is the bias."""
         if kept.gram is not None:
-            self._features.count = len(kept.gram) - 1
+            self.features.count = len(kept.gram) - 1
 
 
 class Summaries:
@@ -168,8 +227,8 @@ class Summaries:
         found = [by_task(self._model.believe(self._joined(*chunk)), self._model.tasks) for chunk in chunks]
         return Inferred(torch.cat([one.log_probs for one in found]), torch.cat([one.novelty for one in found]))  # type: ignore[misc]
 
-    def models(self, kept: Tasks) -> list[tuple[ExactModel, bool]]:
-        return [(self._model, True)]
+    def models(self, kept: Tasks) -> list[Solved]:
+        return [Solved(self._model, True, True)]
 
     def _learned(self, points: Sequence[Points]) -> Tasks:
         tasks = Tasks()
@@ -189,17 +248,17 @@ class Auto:
 
     needs_sums = False
 
-    def __init__(self, of_sums: InputFeatures, of_points: InputFeatures) -> None:
+    def __init__(self, of_sums: InputFeatures | NetworkFeatures, of_points: InputFeatures) -> None:
         self.sums, self._summaries = Exact(of_sums, bounded=True), Summaries(of_points)
 
     def among(self, kept: Tasks) -> Exact | Summaries:
         """The one that answers."""
-        return self.sums if kept.blocks else self._summaries
+        return self.sums if kept.blocks and self.sums.features.stand else self._summaries
 
     def infer(self, kept: Tasks, asked: Asked) -> Inferred:
         return self.among(kept).infer(kept, asked)
 
-    def models(self, kept: Tasks) -> list[tuple[ExactModel, bool]]:
+    def models(self, kept: Tasks) -> list[Solved]:
         return self.among(kept).models(kept)
 
 
@@ -208,14 +267,14 @@ class Both:
 
     needs_sums = True
 
-    def __init__(self, features: InputFeatures) -> None:
-        self.sums, self._summaries = Exact(features), Summaries(features)
+    def __init__(self, of_sums: InputFeatures | NetworkFeatures, of_points: InputFeatures) -> None:
+        self.sums, self._summaries = Exact(of_sums), Summaries(of_points)
 
     def infer(self, kept: Tasks, asked: Asked) -> Inferred:
         exact, summaries = self.sums.infer(kept, asked), self._summaries.infer(kept, asked)
         return Inferred((0.5 * (exact.log_probs + summaries.log_probs)).log_softmax(1), exact.novelty)
 
-    def models(self, kept: Tasks) -> list[tuple[ExactModel, bool]]:
+    def models(self, kept: Tasks) -> list[Solved]:
         return [*self.sums.models(kept), *self._summaries.models(kept)]
 
 
@@ -228,22 +287,25 @@ class Heads:
         sureness = torch.stack([one.amax(1) for one in asked.probs()], 1)
         return Inferred(sureness.double().log().log_softmax(1), None)
 
-    def models(self, kept: Tasks) -> list[tuple[ExactModel, bool]]:
+    def models(self, kept: Tasks) -> list[Solved]:
         return []
 
 
-def task_inference(name: str, count: int, kind: FeatureKind, seed: int) -> TaskInference:
-    """The way of that name, with `count` fixed random features."""
+def task_inference(name: str, count: int, kind: FeatureKind, seed: int, map: FeatureMap | None = None) -> TaskInference:
+    """The way of that name, with `count` fixed random features; sums have those of the network where it is fixed."""
     features = InputFeatures(count, kind, seed)
+    of_sums: InputFeatures | NetworkFeatures = InputFeatures(count, kind, seed)
+    if map is not None and not trained_parts(map.net):
+        of_sums = NetworkFeatures(map)
     match name:
         case "auto":
-            return Auto(features, InputFeatures(count, kind, seed))
+            return Auto(of_sums, features)
         case "summaries":
             return Summaries(features)
         case "exact":
-            return Exact(features)
+            return Exact(of_sums)
         case "both":
-            return Both(features)
+            return Both(of_sums, features)
         case "heads":
             return Heads()
     raise OptionError(f"unknown task inference {name!r}; choose auto, summaries, exact, both or heads")

@@ -18,9 +18,8 @@ def all_finite(x: Tensor) -> bool:
 def cholesky(A: Tensor, diagonal: Tensor | float = 0.0) -> Tensor:
     """Lower Cholesky factor of A + diag(d) [..., n, n], d a number or [..., n]; NaN where it is not positive definite.
 
-    No exception and no jitter: whatever noise a model has is stated by its caller. A failed factorisation
-    turns into a NaN that the training loop reports, so that the step has no branch on data and can be
-    batched or captured.
+    No exception and no jitter: whatever noise a model has is stated by its caller. A failed factorisation turns into a
+    NaN that the training loop reports, so that the step has no branch on data and can be batched or captured.
     """
     shifted = torch.diagonal_scatter(A, A.diagonal(dim1=-2, dim2=-1) + diagonal, dim1=-2, dim2=-1)
     factor, info = torch.linalg.cholesky_ex(shifted)
@@ -35,9 +34,7 @@ def solve_lower(L: Tensor, B: Tensor) -> Tensor:
 
 def inverse_lower(L: Tensor) -> Tensor:
     """L⁻¹ for lower-triangular L [..., n, n]."""
-    eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
-    inverse: Tensor = torch.linalg.solve_triangular(L, eye.expand_as(L), upper=False)
-    return inverse
+    return solve_lower(L, torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand_as(L))
 
 
 def logdet_from_cholesky(L: Tensor) -> Tensor:
@@ -53,10 +50,9 @@ def lower_factor(H: Tensor) -> Tensor:
 
 def low_rank_factor(A: Tensor, rank: int) -> Tensor:
     """F [n, rank] with F Fᵀ = A for symmetric positive semi-definite A [n, n] of at most that rank."""
-    values: Tensor
-    vectors: Tensor
     values, vectors = torch.linalg.eigh(A)
-    return vectors[:, -rank:] * values[-rank:].clamp_min(0).sqrt()
+    F: Tensor = vectors[:, -rank:] * values[-rank:].clamp_min(0).sqrt()
+    return F
 
 
 def kl_to_zero_mean(mean: Tensor, L: Tensor, chol_prior: Tensor) -> Tensor:
@@ -74,12 +70,9 @@ def kl_to_zero_mean(mean: Tensor, L: Tensor, chol_prior: Tensor) -> Tensor:
 def gauss_hermite(nodes: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Nodes t and weights w with E[g(f)] ≈ Σ w g(μ + σ t) for f ~ N(μ, σ²)."""
     points, weights = np.polynomial.hermite_e.hermegauss(nodes)
-    weights = weights / math.sqrt(2 * math.pi)
     with torch.inference_mode(False):  # they are cached, and may be needed in training later
-        return (
-            torch.as_tensor(points, dtype=dtype, device=device),
-            torch.as_tensor(weights, dtype=dtype, device=device),
-        )
+        t, w = (torch.as_tensor(one, dtype=dtype, device=device) for one in (points, weights / math.sqrt(2 * math.pi)))
+    return t, w
 
 
 def gaussian_expectation_nodes(mean: Tensor, variance: Tensor, nodes: int) -> tuple[Tensor, Tensor]:

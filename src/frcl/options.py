@@ -107,9 +107,8 @@ def _check_range(name: str, value: float, limits: Mapping[str, Any], *, whole: b
 
 def _members(hint: Any) -> tuple[Any, ...]:
     """The types of a union but for Literals; the type itself otherwise."""
-    return tuple(
-        one for one in get_args(hint) or (hint,) if get_origin(one) is not Literal and not isinstance(one, str)
-    )
+    kinds = get_args(hint) or (hint,)
+    return tuple(one for one in kinds if get_origin(one) is not Literal and not isinstance(one, str))
 
 
 def choices_of(hint: Any) -> tuple[str, ...]:
@@ -155,7 +154,7 @@ def described(options: Options) -> list[tuple[str, str, Any, str]]:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
-KEYWORD = inspect.Parameter.KEYWORD_ONLY
+keyword = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
 
 
 def shows_options(defaults: Options) -> Callable[[F], F]:
@@ -164,11 +163,8 @@ def shows_options(defaults: Options) -> Callable[[F], F]:
     def show(target: F) -> F:
         own = inspect.signature(target)
         kept = {name: p for name, p in own.parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD}
-        rest = [
-            inspect.Parameter(item.name, KEYWORD, default=getattr(defaults, item.name), annotation=item.type)
-            for item in fields(defaults)
-            if item.name not in kept
-        ]
+        new = [item for item in fields(defaults) if item.name not in kept]
+        rest = [keyword(item.name, default=getattr(defaults, item.name), annotation=item.type) for item in new]
         target.__signature__ = own.replace(parameters=[*kept.values(), *rest])  # type: ignore[attr-defined]
         lines = [f"    {name}: {text} = {value!r}\n        {doc}\n" for name, text, value, doc in described(defaults)]
         every = f"Every field of `{type(defaults).__name__}` is a keyword:\n\n{''.join(lines)}"

@@ -236,12 +236,10 @@ def function_moments(
 ) -> tuple[Moments, Tensor]:
     """q(f(x)) = ∫ p(f | u) q(u) du (Section 2.1), and Σ_c KL(q(u_c) ‖ p(u_c)), from one factorisation.
 
-    Phi_x [B, K] and Phi_z [M, K] are features. u is f(Z) observed with variance σ² = `u_noise`:
-    p(u) = N(0, K̃), K̃ = σ_w² Φ_z Φ_zᵀ + σ² I. With a = K̃⁻¹ k_zx,
+    Phi_x [B, K] and Phi_z [M, K] are features; computed in float64, returned in the type of Phi_x. u is f(Z) observed
+    with variance σ² = `u_noise`: p(u) = N(0, K̃), K̃ = σ_w² Φ_z Φ_zᵀ + σ² I. With a = K̃⁻¹ k_zx,
 
         mean = aᵀ μ_c,   variance = k_xx − k_zxᵀ a + ‖L_cᵀ a‖².
-
-    Computed in float64, returned in the type of Phi_x.
     """
     X, Z = (kernel_features(Phi.double(), prior_std) for Phi in (Phi_x, Phi_z))
     mean, L = q.mean.double(), q.factor.double().tril()
@@ -261,10 +259,7 @@ def kernel_features(Phi: Tensor, std: float | Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Prior:
-    """N(0, σ_w² I) with a given σ_w, or with the σ_w that the posterior of the current task makes most probable.
-
-    Empirical Bayes: KL(q(w) ‖ N(0, s I)) is least at s = (‖μ‖² + ‖L‖²)/(C K).
-    """
+    """N(0, σ_w² I) with a given σ_w, or by empirical Bayes with that of `learned_prior_variance`."""
 
     setting: float | Literal["learned"] = 1.0
 
@@ -275,11 +270,9 @@ class Prior:
 
     def variance(self, q: Posterior) -> Tensor | float:
         """σ_w² under the posterior of the current task, whose factor is triangular."""
-        fixed = self.fixed_variance
-        return learned_prior_variance(q) if fixed is None else fixed
+        return learned_prior_variance(q) if self.fixed_variance is None else self.fixed_variance
 
     def std(self, q: Posterior) -> float:
         """σ_w as a number: what is kept with the summary of a task that has ended with posterior q."""
-        if not isinstance(self.setting, str):
-            return float(self.setting)
-        return math.sqrt(float(learned_prior_variance(triangular(q))))
+        is_learned = isinstance(self.setting, str)
+        return math.sqrt(float(learned_prior_variance(triangular(q)))) if is_learned else float(self.setting)

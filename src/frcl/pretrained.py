@@ -85,9 +85,7 @@ def _pooled(out: object) -> Tensor:
     if not isinstance(out, Tensor) or not 2 <= out.ndim <= 4:
         given = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise NetworkError(f"the model gives {given}; expected [B, K], [B, T, K] or [B, K, H, W]. Wrap it.")
-    if out.ndim == 4:
-        return out.mean((2, 3))
-    return out if out.ndim == 2 else out.mean(1)
+    return out if out.ndim == 2 else out.mean((2, 3) if out.ndim == 4 else 1)
 
 
 Trained = Literal["all", "last", "none"]

@@ -26,10 +26,7 @@ def import_modules(package: str, path: Iterable[str]) -> None:
 
 
 class Registry(UserDict[str, T]):
-    """Named objects of one kind. Installed packages add to it through the entry point group `frcl.<kind>s`.
-
-    `plural` replaces `<kind>s` in the name of the group where English has another plural.
-    """
+    """Named objects of one kind. Installed packages add to it through the entry point group `frcl.<plural>`."""
 
     def __init__(self, kind: str, plural: str | None = None) -> None:
         self.kind = kind

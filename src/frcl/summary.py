@@ -178,10 +178,7 @@ class PriorKL(NamedTuple):
 
 
 def prior_kl_terms(beliefs: Sequence[FunctionBelief], *, with_mean: bool = True) -> PriorKL:
-    """The constants of T tasks: constant = −½ Σ_c log|cov(u_c)| − ½ C M. Without their means A = Σ_c cov(u_c).
-
-    Tasks with fewer points are padded with zeros, which is exact: see `prior_kl`.
-    """
+    """The constants of T tasks: constant = −½ Σ_c log|cov(u_c)| − ½ C M. Without their means A = Σ_c cov(u_c)."""
     F, constant = zip(*(one.with_mean if with_mean else one.without_mean for one in beliefs), strict=True)
     mask = padded([part.new_ones(len(part)) for part in F])
     numbers = [[len(one.mean), one.u_noise, one.posterior_noise, one.prior_std] for one in beliefs]
@@ -215,10 +212,9 @@ def padded(each: Sequence[Tensor]) -> Tensor:
 def prior_kl(Phi: Tensor, terms: PriorKL, around: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """Σ_c KL(q(u_c) ‖ p_θ(u_c)) for each task, [T]; Phi [T, M, K] at the (padded) inducing inputs.
 
-    The value is exact and so is its first derivative: the derivative with respect to Φ has a closed form,
-    found from the same factorisation, so nothing is differentiated through a Cholesky. Second derivatives
-    are not available. One M×M factorisation per task, or one K×K where every task has more points than features. The
-    K×K form would subtract nearly equal numbers for a task with fewer.
+    The value and its first derivative are exact: that with respect to Φ has a closed form, from the same factorisation,
+    so nothing is differentiated through a Cholesky. Second derivatives are not available. One M×M factorisation per
+    task, or one K×K where every task has more points than features: with fewer it would subtract nearly equal numbers.
 
     `around` are means μ_u [T, M, C], zero where padded, and kept heads v [T, C, K]. Then the prior of a task is
     N(Φ_Z v_c, K̃), and `terms` are those without the mean. With the residuals μ_u − Φ_Z v as further columns of F it is

@@ -1,7 +1,4 @@
-"""Nested structures of tensors: dictionaries, tuples, named tuples and lists whose leaves are tensors or constants.
-
-A leaf that is not a tensor (None, a number, a likelihood) is carried along as it is.
-"""
+"""Nested dictionaries, tuples, named tuples and lists of tensors; other leaves, such as None, are carried along."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,13 +31,8 @@ def named_tensors(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     if isinstance(tree, Tensor):
         yield prefix, tree
         return
-    items: Any = ()
-    if isinstance(tree, Mapping):
-        items = tree.items()
-    elif getattr(tree, "_fields", None) is not None:
-        items = zip(tree._fields, tree, strict=True)
-    elif isinstance(tree, tuple | list):
-        items = enumerate(tree)
+    tree = tree._asdict() if hasattr(tree, "_asdict") else tree
+    items = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, tuple | list) else ()
     for key, value in items:
         yield from named_tensors(value, f"{prefix}/{key}" if prefix else str(key))
 
@@ -54,6 +46,15 @@ def with_tensors(tree: T, tensors: Mapping[str, Tensor]) -> T:
 def stack(trees: Sequence[T], dim: int = 0) -> T:
     """Trees of one structure as one, every tensor with another axis."""
     return tree_map(lambda *each: torch.stack(each, dim), *trees)
+
+
+def in_one_block(trees: Sequence[T]) -> T:
+    """The same, outside of any gradient; the tensors of each tree become slices of those of the one."""
+    block = detached(stack(trees))
+    for i, tree in enumerate(trees):
+        for (_, whole), (_, own) in zip(named_tensors(block), named_tensors(tree), strict=True):
+            own.data = whole[i]
+    return block
 
 
 def batch_axes(tree: Tree) -> Any:

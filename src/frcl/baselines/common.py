@@ -30,7 +30,6 @@ from frcl.learners.lockstep import Work
 from frcl.learners.types import Beliefs, OnStep, Prediction
 from frcl.likelihoods import Labels, Likelihood, Softmax, as_values
 from frcl.regularisers.protocol import Kept, Regulariser, Task, drop_task, hooks
-from frcl.seeding import fork
 from frcl.trees import Params, Tree, data_mark, detached, named_tensors
 
 O = TypeVar("O", bound=TrainingOptions)  # noqa: E741
@@ -85,14 +84,7 @@ class Saved(SavedLearner):
 class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
     """A method that learns classification tasks one after another, each from all its data.
 
-    Parameters
-    ----------
-    net : nn.Module
-        Feature network from inputs to [batch, K]; copied.
-    options : TrainingOptions
-        Steps, learning rate and so on.
-    regularisers : sequence of Regulariser, optional
-        What keeps past tasks in place, copied; by default those of the options.
+    `net` maps inputs to features [batch, K]. It is copied, as are the `regularisers`, by default those of the options.
     """
 
     own_type: ClassVar[type[Any]]  # what the method keeps for itself: a dataclass with a default for every field
@@ -111,18 +103,15 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
                 )
         self.features = FeatureMap(self.net, options.bfloat16)
         self._ahead = self.features  # of the inputs of training
-        self._inference = options.inference_of_task()
+        self._infer_tasks()
         self._changes: Augmentation | None = None  # of the minibatches of the task that is learned by fit()
         self._state = BaselineState(
             Streams(options.seed, self.device), [copy.deepcopy(one) for one in chosen], own=self.own_type()
         )
 
     @abstractmethod
-    def _begin(self, x: Tensor, y: Tensor, new_head: Callable[..., Tensor]) -> float | None:
-        """Put what a new task needs into `own`; returns the share of its examples that it learns from, if not all.
-
-        `new_head` draws rows of a head, as many as it is told or as the task has classes.
-        """
+    def _begin(self, x: Tensor, y: Tensor, K: int) -> float | None:
+        """Put what a new task needs into `own`; returns the share of its examples that it learns from, if not all."""
 
     @abstractmethod
     def _trained(self) -> Tree:
@@ -174,12 +163,8 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         targets = likelihood.encode(y, self.device, self.dtype)
         K = check_features(self.net, x) + 1
         with self._changing() as state:
-
-            def new_head(rows: int = likelihood.functions) -> Tensor:
-                return initial_head(rows, K, state.streams, self.dtype, self.device)
-
             state.current = Current(likelihood, N, data_mark(x, targets))
-            state.current.N *= self._begin(x, targets, new_head) or 1.0
+            state.current.N *= self._begin(x, targets, K) or 1.0
             state.optimiser = self._new_optimiser()
             state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
             for one in state.regularisers:
@@ -215,12 +200,18 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
 
     def _task(self) -> Task:
         """The open task, as regularisers are told of it."""
-        now, past, at_most = self._now, self._state.past, self.options.tasks_per_step
-        fixed = fixed_parts(self.net)
+        now, options = self._now, self.options
         return Task(
-            self.features, trained_parts(self.net), fixed, past, now.likelihood, now.N, tasks_per_step=at_most,
-            shared_head=self.options.one_head,
+            self.features, trained_parts(self.net), fixed_parts(self.net), self._state.past, now.likelihood, now.N,
+            tasks_per_step=options.past_tasks_per_step, shared_head=options.shared_head,
         )  # fmt: skip
+
+    def _new_head(self, K: int, rows: int | None = None) -> Tensor:
+        """A linear head [C, K] with small random weights and no bias (the last column); C is `rows`, or the classes."""
+        C, generator = rows or self._now.likelihood.functions, self._state.streams["posterior"]
+        head = torch.randn(C, K, generator=generator, dtype=self.dtype, device=self.device) / math.sqrt(K)
+        head[:, -1] = 0.0
+        return head
 
     def _new_optimiser(self) -> Optimiser:
         tree = self._trained()
@@ -233,17 +224,13 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         draw: Callable[[int, Tensor], Drawn] = lambda _, rows: Drawn(rows, ()), **settings: Any,
     ) -> Program:  # fmt: skip
         """Steps up to `stop` with this loss; `draw` is told how many steps, and the rows of their minibatches."""
-        state, now, options = self._state, self._now, self.options
-        self._optimiser.schedule(stop - now.first, options.warm_up, options.lr_decay)
-
-        def drawn(steps: int) -> Drawn:
-            return draw(steps, self._pick(steps, len(x)))
-
-        given = {"stackable": is_stackable(self.net), **settings}
+        first, options = self._now.first, self.options
+        self._optimiser.schedule(stop - first, options.warm_up, options.lr_decay)
         return Program(
-            net=self.net, loss=loss, optimiser=self._optimiser, constants=detached(constants), x=x, y=y, draw=drawn,
-            streams=state.streams, stop=stop, first=now.first, signature=self._signature(now.first), lock=self._lock,
-            **given,
+            net=self.net, loss=loss, optimiser=self._optimiser, constants=detached(constants), x=x, y=y,
+            draw=lambda steps: draw(steps, self._pick(steps, len(x))), streams=self._state.streams, stop=stop,
+            first=first, signature=self._signature(first), lock=self._lock,
+            **{"stackable": is_stackable(self.net), **settings},
         )  # fmt: skip
 
     def _pick(self, steps: int, examples: int) -> Tensor:
@@ -253,10 +240,8 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
 
     def _signature(self, *rest: object) -> object:
         """What two learners must have in common besides shapes to be computed as one."""
-        count = len(self._state.past) + (self._state.current is not None)
-        tasks = [self._likelihood(task).functions for task in range(count)]
-        regularisers = repr(self._state.regularisers)
-        return type(self), repr(replace(self.options, seed=0)), regularisers, str(self.net), tuple(tasks), rest
+        tasks, regularisers = tuple(one.functions for one in self._likelihoods), repr(self._state.regularisers)
+        return type(self), repr(replace(self.options, seed=0)), regularisers, str(self.net), tasks, rest
 
     @property
     def step(self) -> int:
@@ -271,21 +256,24 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         def probs() -> list[Tensor]:
             return [probs for task in range(finished) if (probs := predict(task).probs) is not None]
 
-        return Beliefs(Asked(x, shared, _no_points, probs, None), lambda task, _: predict(task))
+        def no_points() -> Any:
+            raise AssertionError("baselines infer the task from their heads, or from sums over all examples")
+
+        return Beliefs(Asked(x, lambda: shared()[:, :-1], no_points, probs, None), lambda task, _: predict(task))
 
     def _features(self, x: Tensor) -> Tensor:
         """Features of x in the network as it stands, [n, K]."""
         return in_chunks(functools.partial(self.features, dict(self.net.named_parameters())), x, CHUNK)
 
-    def _likelihood(self, task: int) -> Softmax:
-        past = self._state.past
-        found = past[task].likelihood if task < len(past) else self._now.likelihood
-        assert isinstance(found, Softmax)
-        return found
+    @property
+    def _likelihoods(self) -> list[Likelihood]:
+        """Those of all tasks, the open one included."""
+        past = [one.likelihood for one in self._state.past]
+        return past if self._state.current is None else [*past, self._now.likelihood]
 
     def _point(self, task: int, x: Tensor, functions: Callable[[Tensor], Tensor], chunk: int = CHUNK) -> Prediction:
         """A prediction from the functions [n, C] of one network, without uncertainty: their variance is zero."""
-        return sampled_prediction(in_chunks(functions, x, chunk)[None], self._likelihood(task))
+        return sampled_prediction(in_chunks(functions, x, chunk)[None], self._likelihoods[task])
 
     def _drop(self, number: int) -> None:
         super()._drop(number)
@@ -301,10 +289,9 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
 
     def _saved(self) -> Saved:
         state, optimiser = self._state, self._state.optimiser
-        adam = None if optimiser is None else optimiser.state()
         return Saved(
-            **saved_parts(self), options=asdict(self.options), past=state.past, current=state.current, adam=adam,
-            own=state.own,
+            **saved_parts(self), options=asdict(self.options), past=state.past, current=state.current,
+            adam=None if optimiser is None else optimiser.state(), own=state.own,
         )  # fmt: skip
 
     @property
@@ -351,35 +338,12 @@ def class_values(y: Any) -> Tensor | Labels:
     return values
 
 
-def _no_points() -> Any:
-    raise AssertionError("baselines infer the task from their heads, or from sums over all examples")
-
-
-def initial_head(classes: int, features: int, streams: Streams, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A linear head [C, K] with small random weights and no bias (the last column)."""
-    draws = torch.randn(classes, features, generator=streams["posterior"], dtype=dtype, device=device)
-    head = draws / math.sqrt(features)
-    head[:, -1] = 0.0
-    return head
-
-
 def plain_terms(nll: Tensor, penalty: Tensor | None = None) -> Terms:
     """The terms of a network with a penalty: what FRCL calls "KL past" is the penalty."""
     zero = nll.new_zeros(())
     return Terms(nll, -nll, zero, zero) if penalty is None else Terms(nll + penalty, -nll, zero, penalty)
 
 
-def sampled_prediction(f: Tensor, likelihood: Softmax) -> Prediction:
+def sampled_prediction(f: Tensor, likelihood: Likelihood) -> Prediction:
     """The mean over draws of the network, functions [S, n, C]; the variance is that between the draws."""
-    return _prediction(f.mean(0), f.var(0, correction=0), f.softmax(-1).mean(0), likelihood)
-
-
-def gaussian_prediction(mean: Tensor, variance: Tensor, likelihood: Softmax, seed: int) -> Prediction:
-    """From independent Gaussian functions: the mean of the softmax by Monte Carlo, the same draws at every call."""
-    shape = likelihood.draws_shape(1, training=False)
-    draws = torch.randn(shape, generator=fork(seed, "prediction"), dtype=mean.dtype).to(mean.device)
-    return _prediction(mean, variance, likelihood.probabilities(mean, variance, draws), likelihood)
-
-
-def _prediction(mean: Tensor, variance: Tensor, probs: Tensor, likelihood: Softmax) -> Prediction:
-    return Prediction(mean, variance, probs, likelihood.classes)
+    return Prediction(f.mean(0), f.var(0, correction=0), f.softmax(-1).mean(0), likelihood.classes)

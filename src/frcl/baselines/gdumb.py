@@ -7,14 +7,14 @@ learns the memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from frcl.baselines.common import CHUNK, Saved, initial_head, plain_terms
+from frcl.baselines.common import CHUNK, Saved, plain_terms
 from frcl.baselines.memory import Memory, greedy_balanced, joined
 from frcl.baselines.options import GDumbOptions
 from frcl.baselines.penalised import Parameters
@@ -44,12 +44,12 @@ class GDumb(SharedHead[GDumbOptions, Dumb]):
     own_type = Dumb
     learns_at_once = False
 
-    def _begin(self, x: Tensor, y: Tensor, new_head: Callable[..., Tensor]) -> None:
-        super()._begin(x, y, new_head)
+    def _begin(self, x: Tensor, y: Tensor, K: int) -> None:
+        super()._begin(x, y, K)
         order = torch.randperm(len(x), generator=fork(self.options.seed, f"stream/{len(self._state.past)}"))
         order = order.to(x.device)
         self._take(x[order], self._rows_of_task(len(self._state.past))[y[order]])
-        self._fresh(new_head)
+        self._fresh()
 
     def _take(self, x: Tensor, rows: Tensor) -> None:
         """Let examples pass by once."""
@@ -66,10 +66,10 @@ class GDumb(SharedHead[GDumbOptions, Dumb]):
         memory = joined(None if own.memory is None else own.memory.at(kept), more)
         self._state.own = replace(own, memory=memory, seen=own.seen + len(x))
 
-    def _fresh(self, new_head: Callable[[int], Tensor]) -> None:
+    def _fresh(self) -> None:
         """The weights that were given, and a new head."""
-        own = self._own
-        self._state.own = replace(own, theta=copied(trained_parts(self.net)), head=new_head(len(own.labels)))
+        head = self._new_head(self._head.shape[1], len(self._own.labels))
+        self._state.own = replace(self._own, theta=copied(trained_parts(self.net)), head=head)
 
     def _trained(self) -> Parameters:
         return Parameters(self._own.theta, self._head)
@@ -99,8 +99,7 @@ class GDumb(SharedHead[GDumbOptions, Dumb]):
     def _last_programs(self) -> Iterator[Program]:
         if self.step == 0:  # else the training was interrupted, and goes on
             with self._changing() as state:
-                K = self._head.shape[1]
-                self._fresh(lambda rows: initial_head(rows, K, state.streams, self.dtype, self.device))
+                self._fresh()
                 state.optimiser = self._new_optimiser()
         yield from self._training()
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from frcl.engine.train import OptimiserOptions
 from frcl.errors import OptionError
 from frcl.exact.fixed import FeatureKind
+from frcl.features import FeatureMap
 from frcl.inference import FromHeads, TaskInference, task_inference
 from frcl.options import NOT_NEGATIVE, POSITIVE, SHARE, option
 from frcl.regularisers import EWC, CurrentInputs, Curvature, MemorablePast, PathIntegral, Regulariser, Replay
@@ -21,6 +22,8 @@ class TrainingOptions(OptimiserOptions):
 
     shares_weights: ClassVar[bool] = True  # whether the network's weights are trained as they are
     is_one_network: ClassVar[bool] = True  # without further columns
+    past_tasks_per_step = cast("int | None", None)  # at most this many are regularised per step; None: all
+    shared_head = False  # whether labels that tasks have in common are one row of one head
 
     task_inference: FromHeads = option(
         "heads", "p(task | x) where no task is named: from the largest probability of each head, or sums over examples"
@@ -41,23 +44,13 @@ class TrainingOptions(OptimiserOptions):
                 "others: leave them out"
             )
 
-    def inference_of_task(self) -> TaskInference:
+    def inference_of_task(self, map: FeatureMap) -> TaskInference:
         """How the task of an input is inferred."""
-        return task_inference(self.task_inference, self.task_features, self.task_kind, self.seed)
+        return task_inference(self.task_inference, self.task_features, self.task_kind, self.seed, map)
 
     def regularisers(self) -> list[Regulariser]:
         """The regularisers of the method, fresh."""
         return []
-
-    @property
-    def tasks_per_step(self) -> int | None:
-        """At most this many past tasks are regularised per step; None: all."""
-        return None
-
-    @property
-    def one_head(self) -> bool:
-        """Whether labels that tasks have in common are one row of one head."""
-        return False
 
 
 @dataclass(frozen=True)
@@ -91,10 +84,6 @@ class ReplayOptions(TrainingOptions):
     def regularisers(self) -> list[Regulariser]:
         return [Replay(points=self.points, points_per_class=self.points_per_class)]
 
-    @property
-    def tasks_per_step(self) -> int | None:
-        return self.past_tasks_per_step
-
 
 SHARED_HEAD = "labels that tasks have in common are one row of one head; else each task has a head of its own"
 STRENGTH = "λ: 1 is the Laplace approximation, N_i times the Fisher information"
@@ -104,7 +93,7 @@ STRENGTH = "λ: 1 is the Laplace approximation, N_i times the Fisher information
 class FisherOptions(TrainingOptions):
     """What the methods with a Fisher information have."""
 
-    strength: float = option(1.0, STRENGTH, NOT_NEGATIVE)
+    strength: float = option(100.0, STRENGTH, NOT_NEGATIVE)
     fisher: FisherMode = option("exact", "over which targets the Fisher information is the mean")
     fisher_examples: int = option(2000, "examples over which the Fisher information is averaged")
 
@@ -112,8 +101,6 @@ class FisherOptions(TrainingOptions):
 @dataclass(frozen=True)
 class EWCOptions(FisherOptions):
     """Elastic weight consolidation: one quadratic anchor per task."""
-
-    strength: float = option(100.0, STRENGTH, NOT_NEGATIVE)
 
     def regularisers(self) -> list[Regulariser]:
         return [EWC(self.strength, self.fisher_examples, self.fisher)]
@@ -123,7 +110,6 @@ class EWCOptions(FisherOptions):
 class OnlineEWCOptions(FisherOptions):
     """EWC with one running anchor (Schwarz et al., 2018)."""
 
-    strength: float = option(100.0, STRENGTH, NOT_NEGATIVE)
     decay: float = option(1.0, "γ: what remains of the old Fisher information when a task is added", NOT_NEGATIVE)
 
     def regularisers(self) -> list[Regulariser]:
@@ -134,6 +120,7 @@ class OnlineEWCOptions(FisherOptions):
 class DLPOptions(FisherOptions):
     """Diagonal Laplace propagation: the posterior of one task is the prior of the next."""
 
+    strength: float = option(1.0, STRENGTH, NOT_NEGATIVE)
     prior_precision: float = option(1.0, "of the very first prior, N(0, 1/precision)", POSITIVE)
 
     def regularisers(self) -> list[Regulariser]:
@@ -178,10 +165,6 @@ class FROMPOptions(TrainingOptions):
     def regularisers(self) -> list[Regulariser]:
         settings = self.points, self.points_per_class, self.prior_precision, self.noise, self.fisher_examples
         return [MemorablePast(self.tau, *settings)]
-
-    @property
-    def one_head(self) -> bool:
-        return self.shared_head
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from frcl.baselines.common import Baseline, Saved, gaussian_prediction, plain_terms, sampled_prediction
+from frcl.baselines.common import Baseline, Saved, plain_terms, sampled_prediction
 from frcl.baselines.options import TrainingOptions
 from frcl.checks import check_like, expect
 from frcl.engine.program import Drawn, Program, Terms, exact_number
@@ -23,6 +23,7 @@ from frcl.learners.types import Prediction
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.heads import Rows, grown_head, head_rows, row_tensors, trained_heads, with_trained_heads
 from frcl.regularisers.protocol import PenaltyDraws, Step, draw_penalties, hooks
+from frcl.seeding import fork
 from frcl.trees import Params, Tree, copied
 
 
@@ -59,17 +60,16 @@ class Penalised(Baseline[TrainingOptions, Heads]):
 
     own_type = Heads
 
-    def _begin(self, x: Tensor, y: Tensor, new_head: Callable[[], Tensor]) -> None:
-        state, head = self._state, new_head()
-        if not self.options.one_head:
+    def _begin(self, x: Tensor, y: Tensor, K: int) -> None:
+        state, head = self._state, self._new_head(K)
+        if not self.options.shared_head:
             state.own = Heads(head, trained_heads(state.regularisers, state.past))
             return
         state.own = Heads(grown_head(self._heads(), self._head_rows(), head))
 
     def _head_rows(self) -> list[list[int]]:
         """For each task, the open one included, its rows of the head that all share."""
-        tasks = [*(one.likelihood for one in self._state.past), self._now.likelihood]
-        return head_rows(tasks, shared=True)
+        return head_rows(self._likelihoods, shared=True)
 
     def _trained(self) -> Parameters:
         assert self._own.head is not None
@@ -91,10 +91,10 @@ class Penalised(Baseline[TrainingOptions, Heads]):
             return plain_terms(nll, sum(parts[1:], parts[0]) if parts else None)
 
         def draw(steps: int, rows: Tensor) -> Drawn:
-            past = draw_penalties(regularisers, steps, tasks, options.tasks_per_step, state.streams["past"])
+            past = draw_penalties(regularisers, steps, tasks, options.past_tasks_per_step, state.streams["past"])
             return Drawn(rows, past)
 
-        rows = row_tensors(self._head_rows(), self.device) if options.one_head else None
+        rows = row_tensors(self._head_rows(), self.device) if options.shared_head else None
         N, constants = exact_number(task.N, self.dtype, self.device), tuple(one.constants(task) for one in regularisers)
         yield self._program(
             loss, Constants(N, task.fixed, constants, rows), features.inputs(x), y, options.steps, draw,
@@ -105,12 +105,10 @@ class Penalised(Baseline[TrainingOptions, Heads]):
     def _heads(self) -> list[Tensor]:
         """The head of every task, as it is now, the open one's included."""
         state, own = self._state, self._own
-        if own.head is None:
-            return [one.head for one in state.past if one.head is not None]
-        if self.options.one_head:
+        if self.options.shared_head and own.head is not None:
             return [own.head[rows] for rows in self._head_rows()]
         past = with_trained_heads(state.past, own.heads)
-        return [*(one.head for one in past if one.head is not None), own.head]
+        return [head for head in (*(one.head for one in past), own.head) if head is not None]
 
     def _finish(self) -> Tensor:
         state, heads = self._state, copied(self._heads())
@@ -122,7 +120,7 @@ class Penalised(Baseline[TrainingOptions, Heads]):
         head, heads = saved.own.head, saved.own.heads
         expect(all(one.head is not None for one in saved.past), "a task has no head")
         expect((head is None) == (saved.current is None), "the open task has a head")
-        shared = self.options.one_head
+        shared = self.options.shared_head
         block = None if head is None or shared else trained_heads(self._state.regularisers, saved.past)
         expect((heads is None) == (block is None), "heads of past tasks that are trained along")
         if head is not None:
@@ -132,14 +130,18 @@ class Penalised(Baseline[TrainingOptions, Heads]):
             check_like(heads, tuple(block.shape), self.dtype, "the heads of past tasks")
 
     def _predict(self, task: int, x: Tensor, shared: Callable[[], Tensor]) -> Prediction:
-        """With a regulariser that is a posterior of the head (DLP) also the variance of the functions."""
-        state, Phi = self._state, shared()
-        mean, likelihood = Phi @ self._heads()[task].mT, self._likelihood(task)
-        variances = [one.head_variance(task, Phi) for one in state.regularisers]
-        variance = next((found for found in variances if found is not None), None)
-        if variance is None:
-            return sampled_prediction(mean[None], likelihood)
-        return gaussian_prediction(mean, variance, likelihood, self.options.seed)
+        """With a regulariser that is a posterior of the head (DLP) also the variance of the functions.
+
+        Then the mean of the softmax is by Monte Carlo, with the same draws at every call.
+        """
+        Phi, likelihood = shared(), self._likelihoods[task]
+        mean, shape = Phi @ self._heads()[task].mT, likelihood.draws_shape(1, training=False)
+        for one in self._state.regularisers:
+            if (variance := one.head_variance(task, Phi)) is not None:
+                draws = torch.randn(shape, generator=fork(self.options.seed, "prediction"), dtype=mean.dtype)
+                probs = likelihood.predictive(mean, variance, draws.to(mean.device), {}).probs
+                return Prediction(mean, variance, probs, likelihood.classes)
+        return sampled_prediction(mean[None], likelihood)
 
     def _deployed(self, task: int | None) -> tuple[Deployed, Tensor]:
         with self._lock, torch.no_grad():

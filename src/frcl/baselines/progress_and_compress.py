@@ -61,8 +61,8 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
     def _anchor(self) -> Curvature:
         return cast("Curvature", self._state.regularisers[0])
 
-    def _begin(self, x: Tensor, y: Tensor, new_head: Callable[[], Tensor]) -> None:
-        number, active, base = len(self._state.past), new_head(), new_head()
+    def _begin(self, x: Tensor, y: Tensor, K: int) -> None:
+        number, active, base = len(self._state.past), self._new_head(K), self._new_head(K)
         fresh = self._columns.start(min(1, number), active, fork(self.options.seed, f"active/{number}"))
         self._state.own = OpenTask(fresh, base)
 
@@ -124,18 +124,15 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
         """From the knowledge base; for a task in its progress phase, from the active column."""
         own, past = self._own, self._state.past
         if task == len(past) and not own.compressing:
-            return self._point(task, x, self._active_functions)
+            return self._point(task, x, lambda rows: self._columns.logits_after(self._known(), own.active, rows))
         head = past[task].head if task < len(past) else own.head
         assert head is not None
-        return sampled_prediction((shared() @ head.mT)[None], self._likelihood(task))
+        return sampled_prediction((shared() @ head.mT)[None], self._likelihoods[task])
 
     def _deployed(self, task: int | None) -> tuple[Deployed, Tensor]:
         with self._lock, torch.no_grad():
             heads = [one.head for one in self._state.past if one.head is not None]
             return heads_module(self, heads, task), example_of(self)
-
-    def _active_functions(self, x: Tensor) -> Tensor:
-        return self._columns.logits_after(self._known(), self._own.active, x)
 
     def _check(self, saved: Saved, tasks: Sequence[Likelihood], K: int) -> None:
         own, now = saved.own, saved.current

@@ -86,15 +86,13 @@ class Columns:
 
     def frozen(self, columns: Sequence[Params], x: Tensor) -> Activations:
         """What columns 0, 1, … compute of x, each reading those before it; no gradient reaches them."""
-        if not columns:
-            return []
+        joined: Activations = []  # [B, …, columns, n] each: no copy for a new column
         with torch.no_grad():
-            first = self.activations(columns[0], x, [])
-            if len(columns) == 1:
-                return first
-            joined = [h.new_empty(*h.shape[:-1], len(columns), h.shape[-1]) for h in first]  # no copy for a new column
             for i, own in enumerate(columns):
-                found = self.activations(own, x, [part[..., :i, :].flatten(-2) for part in joined] if i else [])
+                found = self.activations(own, x, [part[..., :i, :].flatten(-2) for part in joined])
+                if len(columns) == 1:
+                    return found
+                joined = joined or [h.new_empty(*h.shape[:-1], len(columns), h.shape[-1]) for h in found]
                 for part, h in zip(joined, found, strict=True):
                     part[..., i, :] = h
         return [part.flatten(-2) for part in joined]
@@ -133,9 +131,8 @@ class Columns:
 
     def split(self, own: Params) -> tuple[Params, Params]:
         """What an optimiser moves of a column, and the rest: what the network holds fixed."""
-        fixed = {name for name, p in self.net.named_parameters() if not p.requires_grad}
-        moving = {name: value for name, value in own.items() if name not in fixed}
-        return moving, {name: value for name, value in own.items() if name in fixed}
+        fixed = {name: own[name] for name, given in self.net.named_parameters() if not given.requires_grad}
+        return {name: value for name, value in own.items() if name not in fixed}, fixed
 
     def check_fits(self, stored: Params, earlier: int) -> None:
         """Refuse the column of another architecture, or one with another number of columns before it."""
@@ -171,35 +168,30 @@ class Progressive(Baseline[ProgressiveOptions, Grown]):
         super().__init__(layered(net), options, device=device)
         self._model = Columns(layered(self.net))
 
-    def _begin(self, x: Tensor, y: Tensor, new_head: Callable[[], Tensor]) -> None:
+    def _begin(self, x: Tensor, y: Tensor, K: int) -> None:
         number = len(self._state.past)
         generator = fork(self.options.seed, f"column/{number}") if number else None
-        self._own.columns = [*self._own.columns, self._model.start(number, new_head(), generator)]
+        self._own.columns = [*self._own.columns, self._model.start(number, self._new_head(K), generator)]
 
     def _trained(self) -> Params:
         return self._model.split(self._own.columns[-1])[0]
 
     def _programs(self, x: Tensor, y: Tensor) -> Iterator[Program]:
-        model, (*earlier, own) = self._model, self._own.columns
+        model, (*earlier, own), B = self._model, self._own.columns, self.options.batch_size
+        one = sum(part.nbytes for part in model.frozen(self._own.columns[:1], x[:1]))  # of one column and example
+        at_once = max(1, LARGEST // max(1, one * len(earlier) * B))  # from shapes alone, so that a resumed run agrees
 
         def draw(steps: int, rows: Tensor) -> Drawn:
             computed = model.frozen(earlier, x[rows.flatten()])
-            return Drawn(rows, [part.unflatten(0, (steps, self.options.batch_size)) for part in computed])
+            return Drawn(rows, [part.unflatten(0, (steps, B)) for part in computed])
 
         def loss(params: Params, fixed: Params, x: Tensor, y: Tensor, draws: Tree) -> Terms:
             return plain_terms(F.cross_entropy(model.logits({**fixed, **params}, x, list(draws)), y))
 
         yield self._program(
-            loss, model.split(own)[1], x, y, self.options.steps, draw, chunk=self._steps_at_once(x),
+            loss, model.split(own)[1], x, y, self.options.steps, draw, chunk=min(STEPS, at_once),
             share=lambda draws, rows: [part[rows] for part in draws],
         )  # fmt: skip
-
-    def _steps_at_once(self, x: Tensor) -> int:
-        """As many as the finished columns leave room for; from shapes alone, so that a resumed run agrees."""
-        columns = self._own.columns
-        one = sum(part.nbytes for part in self._model.frozen(columns[:1], x[:1]))  # of one column and example
-        step = one * (len(columns) - 1) * self.options.batch_size
-        return max(1, min(STEPS, LARGEST // max(1, step)))
 
     def _finish(self) -> None:
         *earlier, own = self._own.columns

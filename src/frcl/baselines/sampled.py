@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from frcl.baselines.common import Baseline, Saved, sampled_prediction
 from frcl.baselines.options import SFSVIOptions, VCLOptions
 from frcl.checks import check_like, check_weights, expect
+from frcl.engine.program import Streams
 from frcl.features import is_stackable, trained_parts
 from frcl.learners.types import Prediction
 from frcl.likelihoods import Likelihood
@@ -81,11 +82,16 @@ class MeanFieldMethod(Baseline[O, Own]):
         std = {name: self._own.log_std[name] for name in shared}
         return MeanField({**shared, HEAD: head.mean}, {**std, HEAD: head.log_std})
 
+    def _noise(self, like: Params, steps: int, streams: Streams) -> Params:
+        """The noise of the networks that some steps draw from q, [steps, samples, ...]."""
+        noise = standard_noise(like, steps * self.options.samples, streams["likelihood"])
+        return {name: value.unflatten(0, (steps, self.options.samples)) for name, value in noise.items()}
+
     def _drawn(self, q: MeanField, task: int, x: Tensor) -> Prediction:
         """The mean over networks drawn from q."""
         options = self.options
         f = sampled_functions(q, self._network, self.net, x, options.seed, options.predict_samples)
-        return sampled_prediction(f, self._likelihood(task))
+        return sampled_prediction(f, self._likelihoods[task])
 
     def _check_heads(self, saved: Saved, likelihoods: Sequence[Likelihood], K: int) -> None:
         """Refuse standard deviations of other weights, and other heads than one of each of these likelihoods."""

@@ -20,7 +20,7 @@ from frcl.likelihoods import Likelihood
 from frcl.regularisers.fisher import HEAD
 from frcl.regularisers.function_space import Functions, Linearised, mean_kl
 from frcl.regularisers.heads import grown_head, head_rows, row_tensors
-from frcl.regularisers.mean_field import MeanField, expected_loss, isotropic, standard_noise
+from frcl.regularisers.mean_field import MeanField, expected_loss, isotropic
 from frcl.regularisers.protocol import Kept, stacked_points
 from frcl.selection import random_start
 from frcl.summary import StoredInputs, padded, stored_inputs
@@ -84,16 +84,14 @@ class SFSVI(MeanFieldMethod[SFSVIOptions, Posterior]):
 
     def _rows(self) -> list[list[int]]:
         """For each task, the open one included, its rows of the head of all tasks."""
-        tasks = [one.likelihood for one in self._state.past]
-        now = [] if self._state.current is None else [self._now.likelihood]
-        return head_rows([*tasks, *now], shared=self.options.shared_head)
+        return head_rows(self._likelihoods, shared=self.options.shared_head)
 
-    def _begin(self, x: Tensor, y: Tensor, new_head: Callable[..., Tensor]) -> None:
+    def _begin(self, x: Tensor, y: Tensor, K: int) -> None:
         options, own, rows = self.options, self._own, self._rows()
         M = options.points if options.points_per_class is None else options.points_per_class * len(rows[-1])
         if len(x) < M:
             raise DataError(f"{len(x)} examples are fewer than the {M} to keep; lower points, or bring more data")
-        fresh = new_head()
+        fresh = self._new_head(K)
         start = isotropic({**trained_parts(self.net), HEAD: fresh}, options.initial_std).log_std
         mean = grown_head([one.mean for one in own.heads], rows, fresh)
         log_std = grown_head([one.log_std for one in own.heads], rows, start.pop(HEAD))
@@ -110,7 +108,7 @@ class SFSVI(MeanFieldMethod[SFSVIOptions, Posterior]):
         options, state, like = self.options, self._state, self._optimiser.tree.mean
         rows, prior = row_tensors(self._rows(), self.device), self._prior(x)
         linearised = Linearised(self.features, trained_parts(self.net), fixed_parts(self.net), x)
-        network, samples, first = self._network, options.samples, not state.past
+        network, first = self._network, not state.past
 
         def loss(q: MeanField, constants: Tree, x: Tensor, y: Tensor, draws: Tree) -> Terms:
             fixed, prior, rows = constants
@@ -126,9 +124,7 @@ class SFSVI(MeanFieldMethod[SFSVIOptions, Posterior]):
             return Terms(nll + kl, -nll, *((kl, zero) if first else (zero, kl)))
 
         def draw(steps: int, picked: Tensor) -> Drawn:
-            noise = standard_noise(like, steps * samples, state.streams["likelihood"])
-            noise = {name: value.unflatten(0, (steps, samples)) for name, value in noise.items()}
-            return Drawn(picked, (noise, self._points(steps, x)))
+            return Drawn(picked, (self._noise(like, steps, state.streams), self._points(steps, x)))
 
         constants = copied(fixed_parts(self.net)), prior, rows.own
         yield self._program(loss, constants, x, y, options.steps, draw, chunk=STEPS_AHEAD)

@@ -12,14 +12,14 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from frcl.baselines.common import Baseline, Current, Finished, Saved, class_values, initial_head, sampled_prediction
+from frcl.baselines.common import Baseline, Current, Finished, Saved, class_values, sampled_prediction
 from frcl.baselines.memory import Memory
 from frcl.baselines.options import SharedHeadOptions
 from frcl.checks import check_like, check_stored, expect
 from frcl.engine.program import CHUNK, Program, Values
 from frcl.engine.train import AdamState, Optimiser, train
 from frcl.errors import LabelError, OptionError, TaskError
-from frcl.features import check_features
+from frcl.features import check_features, with_bias
 from frcl.learners.mixture import over_labels
 from frcl.learners.types import Beliefs, Prediction, StepLog
 from frcl.likelihoods import Label, Likelihood, Softmax
@@ -69,12 +69,12 @@ class SharedHead(Baseline[O, Own]):
         return torch.tensor([place[label] for label in labels], device=self.device)
 
     def _rows_of_task(self, task: int) -> Tensor:
-        return self._rows(self._likelihood(task).labels)
+        return self._rows(self._likelihoods[task].classes or ())
 
-    def _begin(self, x: Tensor, y: Tensor, new_head: Callable[..., Tensor]) -> None:
-        self._state.own = self._grown(self._now.likelihood.classes or (), new_head)
+    def _begin(self, x: Tensor, y: Tensor, K: int) -> None:
+        self._state.own = self._grown(self._now.likelihood.classes or (), K)
 
-    def _grown(self, labels: Sequence[Label], new_head: Callable[[int], Tensor]) -> Own:
+    def _grown(self, labels: Sequence[Label], K: int) -> Own:
         """What is kept, with a head that has a row for each of the labels too; a copy, which can be trained."""
         own, count = self._own, self.options.classes
         if count is not None and (wrong := [label for label in labels if label not in range(count)]):
@@ -87,7 +87,7 @@ class SharedHead(Baseline[O, Own]):
         _refuse_two_kinds((*known, *new))
         missing = len(known) + len(new) - (0 if own.head is None else len(own.head))
         parts = [] if own.head is None else [own.head.detach()]
-        parts += [new_head(missing)] if missing else []
+        parts += [self._new_head(K, missing)] if missing else []
         memory = None if own.memory is None else _wider(own.memory.opened(), missing)
         return replace(own, labels=(*known, *new), head=torch.cat(parts).clone(), memory=memory)
 
@@ -116,17 +116,17 @@ class SharedHead(Baseline[O, Own]):
 
     def _predict(self, task: int, x: Tensor, shared: Callable[[], Tensor]) -> Prediction:
         f = self._functions(shared(), self._rows_of_task(task))
-        return sampled_prediction(f[None], self._likelihood(task))
+        return sampled_prediction(f[None], self._likelihoods[task])
 
     def _over_tasks(self, beliefs: Beliefs) -> tuple[Prediction, Tensor, Tensor | None]:
         """One softmax over the labels of all finished tasks, unless sums over all examples infer the task."""
         if self._inference.sums is not None:
             return super()._over_tasks(beliefs)
-        return self._over_labels(beliefs.asked.features(), range(len(self._state.past)))
+        return self._over_labels(with_bias(beliefs.asked.features()), range(len(self._state.past)))
 
     def _over_labels(self, Phi: Tensor, tasks: Sequence[int]) -> tuple[Prediction, Tensor, None]:
         """p(y | x) over the labels of some tasks; a label of several tasks is as probable in each of them."""
-        each = [self._likelihood(task).labels for task in tasks]
+        each = [self._likelihoods[task].classes or () for task in tasks]
         labels = list(dict.fromkeys(label for one in each for label in one))
         probs = self._functions(Phi, self._rows(labels)).softmax(1)
         member = torch.tensor([[label in one for label in labels] for one in each], device=Phi.device).to(probs)
@@ -177,11 +177,7 @@ class SharedHead(Baseline[O, Own]):
             seen = () if now is None else now.likelihood.classes or ()
             _refuse_two_kinds((*seen, *labels))
             likelihood = Softmax(tuple(sorted({*seen, *labels})))
-
-            def new_head(count: int) -> Tensor:
-                return initial_head(count, K, state.streams, self.dtype, self.device)
-
-            state.own = self._grown(likelihood.labels, new_head)
+            state.own = self._grown(likelihood.labels, K)
             state.current = Current(likelihood, 0.0, STREAM) if now is None else replace(now, likelihood=likelihood)
             state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
             state.optimiser = self._new_optimiser()
@@ -220,7 +216,7 @@ class SharedHead(Baseline[O, Own]):
 
     def _drop(self, number: int) -> None:
         """Examples of the task, and rows of labels that no other task has."""
-        self._inference = self.options.inference_of_task()
+        self._infer_tasks()
         state, own = self._state, self._own
         if not state.past:
             state.own = type(own)()

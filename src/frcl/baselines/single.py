@@ -31,9 +31,9 @@ class Single(Baseline[SingleOptions, Networks]):
 
     own_type = Networks
 
-    def _begin(self, x: Tensor, y: Tensor, new_head: Callable[[], Tensor]) -> None:
+    def _begin(self, x: Tensor, y: Tensor, K: int) -> None:
         self._state.streams = Streams(stream_seed(self.options.seed, f"task/{len(self._state.past)}"), self.device)
-        self._own.each = [*self._own.each, Parameters(copied(trained_parts(self.net)), new_head())]
+        self._own.each = [*self._own.each, Parameters(copied(trained_parts(self.net)), self._new_head(K))]
 
     def _trained(self) -> Parameters:
         return self._own.each[-1]

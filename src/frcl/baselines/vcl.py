@@ -15,18 +15,11 @@ from frcl.checks import check_like, check_stored, check_targets, check_weights, 
 from frcl.distributed import on_its_own
 from frcl.engine.program import Drawn, Program, Streams, Terms, exact_number
 from frcl.engine.train import Optimiser, train
-from frcl.features import fixed_parts, is_stackable, trained_parts
+from frcl.features import fixed_parts, trained_parts
 from frcl.learners.types import Prediction
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.fisher import HEAD
-from frcl.regularisers.mean_field import (
-    MeanField,
-    coreset_rows,
-    expected_loss,
-    isotropic,
-    mean_field_kl,
-    standard_noise,
-)
+from frcl.regularisers.mean_field import MeanField, coreset_rows, expected_loss, isotropic, mean_field_kl
 from frcl.regularisers.protocol import Kept
 from frcl.seeding import stream_seed
 from frcl.summary import StoredInputs, stored_inputs
@@ -42,14 +35,11 @@ class Coreset(NamedTuple):
 
 @dataclass
 class Posterior(Gaussians):
-    """q, the coresets, and the prior of the open task.
-
-    `left_out` are the rows of the open task's data that form its coreset.
-    """
+    """q, the coresets, and the prior of the open task."""
 
     coresets: list[Coreset] = field(default_factory=list)
     prior: MeanField | None = None
-    left_out: Tensor | None = None
+    left_out: Tensor | None = None  # the rows of the open task's data that form its coreset
 
 
 class VCL(MeanFieldMethod[VCLOptions, Posterior]):
@@ -72,15 +62,15 @@ class VCL(MeanFieldMethod[VCLOptions, Posterior]):
         self._adapted: dict[int, MeanField] = {}  # q after the coreset of each task,
         self._adapted_at: object = None  # as the learner stood here
 
-    def _begin(self, x: Tensor, y: Tensor, new_head: Callable[[], Tensor]) -> float:
+    def _begin(self, x: Tensor, y: Tensor, K: int) -> float:
         options, own, shared, streams = self.options, self._own, trained_parts(self.net), self._state.streams
         left_out = coreset_rows(options.coreset, x, y, options.points, options.points_per_class, streams["selection"])
         if len(left_out):
             own.coresets = [*own.coresets, Coreset(stored_inputs(x[left_out]), y[left_out].clone())]
-        head = new_head()
+        head = self._new_head(K)
         prior = isotropic({**shared, HEAD: head}, options.prior_std)
         if self._state.past:
-            prior = prior.joined(MeanField(copied(shared), {name: own.log_std[name] for name in shared}))
+            prior = MeanField(prior.mean | copied(shared), prior.log_std | {name: own.log_std[name] for name in shared})
         start = isotropic({**shared, HEAD: head}, options.initial_std).log_std
         own.heads = [*own.heads, Head(head, start.pop(HEAD))]
         own.log_std, own.prior, own.left_out = own.log_std | start, prior, left_out
@@ -90,45 +80,28 @@ class VCL(MeanFieldMethod[VCLOptions, Posterior]):
         return self._with_head(self._own.heads[-1])
 
     def _programs(self, x: Tensor, y: Tensor) -> Iterator[Program]:
-        own, options, now, streams = self._own, self.options, self._now, self._state.streams
+        own, streams, like = self._own, self._state.streams, self._optimiser.tree.mean
         assert own.prior is not None
         assert own.left_out is not None
         if len(own.left_out):
             rest = torch.ones(len(x), dtype=torch.bool, device=self.device)
             rest[own.left_out] = False
             x, y = x[rest], y[rest]
-        self._optimiser.schedule(options.steps, options.warm_up, options.lr_decay)
-        yield self._steps(self._optimiser, own.prior, now.N, (x, y), streams, options.steps)
-
-    def _steps(
-        self, optimiser: Optimiser, prior: MeanField, N: float, data: tuple[Tensor, Tensor],
-        streams: Streams, stop: int, *, whole: bool = False,
-    ) -> Program:  # fmt: skip
-        """Steps that bring q nearer to the posterior, on minibatches; `whole`: on all the data, where it is no more."""
-        options, like, (x, y), network = self.options, optimiser.tree.mean, data, self._network
-        samples, every = options.samples, whole and len(x) <= options.batch_size
-
-        def loss(q: MeanField, constants: Tree, x: Tensor, y: Tensor, draws: Params) -> Terms:
-            N, prior, fixed = constants
-            nll = expected_loss(lambda w: F.cross_entropy(network({**fixed, **w}, x), y), q, draws)
-            kl_head = mean_field_kl(q.at([HEAD]), prior) / N
-            shared = q.at(name for name in q.mean if name != HEAD)
-            kl_shared = (nll.new_zeros(()) + mean_field_kl(shared, prior)) / N
-            return Terms(nll + kl_head + kl_shared, -nll, kl_head, kl_shared)
-
-        def draw(steps: int) -> Drawn:
-            noise = standard_noise(like, steps * samples, streams["likelihood"])
-            rows = torch.arange(len(x), device=self.device).expand(steps, -1) if every else None
-            if rows is None:
-                rows = torch.randint(len(x), (steps, options.batch_size), generator=streams["batches"], device=x.device)
-            return Drawn(rows, {name: value.unflatten(0, (steps, samples)) for name, value in noise.items()})
-
-        constants = exact_number(N, self.dtype, self.device), prior, copied(fixed_parts(self.net))
-        return Program(
-            net=self.net, loss=loss, optimiser=optimiser, constants=constants, x=x, y=y, draw=draw, streams=streams,
-            stop=stop, stackable=is_stackable(self.net), chunk=STEPS_AHEAD, signature=self._signature(),
-            lock=self._lock,
+        yield self._program(
+            self._loss, self._constants(own.prior, self._now.N), x, y, self.options.steps,
+            lambda steps, rows: Drawn(rows, self._noise(like, steps, streams)), chunk=STEPS_AHEAD,
         )  # fmt: skip
+
+    def _constants(self, prior: MeanField, N: float) -> Tree:
+        return exact_number(N, self.dtype, self.device), prior, copied(fixed_parts(self.net))
+
+    def _loss(self, q: MeanField, constants: Tree, x: Tensor, y: Tensor, draws: Params) -> Terms:
+        N, prior, fixed = constants
+        nll = expected_loss(lambda w: F.cross_entropy(self._network({**fixed, **w}, x), y), q, draws)
+        kl_head = mean_field_kl(q.at([HEAD]), prior) / N
+        shared = q.at([name for name in q.mean if name != HEAD])
+        kl_shared = (nll.new_zeros(()) + mean_field_kl(shared, prior)) / N
+        return Terms(nll + kl_head + kl_shared, -nll, kl_head, kl_shared)
 
     def _finish(self) -> None:
         own = self._own
@@ -139,24 +112,30 @@ class VCL(MeanFieldMethod[VCLOptions, Posterior]):
 
     def _belief(self, task: int) -> MeanField:
         """What a task is predicted with: q, or a copy of it adapted to the task's coreset."""
-        q = self._with_head(self._own.heads[task])
-        if not self._own.coresets:
-            return q
-        at = (self._state, self._state.current, self.step)
+        q, at = self._with_head(self._own.heads[task]), (self._state, self._state.current, self.step)
         if self._adapted_at != at:
             self._adapted, self._adapted_at = {}, at
-        if task not in self._adapted:
+        if self._own.coresets and task not in self._adapted:
             with torch.inference_mode(False), torch.enable_grad():
                 self._adapted[task] = self._adapt(copied(q), task)
-        return self._adapted[task]
+        return self._adapted.get(task, q)
 
     def _adapt(self, q: MeanField, task: int) -> MeanField:
         """q after `adapt_steps` on the coreset of a task with q as the prior; its random streams are its own."""
         options, (kept, y) = self.options, self._own.coresets[task]
-        x = kept.inputs
+        x, B = kept.inputs, options.batch_size
         streams = Streams(stream_seed(options.seed, f"coreset/{task}"), self.device)
         optimiser = Optimiser(tree_map(leaf, q), options.adapt_lr)
-        program = self._steps(optimiser, q, float(len(x)), (x, y), streams, options.adapt_steps, whole=True)
+
+        def draw(steps: int) -> Drawn:  # minibatches where they have fewer examples than the coreset
+            some = len(x) > B
+            rows = torch.randint(len(x), (steps, B), generator=streams["batches"], device=x.device) if some else None
+            return Drawn(rows, self._noise(q.mean, steps, streams))
+
+        program = Program(
+            net=self.net, loss=self._loss, optimiser=optimiser, constants=self._constants(q, len(x)), x=x, y=y,
+            draw=draw, streams=streams, stop=options.adapt_steps, chunk=STEPS_AHEAD, lock=self._lock,
+        )  # fmt: skip
         with on_its_own():
             for _ in train([program]):
                 pass

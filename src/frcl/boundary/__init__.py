@@ -6,6 +6,4 @@ from frcl.boundary.score import symmetrised_kl, welch
 from frcl.boundary.sequential import Change
 from frcl.boundary.settings import DetectorSettings
 
-__all__ = [
-    "BoundaryDetector", "Change", "Decision", "DetectorSettings", "Profile", "symmetrised_kl", "welch",
-]  # fmt: skip
+__all__ = ["BoundaryDetector", "Change", "Decision", "DetectorSettings", "Profile", "symmetrised_kl", "welch"]

@@ -61,9 +61,9 @@ class BoundaryDetector(DetectorSettings):
     """A test of each minibatch's scores against those before it, which declares a switch when they have fallen.
 
     By default the test is calibrated: it compares windows of 1 to 64 minibatches with the trend before, and declares a
-    switch by mistake about once in `expected_run` minibatches. With `threshold` it is the paper's, Welch's test. Its
-    reference is scored by the model as it was, unless `rescore` is given: then every step of learning between two
-    minibatches moves the scores a little, and over ten of them that looks like a change.
+    switch by mistake about once in `expected_run` minibatches. With `threshold` it is the paper's, Welch's test. Unless
+    `rescore` is given, its reference is scored by the model as it was: then every step of learning moves the scores a
+    little, and over ten minibatches that looks like a change.
     """
 
     _now: Watched = field(init=False, repr=False, compare=False)
@@ -226,32 +226,25 @@ class BoundaryDetector(DetectorSettings):
         statistic = beside = math.nan
         if allow:
             columns = slice(None) if functions is None else list(functions)
-            given = self._prepare(reference) if self.rescore and reference is not None else None
-            statistic = self._statistic(self._old(self.window, given), values, columns)
-            if self.beside:
-                last = None if given is None else given[-self.beside * len(values) :]
-                beside = self._statistic(self._old(self.beside, last), values, columns)
+            if self.rescore:
+                old = values[:0] if reference is None else self._prepare(reference)
+                last = old[-self.beside * len(values) :]
+            else:
+                past = [values[:0], *self._now.reference]
+                old, last = (torch.cat(past[-window:]) for window in (self.window, self.beside))
+            statistic = self._statistic(old, values, columns)
+            beside = self._statistic(last, values, columns) if self.beside else math.nan
         boundary = statistic > self.threshold
         return Decision(boundary, statistic, beside, "sharp" if boundary else "")
 
-    def _old(self, window: int, given: Tensor | None) -> Tensor | None:
-        """What the minibatch is compared with; None if there is nothing to compare it with."""
-        if self.rescore:
-            return given
-        last = list(self._now.reference)[-window:]
-        return torch.cat(last) if last else None
-
-    def _statistic(self, old: Tensor | None, values: Tensor, columns: list[int] | slice) -> float:
-        if old is None or not values[:, columns].shape[1]:
+    def _statistic(self, old: Tensor, values: Tensor, columns: list[int] | slice) -> float:
+        """NaN where there is nothing to compare."""
+        if not len(old) or not values[:, columns].shape[1]:
             return math.nan
         statistic = welch(old[:, columns], values[:, columns])
-        match self.aggregate:
-            case "max":
-                return float(statistic.max())
-            case "median":
-                return float(statistic.quantile(0.5))
-            case "mean":
-                return float(statistic.mean())
+        if self.aggregate == "median":
+            return float(statistic.quantile(0.5))
+        return float(statistic.max() if self.aggregate == "max" else statistic.mean())
 
     # -- the border -----------------------------------------------------------------------------------------
 
@@ -259,11 +252,9 @@ class BoundaryDetector(DetectorSettings):
         if scores.ndim not in (1, 2) or len(scores) == 0:
             raise DataError(f"scores must be [batch] or [batch, functions]; got shape {tuple(scores.shape)}")
         values = self._finite(scores).reshape(len(scores), -1)
-        if self.log_space:
-            if bool((values < 0).any()):
-                raise DataError("scores must not be negative when the test is made in log space")
-            values = values.clamp_min(TINY).log()
-        return values
+        if self.log_space and bool((values < 0).any()):
+            raise DataError("scores must not be negative when the test is made in log space")
+        return values.clamp_min(TINY).log() if self.log_space else values
 
     def _finite(self, scores: Tensor) -> Tensor:
         values = scores.detach().to("cpu", torch.float64)

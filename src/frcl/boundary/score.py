@@ -11,8 +11,7 @@ def symmetrised_kl(moments: Moments, prior_variance: Tensor) -> Tensor:
 
         ℓ = ¼ [ (σ² + μ²)/k + (k + μ²)/σ² − 2 ] = ¼ [ (σ² − k)²/(σ² k) + μ² (1/k + 1/σ²) ]
 
-    in the second form, which rounding cannot make negative. Small where the posterior has fallen back to the
-    prior: the input is unlike what was learned.
+    in the second form, which rounding cannot make negative. Small for inputs unlike what was learned: q is back at p.
     """
     k = prior_variance[:, None]
     square, variance = moments.mean.square(), moments.variance

@@ -40,11 +40,9 @@ class DetectorSettings(Options):
         False, "with a threshold: score the reference again with the current model, so that learning is no change"
     )
     beside: int = option(
-        0,
-        "with a threshold: if not 0, a second test with this many minibatches, which decides nothing: its statistic is "
-        "that of a detector with such a window; with `rescore` at most `window`",
-        NOT_NEGATIVE,
-    )
+        0, "with a threshold: if not 0, a second test with this many minibatches, which decides nothing: its statistic "
+        "is that of a detector with such a window; with `rescore` at most `window`", NOT_NEGATIVE,
+    )  # fmt: skip
     all_functions: bool = option(False, "also test functions of classes that the task has not shown")
     log_space: bool = option(True, "test log-scores, which the paper found more robust")
     aggregate: Literal["max", "median", "mean"] = option("max", "with a threshold: of the statistics of the functions")

@@ -37,6 +37,7 @@ from frcl.options import described
 from frcl.report import find_runs, read_run, write_report, write_tables
 
 FAILED, USAGE, STOPPED = 1, 2, 130
+DATA = "A data set or benchmark to make sure of, as mnist or split-cifar."
 
 
 def _version(asked: bool) -> None:
@@ -48,6 +49,7 @@ def _version(asked: bool) -> None:
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 Version = Annotated[bool, Option("--version", is_eager=True, callback=_version, help="Print the version.")]
+Page = Annotated[Path, Option("--out", help="The HTML file to write.")]
 Board = Annotated[bool, Option("--tensorboard", help="Write TensorBoard events into the run folder.")]
 OneMethod = Annotated[str | None, Argument(help="A method whose options to list.", autocompletion=methods)]
 
@@ -113,10 +115,7 @@ def resume(
 
 
 @app.command()
-def report(
-    paths: Paths,
-    out_file: Annotated[Path, Option("--out", help="The HTML file to write.")] = Path("report.html"),
-) -> None:
+def report(paths: Paths, out_file: Page = Path("report.html")) -> None:
     """Write one self-contained HTML page about a run, or comparing several; tables beside it."""
     runs = find_runs(paths)
     written = write_report(runs, out_file)
@@ -138,9 +137,7 @@ def list_names(method: OneMethod = None) -> None:
 
 @app.command("data")
 def data_files(
-    name: Annotated[
-        str | None, Argument(help="A data set or benchmark to make sure of, as mnist or split-cifar.")
-    ] = None,
+    name: Annotated[str | None, Argument(help=DATA)] = None,
     data: Annotated[Path | None, Option(help="Folder to look in first, and to download to.")] = None,
 ) -> None:
     """Show which data files are at hand and verified; with a name, download what is missing."""

@@ -17,7 +17,6 @@ from frcl.experiment.results import Result
 
 out, err = Console(), Console(stderr=True)
 WIDEST = 10_000  # columns of a table in a pipe
-UNPRINTABLE = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def say(text: str) -> None:
@@ -33,7 +32,7 @@ def note(text: str) -> None:
 
 def safe(text: object) -> str:
     """Text for a terminal: names from files may hold escape sequences, or what no encoding has."""
-    return UNPRINTABLE.sub("?", str(text))
+    return re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", "?", str(text))
 
 
 def show_table(rows: Iterable[Iterable[object]], *headings: str, right: bool = False, **style: Any) -> None:

@@ -153,11 +153,9 @@ def _seeds(text: str) -> list[int]:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
         raise OptionError(f"--seeds wants a number, as 10, or a list, as 0,3,5; got {text!r}") from None
-    if "," in text:
-        return numbers
-    if numbers[0] < 1:
+    if "," not in text and numbers[0] < 1:
         raise OptionError(f"--seeds must be at least 1; got {text}")
-    return list(range(numbers[0]))
+    return numbers if "," in text else list(range(numbers[0]))
 
 
 def free_folder(name: str) -> Path:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -45,12 +45,13 @@ def tune(
         raise OptionError(f"--engine {engine} is unknown; choose grid or ray")
     tell: Callable[[str], None] = (lambda _: None) if flags.as_json or flags.quiet else say
     if place.resume is None:
-        search = _search(flags, method, benchmark, trials, tries or [], by, extend)
+        tuned, name, layer = _shared(flags, method, benchmark)
+        search = Search(tuned, name, layer, own_grid(tries or [], tuned) or grid_of(tuned), by, trials, extend)
         if flags.dry_run:
             config = search.config({name: values[0] for name, values in search.grid.items()})
             typer.echo(to_toml(config), nl=False)
             return check(config)
-        folder = flags.out or free_folder(f"{Path(search.benchmark).stem}-{method}-tune")
+        folder = flags.out or free_folder(f"{Path(name).stem}-{tuned}-tune")
         search.write(folder)
     else:
         folder, search = place.resume, Search.read(place.resume)
@@ -91,9 +92,8 @@ def edge_wins(name: str, edge: float, value: float) -> str:
     return f"{name}={edge} is the {which} value and the best: trying {value} too"
 
 
-def _search(
-    flags: Flags, method: str | None, benchmark: str | None, trials: int | None, tries: list[str], by: str, extend: int
-) -> Search:
+def _shared(flags: Flags, method: str | None, benchmark: str | None) -> tuple[str, str, dict[str, Any]]:
+    """The method, the benchmark, and the layer of options that all trials share."""
     if method is None or benchmark is None:
         raise OptionError("frcl tune wants a method and a benchmark, as in: frcl tune ewc split-digits")
     name, methods = flags.chosen(benchmark, method)
@@ -101,4 +101,4 @@ def _search(
         raise OptionError(f"one method is tuned at a time; got {method!r}")
     layer = reduce(over, flags.layers(method, methods))
     del layer["method"]
-    return Search(method, name, layer, own_grid(tries, method) or grid_of(method), by, trials, extend)
+    return method, name, layer

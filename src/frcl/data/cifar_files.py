@@ -75,23 +75,16 @@ def unpack(planes: Sequence[bytes], n: int) -> Array:
     green: Array = np.zeros((SIDE, SIDE, n), np.int16)
     for channel, plane in zip((1, 0, 2), planes, strict=True):
         rest = _inflated(plane, n * PIXELS).reshape(n, SIDE, SIDE).transpose(1, 2, 0).astype(np.int16, order="C")
-        value = np.zeros((SIDE, SIDE, n), np.int16)
+        value = np.zeros((1 + SIDE, 1 + SIDE, n), np.int16)  # zeros are above and to the left of the image
         for i in range(SIDE):
             for j in range(SIDE):
-                byte = (_predicted(value, i, j) + rest[i, j] + green[i, j]) & 255
-                value[i, j] = byte - green[i, j]  # a difference of bytes is known from its sum with the green byte
-        out[..., channel] = (value + green).transpose(2, 0, 1)
-        green = value if channel == 1 else green
+                left, upper, corner = value[i + 1, j], value[i, j + 1], value[i, j]
+                median = np.clip(left + upper - corner, np.minimum(left, upper), np.maximum(left, upper))
+                byte = (median + rest[i, j] + green[i, j]) & 255
+                value[i + 1, j + 1] = byte - green[i, j]  # a difference of bytes is known from its sum with the green
+        out[..., channel] = (value[1:, 1:] + green).transpose(2, 0, 1)
+        green = value[1:, 1:] if channel == 1 else green
     return out
-
-
-def _predicted(value: Array, i: int, j: int) -> Array | int:
-    if i == 0 or j == 0:
-        return 0 if i == j else value[i, j - 1] if i == 0 else value[i - 1, j]
-    left, upper, corner = value[i, j - 1], value[i - 1, j], value[i - 1, j - 1]
-    low, high = np.minimum(left, upper), np.maximum(left, upper)
-    median: Array = np.clip(left + upper - corner, low, high)
-    return median
 
 
 def _inflated(plane: bytes, size: int) -> Array:

@@ -55,8 +55,7 @@ def checked(drawings: Drawings, where: str) -> Drawings:
     """The drawings, after a check that the arrays are consistent and each character has one drawing per drawer."""
     n = len(drawings)
     *arrays, names = vars(drawings).values()
-    shapes = [array.shape for array in arrays]
-    if shapes != [(n, SIDE * SIDE // 8), (n,), (n,), (n,)] or n == 0 or names.dtype.kind != "U":
+    if [array.shape for array in arrays] != [(n, SIDE**2 // 8), (n,), (n,), (n,)] or n == 0 or names.dtype.kind != "U":
         raise DataError(f"{where} does not hold Omniglot's drawings: its arrays do not fit together")
     if any(array.dtype != np.uint8 for array in arrays):
         raise DataError(f"{where} does not hold Omniglot's drawings: images and numbers must be uint8")
@@ -110,9 +109,8 @@ def read_archives(contents: Mapping[str, bytes]) -> Drawings:
     images: dict[Key, Array] = {}
     for name, content in contents.items():
         for key, image in read_archive(content, name).items():
-            if key in images and not np.array_equal(images[key], image):
+            if not np.array_equal(images.setdefault(key, image), image):
                 raise DataError(f"{name}: {key[0]} character {key[1]} drawer {key[2]} differs between archives")
-            images[key] = image
     return from_images(images, " and ".join(contents))
 
 
@@ -124,8 +122,6 @@ def read_archive(raw: bytes, where: str) -> dict[Key, Array]:
             for member in _safe(archive.infolist(), where):
                 name = member.filename
                 match = DRAWING.fullmatch(name)
-                if not name.endswith(".png"):
-                    continue
                 if match is None:
                     raise DataError(f"{where}: {name!r} is not named like Omniglot's drawings, {LAYOUT}")
                 key = match["alphabet"], int(match["character"]), int(match["drawer"])
@@ -142,7 +138,7 @@ def read_archive(raw: bytes, where: str) -> dict[Key, Array]:
 
 
 def _safe(members: list[zipfile.ZipInfo], where: str) -> list[zipfile.ZipInfo]:
-    """The members; bombs, links and names outside of the archive's folder, which Omniglot lacks, are refused."""
+    """The .png members; bombs, links and names outside of the archive's folder, which Omniglot lacks, are refused."""
     if len(members) > MEMBERS:
         raise DataError(f"{where} is refused: it has {len(members)} members, more than {MEMBERS}")
     if sum(member.file_size for member in members) > LARGEST_TOTAL:
@@ -156,25 +152,22 @@ def _safe(members: list[zipfile.ZipInfo], where: str) -> list[zipfile.ZipInfo]:
         if link or name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0] or "\x00" in name:
             what = "is a link" if link else "leaves the archive's folder"
             raise DataError(f"{where} is refused: its member {name!r} {what}. Get the original archive.")
-    return members
+    return [member for member in members if member.filename.endswith(".png")]
 
 
 def decode_bits(content: bytes, where: str) -> Array:
     """A black-and-white PNG, one bit per pixel, as an array [height, width] of 0 (black) and 1 (white)."""
     from PIL import Image, UnidentifiedImageError
 
-    def opened() -> Image.Image:
-        return Image.open(io.BytesIO(content), formats=("PNG",))
-
     try:
-        with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning), opened() as image:
+        with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning):
+            image = Image.open(io.BytesIO(content), formats=("PNG",))
             if image.mode != "1":
                 raise DataError(f"{where} is not a black-and-white PNG, one bit per pixel: its mode is {image.mode!r}")
             if max(image.size) > LARGEST_SIDE:
                 raise DataError(f"{where} is refused: more than {LARGEST_SIDE} pixels along a side {image.size}")
             image.verify()  # checks the checksums, which decoding ignores; the image must be opened again afterwards
-            with opened() as verified:
-                return np.asarray(verified, np.uint8)
+            return np.asarray(Image.open(io.BytesIO(content), formats=("PNG",)), np.uint8)
     except DataError:
         raise
     except UnidentifiedImageError as error:

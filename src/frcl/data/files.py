@@ -60,8 +60,6 @@ class FileStatus:
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of a data set."""
-
     name: str  # as it is distributed
     folder: str  # the data set, and the folder it lives in, below a data folder
     check: Check
@@ -183,9 +181,8 @@ def user_cache() -> Path:
 
 def data_folders(data: Path | None) -> tuple[Path, ...]:
     """The folders to look in, in order: `data`, FRCL_DATA, the user's cache folder."""
-    named = os.environ.get(FRCL_DATA)
-    folders = (data, Path(named) if named else None, user_cache())
-    return tuple(dict.fromkeys(folder for folder in folders if folder is not None))
+    folders = (data, os.environ.get(FRCL_DATA), user_cache())
+    return tuple(dict.fromkeys(Path(folder) for folder in folders if folder))
 
 
 def unpacked(raw: bytes, where: str) -> bytes:
@@ -193,8 +190,7 @@ def unpacked(raw: bytes, where: str) -> bytes:
     if not raw.startswith(GZIP):
         return raw
     try:
-        with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
-            content = file.read(LARGEST + 1)
+        content = gzip.GzipFile(fileobj=io.BytesIO(raw)).read(LARGEST + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{where} is damaged: {error}") from error
     if len(content) > LARGEST:
@@ -246,19 +242,18 @@ class DataSet:
         found = {file: file.find(data) for file in self.files}
         missing = [file for file, one in found.items() if not one.verified]
         problems = [problem for one in found.values() for problem in one.problems]
-        while missing:
-            folder = missing[0].writable_folder(data)
+        for number, file in enumerate(missing):
+            folder = file.writable_folder(data)
             if folder is not None:
-                found[missing[0]] = missing[0].download(folder, on_progress=on_progress)
-            if folder is None or not found[missing[0]].verified:
-                last = found[missing[0]].problems if folder else ["none of these folders can be written to"]
+                found[file] = file.download(folder, on_progress=on_progress)
+            if not found[file].verified:
+                last = found[file].problems if folder else ["none of these folders can be written to"]
                 raise DataError(
-                    f"{', '.join(file.name for file in missing)} could not be found or downloaded. "
+                    f"{', '.join(one.name for one in missing[number:])} could not be found or downloaded. "
                     f"Looked in {', '.join(str(place) for place in data_folders(data))} and their folder {self.name}. "
-                    f"{'; '.join([*problems, *last])}. By hand: get the files from {' or '.join(missing[0].mirrors)}, "
+                    f"{'; '.join([*problems, *last])}. By hand: get the files from {' or '.join(file.mirrors)}, "
                     f"put them into a folder, and name it with --data or {FRCL_DATA}."
                 )
-            del missing[0]
         return {one.name: one.content for one in found.values() if one.content is not None}
 
     def status(self, data: Path | None = None) -> list[FileStatus]:
@@ -269,7 +264,6 @@ class DataSet:
 
 
 def _data_set(name: str, pack: Callable[[Mapping[str, bytes]], bytes] | None = None) -> DataSet:
-    """The data set of that name in files.toml."""
     known = KNOWN[name]
     folder = known.get("folder", name)
     files, compact = (
@@ -285,7 +279,6 @@ DATASETS = (MNIST, OMNIGLOT, CIFAR10, CIFAR100)
 
 
 def data_status(data: Path | None = None) -> list[FileStatus]:
-    """The state of every file of the data sets."""
     return [status for dataset in DATASETS for status in dataset.status(data)]
 
 

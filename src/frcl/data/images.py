@@ -46,19 +46,16 @@ def _stacked(files: Sequence[Path], size: Sequence[int] | None) -> NDArray[Any]:
         each.append(_read(file, size))
         if len(files) * each[0].nbytes > LARGEST:
             raise DataError(f"{len(files)} images like {file} take more than {LARGEST >> 30} GiB; say a smaller size")
-    height, width = each[0].shape[:2]
-    for file, pixels in zip(files, each, strict=True):
-        if pixels.shape[:2] != (height, width):
-            given = f"{pixels.shape[0]}×{pixels.shape[1]} pixels, {files[0].name} has {height}×{width}"
+        (height, width), (first_height, first_width) = each[-1].shape[1:], each[0].shape[1:]
+        if (height, width) != (first_height, first_width):
+            given = f"{height}×{width} pixels, {files[0].name} has {first_height}×{first_width}"
             raise DataError(f"{file} has {given}; say size = [height, width] in a .toml file to resize all of them")
-    if all(pixels.ndim == 2 for pixels in each):
-        return np.stack(each)[:, None]
-    colours = [np.repeat(pixels[..., None], 3, 2) if pixels.ndim == 2 else pixels for pixels in each]
-    return np.ascontiguousarray(np.moveaxis(np.stack(colours), 3, 1))
+    channels = max(map(len, each))  # grey images among coloured ones have three equal channels
+    return np.stack([np.broadcast_to(pixels, (channels, *pixels.shape[1:])) for pixels in each])
 
 
 def _read(file: Path, size: Sequence[int] | None) -> NDArray[Any]:
-    """The pixels of an image, uint8 [height, width], or [height, width, 3] if it has colours."""
+    """The pixels of an image, uint8 [1, height, width], or [3, height, width] if it has colours."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -66,7 +63,8 @@ def _read(file: Path, size: Sequence[int] | None) -> NDArray[Any]:
             if image.width * image.height > LARGEST_IMAGE:
                 raise DataError(f"{file} has {image.width}×{image.height} pixels, which are too many")
             plain = image.convert("L" if image.mode in GREY else "RGB")
-            return np.asarray(plain if size is None else plain.resize((size[1], size[0])))
+            pixels = np.asarray(plain if size is None else plain.resize((size[1], size[0])))
+            return np.moveaxis(np.atleast_3d(pixels), 2, 0)
     except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
         if isinstance(error, DataError):
             raise

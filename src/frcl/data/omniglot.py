@@ -33,49 +33,38 @@ class Alphabet:
 
     name: str
     images: Tensor  # [20 C, 28, 28] uint8, 1 = ink
-    characters: Tensor  # [20 C] int64, 0 to C − 1
-    drawers: Tensor  # [20 C] int64, 1 to 20
-    first: int = 0  # label of its first character: no other alphabet has these labels
+    labels: Tensor  # [20 C] int64, of the characters: no other alphabet has these
 
     def plain(self, used: Tensor) -> Split:
-        """The chosen drawings as they are."""
-        return Split(self.images[used].float(), self.first + self.characters[used])
+        return Split(self.images[used].float(), self.labels[used])
 
     def augmented(self, used: Tensor, options: BenchmarkOptions, seed: int) -> Split:
-        """All versions of the chosen drawings; the versions of one drawing are adjacent.
-
-        The versions of a drawing depend on the seed alone, not on the other drawings in use, nor on the device (up to
-        rounding): the moves are drawn on the CPU for all drawings, and the images are made on the device.
-        """
+        """All versions of the chosen drawings; the versions of one drawing are adjacent."""
+        # they depend on the seed alone, up to rounding: moves are drawn on the CPU, for drawings not in use as well
         limits = {"rotation": options.rotation, "shift": options.shift}
         generator = fork(seed, f"omniglot/augment/{self.name}")
         moves = draw_moves(len(self.images), options.augment, **limits, generator=generator)
         x = move_images(self.images[used].float(), moves[used.cpu()])
-        return Split(x.flatten(0, 1), (self.first + self.characters[used]).repeat_interleave(options.augment))
+        return Split(x.flatten(0, 1), self.labels[used].repeat_interleave(options.augment))
 
 
-def chosen_alphabets(
-    drawings: Drawings, options: BenchmarkOptions, seed: int, device: Device = "cpu"
-) -> list[Alphabet]:
+def alphabets_of(drawings: Drawings, options: BenchmarkOptions, seed: int, device: Device = "cpu") -> list[Alphabet]:
     """The alphabets in the order that the seed gives, or in alphabetical order; labels number all their characters."""
-    counts = np.bincount(drawings.alphabet) // DRAWERS
-
-    def alphabet(which: int) -> Alphabet:
-        own = drawings.alphabet == which
-        ink = 1 - np.unpackbits(drawings.images[own], axis=1).reshape(-1, SIDE, SIDE)
-        arrays = (ink, drawings.character[own].astype(np.int64), drawings.drawer[own].astype(np.int64))
-        images, characters, drawers = (torch.from_numpy(array).to(device) for array in arrays)
-        return Alphabet(str(drawings.alphabets[which]), images, characters, drawers, int(counts[:which].sum()))
-
     order = torch.arange(len(drawings.alphabets))
     if options.alphabet_order == "seed":
         order = torch.randperm(len(order), generator=fork(seed, "omniglot/order"))
-    return [alphabet(which) for which in first_tasks("omniglot", order.tolist(), options.tasks)]
+    alphabets = []
+    for which in first_tasks("omniglot", order.tolist(), options.tasks):
+        own = np.flatnonzero(drawings.alphabet == which)  # sorted, all drawings of a character in a row
+        ink = 1 - np.unpackbits(drawings.images[own], axis=1).reshape(-1, SIDE, SIDE)
+        images, labels = (torch.from_numpy(array).to(device) for array in (ink, own // DRAWERS))
+        alphabets.append(Alphabet(str(drawings.alphabets[which]), images, labels))
+    return alphabets
 
 
 def omniglot_tasks(drawings: Drawings, options: BenchmarkOptions, seed: int, device: Device = "cpu") -> BuiltTasks:
     """One alphabet per task. Tasks are built, and their images augmented, on demand."""
-    alphabets = chosen_alphabets(drawings, options, seed, device)
+    alphabets = alphabets_of(drawings, options, seed, device)
     names = tuple(alphabet.name.replace("_", " ") for alphabet in alphabets)
 
     def build(number: int) -> Task:
@@ -93,14 +82,11 @@ def omniglot_tasks(drawings: Drawings, options: BenchmarkOptions, seed: int, dev
 
 
 def parts_of(alphabet: Alphabet, how: OmniglotSplit, seed: int) -> Tensor:
-    """[20 C]: TRAIN, VALIDATION or TEST for each drawing; 12, 4 and 4 drawings of each character.
-
-    "drawer" takes drawers 1–12, 13–16 and 17–20; "stratified" lets the seed choose for each character.
-    """
+    """[20 C]: TRAIN, VALIDATION or TEST for each drawing; of a character 12, 4 and 4, by drawer or by the seed."""
     parts = torch.repeat_interleave(torch.arange(3), torch.tensor(SHARES))  # of drawers in some order
-    if how == "drawer":
-        return parts.to(alphabet.drawers.device)[alphabet.drawers - 1]
     characters = len(alphabet.images) // DRAWERS
+    if how == "drawer":
+        return parts.repeat(characters).to(alphabet.images.device)
     generator = fork(seed, f"omniglot/split/{alphabet.name}")
     rank = torch.rand(characters, DRAWERS, generator=generator, dtype=torch.float64).argsort(dim=1)
     return parts[rank].flatten().to(alphabet.images.device)
@@ -115,15 +101,11 @@ def draw_moves(images: int, versions: int, *, rotation: float, shift: float, gen
 
 
 def move_images(images: Tensor, moves: Tensor) -> Tensor:
-    """All versions [n, versions, H, H] of square images [n, H, H] in [0, 1].
-
-    A version is the image rotated clockwise about its centre by the angle, then shifted, with bilinear interpolation
-    and zeros outside of the image. Version 0 is the image itself, bit for bit.
-    """
-    n, side, _ = images.shape
-    versions = moves.shape[1]
+    """All versions [n, versions, H, H] of square images [n, H, H] in [0, 1]; version 0 is the image, bit for bit."""
+    (n, side, _), versions = images.shape, moves.shape[1]
     if versions == 1:
         return images[:, None]
+    # rotated clockwise about the centre by the angle, then shifted, with bilinear interpolation and zeros outside
     angle, right, down = moves[:, 1:].to(images.device).flatten(0, 1).unbind(-1)
     cos, sin = angle.cos(), angle.sin()
     # grid_sample takes the source of each pixel: source = Rᵀ (target − shift), in units of half a side
@@ -141,7 +123,5 @@ def _source(request: Request) -> Source:
     return lambda seed: omniglot_tasks(drawings, request.options, seed, request.device)
 
 
-BENCHMARKS.add(
-    "omniglot",
-    BenchmarkSpec("50 tasks, one per alphabet, with 14 to 55 characters", _source, OMNIGLOT_OPTIONS, ("omniglot",)),
-)
+TEXT = "50 tasks, one per alphabet, with 14 to 55 characters"
+BENCHMARKS.add("omniglot", BenchmarkSpec(TEXT, _source, OMNIGLOT_OPTIONS, ("omniglot",)))

@@ -62,8 +62,6 @@ class BenchmarkOptions(Options):
     def check_for(self, kind: str, own: tuple[str, ...]) -> None:
         """Refuse an option that differs from its default and that this benchmark does not have."""
         known = (*COMMON, *own)
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name not in known and value != field.default:
-                names = ", ".join(known)
-                raise OptionError(f"{field.name}={value!r} has no meaning for {kind}; its options are {names}")
+        for name, default in ((field.name, field.default) for field in fields(self)):
+            if name not in known and (value := getattr(self, name)) != default:
+                raise OptionError(f"{name}={value!r} has no meaning for {kind}; its options are {', '.join(known)}")

@@ -82,17 +82,9 @@ def own_tasks(
         wanted = list(tasks[0].train.x.shape[1:])
         for what, split in (("training", task.train), ("validation", task.validation), ("test", task.test)):
             if list(split.x.shape[1:]) != wanted:
-                raise DataError(
-                    f"{own}: {what} inputs have shape {list(split.x.shape[1:])}, but those of {tasks[0].name} "
-                    f"have {wanted}; all tasks need the same"
-                )
+                shapes = f"have shape {list(split.x.shape[1:])}, but those of {tasks[0].name} have {wanted}"
+                raise DataError(f"{own}: {what} inputs {shapes}; all tasks need the same")
     return TaskList(config["name"], tuple(tasks), names)
-
-
-def _from_file(path: Path, config: dict[str, Any]) -> tuple[str, Parts]:
-    if path.is_dir():
-        return path.name, _in_pairs(path, read_images(path, config["size"]))
-    return path.stem, _in_pairs(path, READERS[path.suffix.lower()](path, config["label"]))
 
 
 def _from_arrays(name: str, given: Arrays) -> tuple[str, Parts]:
@@ -104,17 +96,12 @@ def _from_arrays(name: str, given: Arrays) -> tuple[str, Parts]:
 
 
 def _encoding(tasks: Sequence[tuple[str, Parts]]) -> tuple[type[np.generic], tuple[str, ...] | None]:
-    """The type of all labels, and the names of labels 0, 1, … if they have names.
-
-    The kind is decided over all tasks: names get one numbering, in sorted order; floats in one task make all floats.
-    """
+    """The type of the labels of all tasks, floats if one task has them; and their names, sorted, if they have names."""
     labels = [(name, y) for name, parts in tasks for _, y in parts.values()]
     kinds = {label_kind(y, name): name for name, y in labels}
     if "names" in kinds and "real" in kinds:
-        raise DataError(
-            f"{kinds['names']} has names as labels, but {kinds['real']} has numbers that are not whole; "
-            "all tasks must be of one kind"
-        )
+        both = f"{kinds['names']} has names as labels, but {kinds['real']} has numbers that are not whole"
+        raise DataError(f"{both}; all tasks must be of one kind")
     if "names" in kinds:
         return np.int64, tuple(sorted({str(label) for _, y in labels for label in np.unique(y)}))
     return (np.float32 if "real" in kinds else np.int64), None
@@ -144,7 +131,6 @@ def label_kind(y: Array, where: str) -> Literal["whole", "real", "names"]:
 def _split(
     task: str, suffix: str, x: Array, y: Array, shape: Sequence[int] | None, dtype: Any, names: Sequence[str] | None
 ) -> Split:
-    """x and y as tensors, checked."""
     where = f"{task}, {suffix[1:]} part" if suffix else task
     if x.dtype.kind not in "buif":
         raise DataError(f"{where}: x has type {x.dtype}; expected numbers")
@@ -154,8 +140,7 @@ def _split(
         raise DataError(f"{where}: {len(x)} inputs but {len(y)} labels")
     with np.errstate(over="ignore"):
         inputs = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
-    if x.dtype == np.uint8:
-        inputs = inputs / 255.0
+    inputs = inputs / 255.0 if x.dtype == np.uint8 else inputs
     if not bool(inputs.isfinite().all()):
         row = int((~inputs.flatten(1).isfinite().all(dim=1)).nonzero()[0])
         raise DataError(f"{where}: example {row} has NaN or infinite values; remove or replace them first")
@@ -173,13 +158,11 @@ def _task(name: str, parts: dict[str, Split], config: dict[str, Any], train_on: 
     if test is None:
         train, test = _hold_out(train, config["test_share"], fork(seed, f"{key}/test"))
         if len(test) == 0:
-            raise DataError(
-                f"{name} has no test part, and test_share={config['test_share']:g} of its {len(train)} examples "
-                "leaves none of any label for testing: give a test part, more examples or a larger share"
-            )
-    both = train
+            share = f"test_share={config['test_share']:g} of its {len(train)} examples leaves none of any label"
+            hint = "give a test part, more examples or a larger share"
+            raise DataError(f"{name} has no test part, and {share} for testing: {hint}")
     if validation is None:
-        train, validation = _hold_out(train, config["validation_share"], fork(seed, f"{key}/validation"))
+        both, (train, validation) = train, _hold_out(train, config["validation_share"], fork(seed, f"{key}/validation"))
     elif train.x.shape[1:] != validation.x.shape[1:]:
         shapes = [list(part.x.shape[1:]) for part in (train, validation)]
         raise DataError(f"{name}: inputs have shape {shapes[0]}, but {shapes[1]} for validation")
@@ -225,18 +208,15 @@ def read_config(path: Path) -> dict[str, Any]:
     folder, names = path.parent / table.get("folder", ""), table.get("files")
     if names is None and "folder" not in table:
         raise OptionError(f"{path} must say where the tasks are: folder = ... or files = [...]")
-    if names is None:
-        return DEFAULTS | {"name": path.stem} | table | {"files": _files_in(folder)}
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+    if names is not None and not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
         raise OptionError(f"{path}: files must be a list of file names, not {names!r}")
-    for name in names:
-        if (folder / name).is_dir():
-            continue
+    for name in (name for name in names or () if not (folder / name).is_dir()):
         if Path(name).suffix.lower() not in READERS:
             raise DataError(f"{path}: {name!r} is neither an .npz nor a .csv file")
         if not (folder / name).is_file():
             raise DataError(f"{path} names {name!r}, but there is no file {folder / name}")
-    return DEFAULTS | {"name": path.stem} | table | {"files": [folder / name for name in names]}
+    files = _files_in(folder) if names is None else [folder / name for name in names]
+    return DEFAULTS | {"name": path.stem} | table | {"files": files}
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -246,10 +226,8 @@ def _files_in(folder: Path) -> list[Path]:
     inside = [path for path in folder.iterdir() if path.name[0] != "."]
     found = [p for p in inside if (has_images(p) if p.is_dir() else p.suffix.lower() in READERS)]
     if not found:
-        raise DataError(
-            f"the folder {folder} has no .npz or .csv file; put one there for each task, or a folder with images, "
-            "TASK/CLASS/*.png"
-        )
+        wanted = "one there for each task, or a folder with images, TASK/CLASS/*.png"
+        raise DataError(f"the folder {folder} has no .npz or .csv file; put {wanted}")
 
     def key(path: Path) -> tuple[list[tuple[str, int]], str]:
         parts = re.split(r"(\d+)", path.name)
@@ -258,23 +236,24 @@ def _files_in(folder: Path) -> list[Path]:
     return sorted(found, key=key)
 
 
-def _in_pairs(path: Path, arrays: dict[str, Array]) -> Parts:
-    """The arrays of one file or folder, in pairs."""
+def _from_file(path: Path, config: dict[str, Any]) -> tuple[str, Parts]:
+    """The name of one task, and the arrays of its file or folder in pairs."""
+    is_folder = path.is_dir()
+    arrays = read_images(path, config["size"]) if is_folder else READERS[path.suffix.lower()](path, config["label"])
     for name in arrays:
         other = ("y" if name[0] == "x" else "x") + name[1:]
         if other not in arrays:
             raise DataError(f"{path} has {name}, but no {other}")
     if "x" not in arrays:
         raise DataError(f"{path} has no arrays x and y; it has {', '.join(arrays) or 'nothing'}")
-    return {suffix: (arrays[f"x{suffix}"], arrays[f"y{suffix}"]) for suffix in SUFFIXES if f"x{suffix}" in arrays}
+    pairs = {suffix: (arrays[f"x{suffix}"], arrays[f"y{suffix}"]) for suffix in SUFFIXES if f"x{suffix}" in arrays}
+    return path.name if is_folder else path.stem, pairs
 
 
 def as_array(given: Any, where: str) -> Array:
     """A tensor, a list or anything else that NumPy converts, as an array."""
-    if isinstance(given, Tensor):
-        given = given.detach().cpu().numpy()
     try:
-        array = np.asarray(given)
+        array = np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given)
     except ValueError as error:
         raise DataError(f"{where}: the rows have different lengths, or it is not an array: {error}") from error
     if array.dtype.kind == "O":
@@ -297,11 +276,7 @@ def _read_npz(path: Path, label: str | None) -> dict[str, Array]:
 
 
 def read_csv(path: Path, label: str | None, task: str | None = None) -> dict[str, Array]:
-    """One example per line, cells separated by commas; the first line may hold column names.
-
-    The labels are in the column `label` if the first line has such a name, otherwise in the last one. `task` is a
-    column that is no input.
-    """
+    """One example per line; labels are in the column `label` if one is named so, else the last; `task` is no input."""
     try:
         with open_regular(path, LARGEST) as file:
             reader = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), strict=True)
@@ -313,9 +288,8 @@ def read_csv(path: Path, label: str | None, task: str | None = None) -> dict[str
     first, wanted = rows[0][1], label or "label"
     if len(first) < 2:
         raise DataError(f"{path} has one column; expected inputs and a label, separated by commas")
-    for line, cells in rows:
-        if len(cells) != len(first):
-            raise DataError(f"{path}, line {line} has {len(cells)} cells; the first line has {len(first)}")
+    for line, cells in (row for row in rows if len(row[1]) != len(first)):
+        raise DataError(f"{path}, line {line} has {len(cells)} cells; the first line has {len(first)}")
     if label is not None and label not in first:
         hint = suggestion(label, [cell for cell in first if not _is_number(cell)])
         raise DataError(f"{path} has no column {label!r} for the labels in its first line{hint}")
@@ -324,27 +298,23 @@ def read_csv(path: Path, label: str | None, task: str | None = None) -> dict[str
     body = rows[has_header:]
     if not body:
         raise DataError(f"{path} has a line of column names, but no examples")
-    tasks: list[str] = []
+    tasks: dict[str, Array] = {}
     if task is not None:
         if not has_header or task not in first:
             raise DataError(f"{path} has no column {task!r} in its first line{suggestion(task, first)}")
         place = first.index(task)
-        tasks = [cells.pop(place) for _, cells in body]
+        tasks["task"] = np.array([cells.pop(place) for _, cells in body])
         column -= place < column
     labels = [cells.pop(column) for _, cells in body]
     if not has_header and len(labels) > 1 and not _is_number(labels[0]) and all(map(_is_number, labels[1:])):
-        raise DataError(
-            f"{path}: the first line looks like column names that are numbers; call the labels' column 'label', or "
-            f"say label = {labels[0]!r} in the .toml file"
-        )
+        hint = f"call the labels' column 'label', or say label = {labels[0]!r} in the .toml file"
+        raise DataError(f"{path}: the first line looks like column names that are numbers; {hint}")
     for (line, cells), own in zip(body, labels, strict=True):
         if not own:
             raise DataError(f"{path}, line {line}: the label is empty")
-        for cell in cells:
-            if not _is_number(cell):
-                raise DataError(f"{path}, line {line}: {cell!r} is not a number")
-    found = {"x": np.array([cells for _, cells in body]).astype(float), "y": np.array(labels)}
-    return found | ({"task": np.array(tasks)} if tasks else {})
+        for cell in (cell for cell in cells if not _is_number(cell)):
+            raise DataError(f"{path}, line {line}: {cell!r} is not a number")
+    return {"x": np.array([cells for _, cells in body]).astype(float), "y": np.array(labels), **tasks}
 
 
 def _is_number(text: str) -> bool:

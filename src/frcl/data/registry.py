@@ -1,9 +1,4 @@
-"""The benchmarks by name, what describes one of them, and opening one.
-
-To add a benchmark, write a module of this package that calls `BENCHMARKS.add(name, BenchmarkSpec(...))`; every module
-of the package is imported by `frcl.data`. In another package, name the `BenchmarkSpec` as an entry point of the
-group `frcl.benchmarks`.
-"""
+"""The benchmarks by name, what describes one of them, and opening one. Other packages add one by an entry point."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -48,10 +43,8 @@ def known_name(name: str) -> str:
     if is_own(name):
         return str(Path(name).resolve())
     if name not in BENCHMARKS:
-        raise OptionError(
-            f"there is no benchmark {name!r}{suggestion(name, BENCHMARKS)} "
-            "(or give the path of a folder of your own data, or of a .toml file that describes it)"
-        )
+        other = "(or give the path of a folder of your own data, or of a .toml file that describes it)"
+        raise OptionError(f"there is no benchmark {name!r}{suggestion(name, BENCHMARKS)} {other}")
     return name
 
 

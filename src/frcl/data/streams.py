@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 from frcl.data.files import MNIST, DataSet
 from frcl.data.options import IMAGES, PERMUTED, BenchmarkOptions, TrainOn
 from frcl.data.registry import BENCHMARKS, BenchmarkSpec, Request
-from frcl.data.tasks import Benchmark, Progress, Split, Task, TaskList, checked_number, first_tasks
+from frcl.data.tasks import Benchmark, BuiltTasks, Progress, Split, Task, TaskList, first_tasks
 from frcl.errors import DataError
 from frcl.seeding import fork
 
@@ -44,35 +45,28 @@ def split_by_label(name: str, base: Task, options: BenchmarkOptions) -> TaskList
 
 
 @dataclass(frozen=True)
-class PermutedTasks(Benchmark):
-    """Task k is the base task with its pixels in the order `orders[k]`; built on demand."""
+class PermutedTasks(BuiltTasks):
+    """Task k is one and the same task with its pixels in the order `orders[k]`."""
 
-    name: str
-    base: Task
-    orders: tuple[Tensor, ...]  # each [D] int64
-
-    @property
-    def task_names(self) -> tuple[str, ...]:
-        return tuple(f"permutation {number}" for number in range(len(self.orders)))
-
-    def task(self, number: int) -> Task:
-        return self.base.changed(lambda part: self._permuted(part, number), f"permutation {number}")
-
-    def test_split(self, number: int) -> Split:
-        return self._permuted(self.base.test, number)
-
-    def _permuted(self, part: Split, number: int) -> Split:
-        return Split(part.x[:, self.orders[checked_number(self, number)]], part.y)
+    orders: tuple[Tensor, ...] = ()  # each [D] int64
 
 
 def permute_pixels(name: str, base: Task, options: BenchmarkOptions, seed: int) -> PermutedTasks:
     """A fixed random order of the pixels for each task. Order k depends on the seed and k alone."""
-    pixels = base.train.x.shape[1]
+    pixels, device = base.train.x.shape[1], base.train.x.device
     numbers = first_tasks(name, range(options.permutations), options.tasks, "; set permutations for more")
-    orders = [torch.randperm(pixels, generator=fork(seed, f"permutation/{k}")) for k in numbers]
+    orders = [torch.randperm(pixels, generator=fork(seed, f"permutation/{k}")).to(device) for k in numbers]
     if options.first_identity:
-        orders[0] = torch.arange(pixels)
-    return PermutedTasks(name, base, tuple(order.to(base.train.x.device) for order in orders))
+        orders[0] = torch.arange(pixels, device=device)
+
+    def permuted(number: int, part: Split) -> Split:
+        return Split(part.x[:, orders[number]], part.y)
+
+    def build(number: int) -> Task:
+        return base.changed(partial(permuted, number), f"permutation {number}")
+
+    names = tuple(f"permutation {k}" for k in numbers)
+    return PermutedTasks(name, names, build, lambda number: permuted(number, base.test), tuple(orders))
 
 
 def load_digits(seed: int, train_on: TrainOn = "train+validation") -> Task:
@@ -98,10 +92,8 @@ def read_mnist(
     for i in (0, 2):
         x, y = arrays[i : i + 2]
         if x.ndim != 3 or y.ndim != 1 or len(x) != len(y):
-            raise DataError(
-                f"{names[i]} has shape {tuple(x.shape)} and {names[i + 1]} {tuple(y.shape)}; expected images "
-                "[N, height, width] and as many labels [N]"
-            )
+            shapes = f"{names[i]} has shape {tuple(x.shape)} and {names[i + 1]} {tuple(y.shape)}"
+            raise DataError(f"{shapes}; expected images [N, height, width] and as many labels [N]")
         splits.append(Split(x.flatten(1).float() / 255.0, y.long()))
     return splits[0], splits[1]
 

@@ -121,7 +121,6 @@ def validation_only(inner: Benchmark) -> Benchmark:
 
 
 def checked_number(benchmark: Benchmark, number: int) -> int:
-    """`number`, if the benchmark has such a task."""
     if not 0 <= number < len(benchmark):
         raise TaskError(f"{benchmark.name} has no task {number}; its tasks are 0 to {len(benchmark) - 1}")
     return number

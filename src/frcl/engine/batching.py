@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from frcl.engine.program import Drawn, Program, Terms, Unit, gradient
-from frcl.trees import Params, Tree, batch_axes, leaf, named_tensors, shapes, stack, tree_map
+from frcl.trees import Params, Tree, batch_axes, in_one_block, leaf, named_tensors, shapes, stack, tree_map
 
 LARGEST = 8 << 30  # bytes of data that may be copied for the sake of one gather instead of several
 
@@ -21,12 +21,12 @@ class Block(Unit):
         self.programs, self.drawn = programs, None
         self.optimiser = programs[0].optimiser.joined([program.optimiser for program in programs])
         self.constants = stack([program.constants for program in programs])
-        self.carry = stack([program.carry for program in programs])
-        for i, program in enumerate(programs):
-            whole = dict(named_tensors(self.carry))
-            for name, tensor in named_tensors(program.carry):
-                tensor.data = whole[name][i]
-        self._data = _joined(programs)
+        self.carry = in_one_block([program.carry for program in programs])
+        self._data: tuple[Tensor, Tensor, Tensor] | None = None  # of all in one, and where each begins, [S, 1]
+        x, y = [program.x for program in programs], [program.y for program in programs]
+        if x[0].is_cuda and sum(part.nbytes for part in x) <= LARGEST:
+            first = torch.tensor([0, *map(len, x[:-1])], device=x[0].device).cumsum(0)
+            self._data = torch.cat(x), torch.cat(y), first[:, None]
 
     def computed(self, drawn: Drawn) -> tuple[Terms, Params]:
         rows, draws, changes = drawn
@@ -34,11 +34,9 @@ class Block(Unit):
         if self._data is None:
             x, y = minibatches(self.programs, list(rows))
         else:
-            whole_x, whole_y, first = self._data
+            *data, first = self._data
             picked = (first + rows).flatten()
-            shape = rows.shape
-            x = whole_x.index_select(0, picked).unflatten(0, shape)
-            y = whole_y.index_select(0, picked).unflatten(0, shape)
+            x, y = (whole.index_select(0, picked).unflatten(0, rows.shape) for whole in data)
         if (augment := self.programs[0].augment) is not None:
             each = tree_map(lambda value: value.flatten(0, 1), changes)
             x = augment(x.flatten(0, 1), each, self.programs[0].step).view_as(x)
@@ -55,18 +53,8 @@ def batched_loss(program: Program, params: Tree, constants: Tree, x: Tensor, y: 
 
 def minibatches(programs: Sequence[Program], rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """The examples that each program uses in a step, [S, B, ...]."""
-    each = list(zip(programs, rows, strict=True))
-    x = torch.stack([one.x.index_select(0, own) for one, own in each])
-    return x, torch.stack([one.y.index_select(0, own) for one, own in each])
-
-
-def _joined(programs: Sequence[Program]) -> tuple[Tensor, Tensor, Tensor] | None:
-    """On CUDA, the data of all programs in one, and where each begins, [S, 1]; None where that would be too large."""
-    x = programs[0].x
-    if not x.is_cuda or sum(program.x.nbytes for program in programs) > LARGEST:
-        return None
-    first = torch.tensor([0, *(len(program.x) for program in programs[:-1])], device=x.device).cumsum(0)
-    return torch.cat([one.x for one in programs]), torch.cat([one.y for one in programs]), first[:, None]
+    each = zip(programs, rows, strict=True)
+    return stack([(one.x.index_select(0, own), one.y.index_select(0, own)) for one, own in each])
 
 
 def can_stack(programs: Sequence[Program]) -> bool:
@@ -91,11 +79,10 @@ _verdicts: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # by network
 
 def why_not(programs: Sequence[Program]) -> str:
     """Why these programs cannot be computed as one, or "": each network is tested once in its life."""
-    if any(program.net not in _verdicts for program in programs):
-        reason = _tested(programs)
-        for program in programs:
-            _verdicts[program.net] = reason
-    return next((_verdicts[program.net] for program in programs if _verdicts[program.net]), "")
+    nets = [program.net for program in programs]
+    if any(net not in _verdicts for net in nets):
+        _verdicts.update(dict.fromkeys(nets, _tested(programs)))
+    return next((_verdicts[net] for net in nets if _verdicts[net]), "")
 
 
 def _tested(programs: Sequence[Program]) -> str:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from frcl.augment import Augmentation
 from frcl.errors import NumericalError
 from frcl.graphs import in_place
 from frcl.seeding import fork
-from frcl.trees import Params, Tree, stack, with_tensors
+from frcl.trees import Params, Tree, copied, stack, with_tensors
 
 if TYPE_CHECKING:
     from frcl.engine.train import Optimiser
@@ -100,8 +100,7 @@ STREAMS = ("posterior", "batches", "likelihood", "past", "selection", "window")
 class Streams(dict[str, torch.Generator]):
     """The named generators of one learner, with a state that can be saved and put back.
 
-    Random numbers of several steps may be drawn ahead: `hold` remembers the state before them as `held`, and that is
-    the state that is saved until all these steps have been taken.
+    Numbers of several steps may be drawn ahead: until all these are taken, the state before them, `held`, is saved.
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
@@ -116,9 +115,8 @@ class Streams(dict[str, torch.Generator]):
 
     def state(self) -> dict[str, Tensor]:
         """The state that belongs to the last step taken."""
-        if self.held is not None:
-            return {name: value.clone() for name, value in self.held.items()}
-        return {name: generator.get_state() for name, generator in self.items()}
+        now = {name: one.get_state() for name, one in self.items()} if self.held is None else self.held
+        return {name: value.clone() for name, value in now.items()}
 
     def restore(self, state: dict[str, Tensor]) -> None:
         for name, generator in self.items():
@@ -149,16 +147,10 @@ class Terms(NamedTuple):
 Values = tuple[float, float, float, float]  # Terms as numbers
 
 
-class Loss(Protocol):
-    """Pure: reads its arguments alone, changes nothing, branches on no value, so it can be batched and recorded."""
-
-    def __call__(self, params: Tree, constants: Tree, x: Tensor, y: Tensor, draws: Tree, /) -> Terms: ...
-
-
-class Follow(Protocol):
-    """Called after a step with the tensors that a regulariser carries along, which it updates in place, elementwise."""
-
-    def __call__(self, carry: Tree, constants: Tree, gradient: Tree, before: Tree, after: Tree, /) -> None: ...
+# (params, constants, x, y, draws); pure: reads its arguments alone, changes nothing, branches on no value
+Loss = Callable[[Tree, Tree, Tensor, Tensor, Tree], Terms]
+# (carry, constants, gradient, before, after); updates what a regulariser carries along, in place, elementwise
+Follow = Callable[[Tree, Tree, Tree, Tree, Tree], None]
 
 
 @dataclass
@@ -167,6 +159,7 @@ class Program:
 
     net        the network that the loss calls: by it the engine remembers whether it can be batched
     loss       of a minibatch, from parameters, constants and the draws of the step
+    follow     called after every step with what is carried along
     optimiser  the parameters, and how many steps were taken
     constants  whatever else the loss reads; unchanged until `stop`
     draw       everything random of the next n steps, from `streams`
@@ -258,11 +251,9 @@ class Unit:
     def move(self, terms: Terms, found: Params) -> Tensor:
         """Take the step with these terms down the gradient found; returns them, [programs, 4]."""
         optimiser, follow = self.optimiser, self.programs[0].follow
-        if follow is None:
-            optimiser.apply(found)
-        else:
-            before = {name: value.detach().clone() for name, value in optimiser.params.items()}
-            optimiser.apply(found)
+        before = {} if follow is None else copied(optimiser.params)
+        optimiser.apply(found)
+        if follow is not None:
             trees = [with_tensors(optimiser.tree, values) for values in (found, before, optimiser.params)]
             with torch.no_grad():
                 follow(self.carry, self.constants, *trees)

@@ -2,12 +2,11 @@
 
 from collections.abc import Generator, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from frcl.engine.program import Terms, Unit, indivisible, refuse_non_finite
+from frcl.engine.program import Terms, Unit, Values, indivisible, refuse_non_finite
 from frcl.features import network_failures
 from frcl.graphs import TRIALS, Replay, captured, put_back, spread
 from frcl.trees import named_tensors, tree_map
@@ -20,17 +19,13 @@ class Recorded:
         self.units = units
         self._locks = [program.lock for unit in units for program in unit.programs]
         self.device = units[0].programs[0].x.device
-        chunk = units[0].programs[0].chunk
+        steps, terms = units[0].programs[0].chunk + TRIALS, len(Terms._fields)
         self.at = torch.zeros(1, dtype=torch.long, device=self.device)
-        self.logs = [
-            torch.zeros(chunk + TRIALS, len(unit.programs), len(Terms._fields), dtype=torch.float64, device=self.device)
-            for unit in units
-        ]
-        self._takes = [partial(self._take, unit, log) for unit, log in zip(units, self.logs, strict=True)]
+        self.logs = [self.at.new_zeros(steps, len(unit.programs), terms, dtype=torch.float64) for unit in units]
         self._replay: Replay | None = None
         self._before: list[Tensor] = []
 
-    def steps(self) -> Generator[list[list[Any]], None, None]:
+    def steps(self) -> Generator[list[list[Values]], None, None]:
         """The steps left of a chunk."""
         for unit in self.units:
             places = unit.load()
@@ -40,7 +35,16 @@ class Recorded:
                 self._before = [torch.empty_like(tensor, requires_grad=False) for tensor in changes]
             put_back(self._before, [tensor.detach() for tensor in changes])
             try:
-                logs = self._chunk(places)
+                self.at.fill_(places.start)
+                if self._replay is None:
+                    self._replay = captured(self._one, changes, self.device)
+                with network_failures():
+                    for _ in places:
+                        self._replay()
+                logs = torch.cat([log[places.start : places.stop] for log in self.logs], 1).cpu()  # [n, programs, 4]
+                refuse_non_finite("loss", {"": logs[..., 0]})
+                for unit in self.units:
+                    refuse_non_finite("parameter", unit.optimiser.params)
             except BaseException:  # all of the chunk or nothing of it, also if it is interrupted
                 put_back(changes, self._before)
                 raise
@@ -48,28 +52,14 @@ class Recorded:
                 unit.count(places)
         yield [[tuple(terms) for terms in step] for step in logs.tolist()]
 
-    def _chunk(self, places: range) -> Tensor:
-        """The terms of all its steps, [steps, programs, 4]."""
-        self.at.fill_(places.start)
-        if self._replay is None:
-            self._replay = captured(self._one, self._changes(), self.device)
-        with network_failures():
-            for _ in places:
-                self._replay()
-        logs = torch.cat([log[places.start : places.stop] for log in self.logs], 1).cpu()
-        refuse_non_finite("loss", {"": logs[..., 0]})
-        for unit in self.units:
-            refuse_non_finite("parameter", unit.optimiser.params)
-        return logs
-
     def close(self) -> None:
         """Free the recording, which has memory of its own."""
         self._replay = None
-        self._takes = []
 
     def _one(self) -> None:
         """One step of every unit, each on a branch of its own."""
-        spread(self._takes, self.device)
+        takes = [partial(self._take, unit, log) for unit, log in zip(self.units, self.logs, strict=True)]
+        spread(takes, self.device)
         self.at += 1
 
     def _take(self, unit: Unit, log: Tensor) -> None:

@@ -24,7 +24,7 @@ from frcl.engine.recorded import Recorded
 from frcl.errors import TaskError
 from frcl.features import network_failures
 from frcl.options import NOT_NEGATIVE, POSITIVE, SHARE, MethodOptions, option
-from frcl.trees import Params, Tree, named_tensors, stack, tree_map, with_tensors
+from frcl.trees import Params, Tree, in_one_block, named_tensors, tree_map, with_tensors
 
 EAGER = 10  # minibatches of a stream before its step is recorded: a short task is not worth it
 BETAS = (0.9, 0.999)
@@ -166,16 +166,13 @@ class Optimiser:
 
     @staticmethod
     def joined(optimisers: Sequence[Optimiser]) -> Optimiser:
-        """One optimiser over all of them with a leading axis, of which their own tensors become slices.
-
-        A step of the one is a step of each: the parameters and moments of the others are views of its own.
-        """
+        """One optimiser over all of them with a leading axis; their own tensors become slices of its tensors."""
         first = optimisers[0]
-        params = with_tensors(first.tree, _one_block([one.params for one in optimisers]))
+        params = with_tensors(first.tree, in_one_block([one.params for one in optimisers]))
         natural = None if first.natural is None else torch.stack([one.natural for one in optimisers])  # type: ignore[misc]
         block = Optimiser(params, first.lr, natural, first.rule)
-        block.exp_avg = _one_block([one.exp_avg for one in optimisers])
-        block.exp_avg_sq = _one_block([one.exp_avg_sq for one in optimisers])
+        block.exp_avg = in_one_block([one.exp_avg for one in optimisers])
+        block.exp_avg_sq = in_one_block([one.exp_avg_sq for one in optimisers])
         block._count = first._count.clone()
         block.decay, block.rise, block.stacked = first.decay, first.rise, True
         for one in optimisers:
@@ -212,14 +209,6 @@ class Optimiser:
                 own[name].copy_(value)
 
 
-def _one_block(each: Sequence[Params]) -> Params:
-    block = {name: value.detach() for name, value in stack(each).items()}
-    for i, one in enumerate(each):
-        for name, tensor in one.items():
-            tensor.data = block[name][i]
-    return block
-
-
 def train(programs: Sequence[Program]) -> Generator[list[list[Values]], None, None]:
     """Take every step that the programs have left, all of them in lockstep.
 
@@ -237,7 +226,7 @@ def train(programs: Sequence[Program]) -> Generator[list[list[Values]], None, No
     if (group := processes()) is not None:
         begin_together(programs, group)
     own = programs if group is None else [sharded(program, group) for program in programs]
-    units: Sequence[Unit] = [Unit(own[0])] if len(own) == 1 else _units(own)
+    units = _units(own)
     recorded = Recorded(units) if can_record(programs) else None
     try:
         while first.step < first.stop:
@@ -263,9 +252,8 @@ def eager_steps(units: Sequence[Unit], group: Processes | None) -> Generator[lis
     """The steps left of a chunk, one by one, of all units or of none; one that is not finite is refused before it."""
     for unit in units:
         places = unit.load()  # of all the same
-    locks = [program.lock for unit in units for program in unit.programs]
     for at in places:
-        with indivisible(locks):
+        with indivisible([program.lock for unit in units for program in unit.programs]):
             draws = [tree_map(itemgetter(at), unit.drawn) for unit in units]
             with network_failures():
                 pairs = list(zip(units, draws, strict=True))
@@ -273,12 +261,10 @@ def eager_steps(units: Sequence[Unit], group: Processes | None) -> Generator[lis
             for terms, found in computed:
                 refuse_non_finite("loss", {"": terms.loss})
                 refuse_non_finite("gradient", found)
-            values = []
-            for unit, one in zip(units, computed, strict=True):
-                values += unit.move(*one).tolist()
+            moved = [unit.move(*one) for unit, one in zip(units, computed, strict=True)]
             for unit in units:
                 unit.count(range(at, at + 1))
-        yield [[tuple(one) for one in values]]
+        yield [[tuple(terms) for one in moved for terms in one.tolist()]]
 
 
 def one_step(program: Program) -> Values:
@@ -318,29 +304,25 @@ class StreamSteps:
         if not (fits and program.step >= EAGER and can_record([program])):
             program.x, program.y = x, y
             return one_step(program)
-        with contextlib.closing(self._recorded_steps(x, y)) as steps:
+        if static is None:
+            static = self._static = x.clone(), y.clone()
+        program.x, program.y = static
+        program.x.copy_(x)
+        program.y.copy_(y)
+        if self.recorded is None:
+            self.recorded = Recorded([Unit(program)])
+        with contextlib.closing(self.recorded.steps()) as steps:
             ((values,),) = next(steps)
         return values
 
-    def _recorded_steps(self, x: Tensor, y: Tensor) -> Generator[list[list[Values]], None, None]:
-        if self._static is None:
-            self._static = x.clone(), y.clone()
-        for held, given in zip(self._static, (x, y), strict=True):
-            held.copy_(given)
-        self.program.x, self.program.y = self._static
-        if self.recorded is None:
-            self.recorded = Recorded([Unit(self.program)])
-        return self.recorded.steps()
 
-
-def _units(programs: Sequence[Program]) -> list[Unit]:
-    """One block if they fit together and can be batched, else each by itself."""
-    if not can_stack(programs):
-        return [Unit(program) for program in programs]
-    if reason := why_not(programs):
+def _units(programs: Sequence[Program]) -> Sequence[Unit]:
+    """One block if they are several that fit together and can be batched, else each by itself."""
+    if len(programs) > 1 and can_stack(programs):
+        if not (reason := why_not(programs)):
+            return [Block(programs)]
         warnings.warn(f"these networks cannot be batched over seeds, which run side by side: {reason}", stacklevel=3)
-        return [Unit(program) for program in programs]
-    return [Block(programs)]
+    return [Unit(program) for program in programs]
 
 
 @dataclass(frozen=True)

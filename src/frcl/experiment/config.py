@@ -44,11 +44,6 @@ class NetworkOptions(Options):
         "all", "efficientnet-lite0: weights that are trained; what comes before the 'last' stage is computed once"
     )
 
-    @property
-    def batched_on_cpu(self) -> bool:
-        """Whether several networks trained as one program are faster on the CPU; convolutions are not."""
-        return self.kind == "mlp"
-
 
 @dataclass(frozen=True)
 class DetectorOptions(DetectorSettings):
@@ -58,7 +53,6 @@ class DetectorOptions(DetectorSettings):
     tolerance: int = option(10, "a switch found at most this many minibatches late counts as found", NOT_NEGATIVE)
 
     def detector(self) -> BoundaryDetector:
-        """The detector with these options."""
         return BoundaryDetector(**self.options())
 
 
@@ -116,10 +110,7 @@ def bundled(name: str) -> dict[str, Any]:
 
 
 def resolve(benchmark: str, *layers: Mapping[str, Any]) -> Config:
-    """The configuration of a run on `benchmark`: its defaults, then each layer over those before it.
-
-    A layer is a nested dictionary as in a config file: plain names on top, tables for the parts.
-    """
+    """A run's configuration: defaults of its benchmark, then each layer, like a config file, over those before it."""
     method = next((layer["method"] for layer in reversed(layers) if "method" in layer), "frcl")
     if not isinstance(method, str):
         raise OptionError(f"method is the name of a method, not {method!r}")
@@ -230,15 +221,13 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 def to_toml(config: Config) -> str:
     """The resolved configuration as a TOML file; TOML has no null, so "none" stands for it."""
-
-    def lines(values: Mapping[str, Any]) -> list[str]:
-        return [f"{name} = {json.dumps('none' if value is None else value)}" for name, value in values.items()]
-
-    values = to_dict(config)
-    text = lines({name: values[name] for name in PLAIN})
-    for part in PARTS:
-        text += ["", f"[{part}]", *lines(values[part])]
-    return "\n".join(text) + "\n"
+    lines: list[str] = []
+    for name, value in to_dict(config).items():  # the parts come last
+        if name in PARTS:
+            lines += ["", f"[{name}]"]
+        options = value if name in PARTS else {name: value}
+        lines += [f"{key} = {json.dumps('none' if one is None else one)}" for key, one in options.items()]
+    return "\n".join(lines) + "\n"
 
 
 def read_toml(path: Path) -> dict[str, Any]:

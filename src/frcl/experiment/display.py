@@ -62,8 +62,7 @@ class Live(Observer):
 
     def begin(self, config: Config, names: list[str]) -> None:
         self._config, self._names = config, names
-        total = len(config.seeds) * len(names) * config.learner.steps
-        self._bar = self._progress.add_task("", total=total, terms="")
+        self._bar = self._progress.add_task("", total=len(config.seeds) * len(names) * config.learner.steps, terms="")
         self._progress.start()
 
     def step(self, seed: int, task: int, log: StepLog) -> None:
@@ -132,10 +131,7 @@ class Several(Observer):
 
 
 def accuracy_table(result: Result) -> Table:
-    """The accuracy matrix of the scenario, mean over seeds: a row for each task learned, a column for each tested.
-
-    With many tasks, a row for each task: just after it was learned, and at the end.
-    """
+    """The accuracy matrix of the scenario, mean over seeds; of many tasks its diagonal and its last row."""
     R, where = (result.agnostic, "without the task, ") if result.names_no_task else (result.accuracy, "")
     assert R is not None
     names, mean, seeds = result.tasks, 100 * R.mean(0), len(result.seeds)

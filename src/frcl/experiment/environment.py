@@ -15,7 +15,7 @@ import torch
 from frcl.distributed import processes
 from frcl.errors import OptionError
 
-COMMIT = "FRCL_COMMIT"
+COMMIT = "FRCL_COMMIT"  # overrides the commit, for a copy without its repository
 MOST_THREADS = 1024
 
 
@@ -75,10 +75,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def _commit() -> str:
-    """The commit of the checkout this package lies in, with "+" if it was changed since; "" if there is none.
-
-    The variable FRCL_COMMIT overrides it, for a copy without its repository.
-    """
+    """The commit of the checkout this package lies in, with "+" if it was changed since; "" if there is none."""
     if COMMIT in os.environ:
         return os.environ[COMMIT]
     root = Path(__file__).resolve().parents[3]

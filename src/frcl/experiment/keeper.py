@@ -23,7 +23,7 @@ from frcl.engine.program import Values
 from frcl.errors import CheckpointError, FrclError
 from frcl.experiment import environment, metrics, results
 from frcl.experiment.config import Config, DetectorOptions, to_dict
-from frcl.experiment.metrics import BINS, BoundaryScore, Calibration, declared_switches, over_seeds, score_boundaries
+from frcl.experiment.metrics import BINS, BoundaryScore, Scores, declared_switches, over_seeds, score_boundaries
 from frcl.experiment.results import RESULT, Boundaries, CalibrationCurve, Part, Result, Seconds, SeedRecord, StepCurves
 from frcl.learners.types import Learner, StepLog
 
@@ -93,7 +93,7 @@ class Progress:
 
     def check_options(self, config: Config) -> None:
         """Refuse a configuration that would learn something else than the one the run began with."""
-        now = learned_options(config)
+        now = {name: value for name, value in to_dict(config).items() if name not in ("device", "data", "run")}
         for name, then in (self.options or now).items():
             if now[name] != then:
                 part = then if isinstance(then, dict) else {}
@@ -102,14 +102,8 @@ class Progress:
         self.options = now
 
     def spent(self, part: Part, seconds: float) -> None:
-        """Add time to one of the parts and to the total."""
         now = self.seconds
         self.seconds = replace(now, **{part: getattr(now, part) + seconds}, total=now.total + seconds)
-
-
-def learned_options(config: Config) -> dict[str, Any]:
-    """The options that decide what is learned."""
-    return {name: value for name, value in to_dict(config).items() if name not in ("device", "data", "run")}
 
 
 class Keeper:
@@ -140,10 +134,7 @@ class Keeper:
         self._rows[name].append(",".join(COLUMNS[name].values()) % row)
 
     def stepped(self, learners: Mapping[int, Learner], task: int, last: int, taken: Sequence[Sequence[Values]]) -> None:
-        """Log the terms of the steps up to number `last`, log the KL of past tasks and save a checkpoint where due.
-
-        Where several steps are taken at a time, the observer and the log of past tasks see the state after the last.
-        """
+        """Log the terms of the steps up to number `last`; after it, observe, log past tasks and save where due."""
         if self.folder is None:
             return self.checkpoint_if_due([])
         first = last - len(taken) + 1
@@ -215,7 +206,7 @@ class Keeper:
             config=to_dict(config),
             **scores,
             forward_transfer=over_seeds(metrics.forward_transfer(R, alone)),
-            calibration=_curve([record.final.calibration for record in records]),
+            calibration=_curve([record.final for record in records]),
             memory_bytes=results.Memory(kept[-1], tuple(np.diff(kept, prepend=0).tolist()), records[0].parts),
             boundaries=_boundaries(config.detector, records) if config.hidden_boundaries else None,
             steps=_step_curves(self.folder / LOG, config.seeds[0]),
@@ -266,11 +257,10 @@ def read_checkpoint(folder: Path) -> tuple[Progress, list[dict[str, Any]] | None
         raise CheckpointError(f"{path} is not the checkpoint of a run: {error!r}") from error
 
 
-def _curve(bins: Sequence[Calibration | None]) -> CalibrationCurve | None:
-    known = [one for one in bins if one is not None]
-    if len(known) < len(bins):
+def _curve(scores: Sequence[Scores]) -> CalibrationCurve | None:
+    pooled = metrics.means(scores).calibration
+    if pooled is None:
         return None
-    pooled = sum(known[1:], known[0])
     with np.errstate(invalid="ignore"):
         confidence, accuracy = pooled.confidence / pooled.count, pooled.correct / pooled.count
     edges = tuple(i / BINS for i in range(BINS + 1))
@@ -279,14 +269,13 @@ def _curve(bins: Sequence[Calibration | None]) -> CalibrationCurve | None:
 
 def _boundaries(options: DetectorOptions, records: Sequence[SeedRecord]) -> Boundaries:
     """`acted_on` scores the switches of the learner; with `beside`, `found` and `statistic` are of that second test."""
-    first = records[0]
+    first, level, pause = records[0], options.detector().level, options.waits.pause
     tested = [(step, value) for step, value in enumerate(first.statistic) if value is not None]
 
     def scored(threshold: float, found: Sequence[Sequence[int]]) -> list[BoundaryScore]:
         pairs = zip(records, found, strict=True)
         return [score_boundaries(record.true, own, threshold, options.tolerance) for record, own in pairs]
 
-    level, pause = options.detector().level, options.waits.pause
     acted_on = scored(level, [record.found for record in records])
     scores = []  # means over seeds; that of the delay over those that found a switch
     for threshold in options.thresholds:
@@ -295,10 +284,9 @@ def _boundaries(options: DetectorOptions, records: Sequence[SeedRecord]) -> Boun
         delays = [one.delay for one in each if one.delay is not None]
         delay = sum(delays) / len(delays) if delays else None
         scores.append(BoundaryScore(threshold, precision, recall, f1, delay))
-    beside = declared_switches(first.statistic, level, pause)
     return Boundaries(
         true=tuple(first.true),
-        found=tuple(beside if options.beside else first.found),
+        found=tuple(declared_switches(first.statistic, level, pause) if options.beside else first.found),
         threshold=level,
         statistic=np.array([value for _, value in tested]),
         statistic_step=tuple(step for step, _ in tested),
@@ -309,9 +297,7 @@ def _boundaries(options: DetectorOptions, records: Sequence[SeedRecord]) -> Boun
 
 def _step_curves(log: Path, seed: int) -> StepCurves | None:
     """The terms of the objective over the steps of one seed, thinned to about CURVE rows."""
-    with log.open(encoding="utf-8") as file:
-        next(file)
-        own = [line for line in file if line.startswith(f"{seed},")]
+    own = [line for line in log.read_text(encoding="utf-8").splitlines() if line.startswith(f"{seed},")]
     if not own:
         return None
     every = max(1, len(own) // CURVE)

@@ -46,12 +46,12 @@ def average_accuracy(R: Floats) -> Floats:
 
 def accuracy_after_learning(R: Floats) -> Floats:
     """Mean of the diagonal: accuracy on each task just after learning it."""
-    return np.asarray(_diagonal(R).mean(-1))
+    return np.asarray(R.diagonal(axis1=-2, axis2=-1).mean(-1))
 
 
 def backward_transfer(R: Floats) -> Floats:
     """Mean over all tasks but the last of R[last, i] − R[i, i]; negative where there is forgetting."""
-    return _mean_or_nan((R[..., -1, :] - _diagonal(R))[..., :-1])
+    return _mean_or_nan((R[..., -1, :] - R.diagonal(axis1=-2, axis2=-1))[..., :-1])
 
 
 def forgetting_by_task(R: Floats) -> Floats:
@@ -66,14 +66,10 @@ def forgetting(R: Floats) -> Floats:
 
 def forward_transfer(R: Floats, alone: Floats) -> Floats:
     """Mean over all tasks but the first of R[i, i] − alone[i], the accuracy of a new learner on task i alone."""
-    return _mean_or_nan((_diagonal(R) - alone)[..., 1:])
+    return _mean_or_nan((R.diagonal(axis1=-2, axis2=-1) - alone)[..., 1:])
 
 
 OF_MATRIX = (average_accuracy, accuracy_after_learning, backward_transfer, forgetting)
-
-
-def _diagonal(R: Floats) -> Floats:
-    return np.diagonal(R, axis1=-2, axis2=-1)
 
 
 def _mean_or_nan(values: Floats) -> Floats:
@@ -146,13 +142,10 @@ class Scores:
 
 def score(prediction: Prediction, y: Tensor) -> float:
     """Share of right labels, or for numeric targets the share of variance explained (R²)."""
-    if prediction.probs is None:
-        assert prediction.target_mean is not None
-        return _r_squared(prediction.target_mean, y)
-    return float((prediction.labels == y.to(prediction.labels.device)).double().mean())
-
-
-def _r_squared(mean: Tensor, y: Tensor) -> float:
+    if prediction.probs is not None:
+        return float((prediction.labels == y.to(prediction.labels.device)).double().mean())
+    mean = prediction.target_mean
+    assert mean is not None
     target = y.reshape(mean.shape).double()
     left = float((target - mean.double().to(target.device)).square().sum())
     spread = float((target - target.mean(0)).square().sum())
@@ -188,12 +181,9 @@ def means(scores: Sequence[Scores]) -> Scores:
 
 
 def final_scores(learner: Learner, benchmark: Benchmark, tasks: list[int]) -> Scores:
-    """Means over tasks; AUROC of the predictive variance is for telling each task's test inputs from the next task's.
-
-    `tasks` has the number of the learner's task that predicts for each task of the benchmark.
-    """
+    """Means over tasks; AUROC of the predictive variance is for telling a task's test inputs from the next task's."""
     found = []
-    for i, task in enumerate(tasks):
+    for i, task in enumerate(tasks):  # the number of the learner's task that predicts for task i of the benchmark
         split, area = benchmark.test_split(i), None
         own = learner.predict(split.x, task=task)
         if len(tasks) > 1 and bool((own.variance.mean(1) > 0).any()):

@@ -180,13 +180,10 @@ class Result:
             metric = self.metric(name)
             if metric is not None and len(metric.per_seed) != len(self.seeds):
                 raise Damaged(f'"{name}.per_seed" has {len(metric.per_seed)} entries, expected {len(self.seeds)}')
-            object.__setattr__(self, name, metric and metric.clipped(*self._range(name)))
-
-    def _range(self, name: MetricName) -> tuple[float, float]:
-        """The least and the largest value that a metric can have."""
-        if self.score == "r2" and "auroc" not in name:  # R² has no lower bound, nor has the NLL of a density
-            return -np.inf, 1.0 if "accuracy" in name else np.inf
-        return RANGES.get(name, (0.0, 1.0))
+            least, most = RANGES.get(name, (0.0, 1.0))
+            if self.score == "r2" and "auroc" not in name:  # R² has no lower bound, nor has the NLL of a density
+                least, most = -np.inf, 1.0 if "accuracy" in name else np.inf
+            object.__setattr__(self, name, metric and metric.clipped(least, most))
 
     @property
     def names_no_task(self) -> bool:

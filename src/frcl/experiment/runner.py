@@ -63,10 +63,7 @@ def stream_labels(benchmark: Benchmark) -> list[int]:
 
 
 def learn_stream(keeper: Keeper, learner: StreamLearner, benchmark: Benchmark, seed: int, record: SeedRecord) -> None:
-    """Learn `steps` minibatches of the current task of the benchmark.
-
-    Minibatch number t depends on the seed and t alone, so a resumed stream continues exactly.
-    """
+    """Learn `steps` minibatches of the current task; number t depends on seed and t alone, for streams that resume."""
     number, steps, batch = keeper.progress.task, keeper.config.learner.steps, keeper.config.learner.batch_size
     record.true = [steps * i for i in range(1, len(benchmark))]
     train = benchmark.task(number).train
@@ -167,13 +164,11 @@ def _follow(observer: Observer, stop: Stop, after: After) -> Result:
 def source_of(config: Config) -> Source:
     """The benchmark of a run as a function of the seed."""
     device = environment.check_device(config.device)
-    data = None if config.data is None else Path(config.data)
-    source = benchmark_source(config.benchmark, config.stream, data=data, device=device)
+    source = benchmark_source(config.benchmark, config.stream, data=config.data, device=device)
     return (lambda seed: anonymous(source(seed))) if config.hidden_boundaries else source
 
 
 def benchmark_of(config: Config, seed: int) -> Benchmark:
-    """The benchmark of a run for one of its seeds."""
     return source_of(config)(seed)
 
 
@@ -181,8 +176,7 @@ def check(config: Config) -> None:
     """Refuse a configuration whose device, data, network or learner are not available; nothing is written."""
     environment.check_device(config.device)
     check_files(config.benchmark, None if config.data is None else Path(config.data))
-    first = benchmark_of(config, config.seeds[0])
-    new_learner(config, first, config.seeds[0])
+    new_learner(config, benchmark_of(config, config.seeds[0]), config.seeds[0])
 
 
 def build_network(options: NetworkOptions, input_shape: tuple[int, ...], seed: int) -> nn.Module:
@@ -236,11 +230,8 @@ class Seed:
 
 
 def seeds_at_once(config: Config) -> int:
-    """The number of seeds that are trained as one program.
-
-    A learner in a stream branches on values at every step, so its seeds run one after another.
-    """
-    pays_off = config.device != "cpu" or (config.network.batched_on_cpu and config.learner.batched_on_cpu)
+    """The number of seeds trained as one program; one in a stream, whose learner branches on values at every step."""
+    pays_off = config.device != "cpu" or (config.network.kind == "mlp" and config.learner.batched_on_cpu)
     return config.run.seeds_together if pays_off and not config.hidden_boundaries else 1
 
 
@@ -265,20 +256,16 @@ def _carry_out(keeper: Keeper, source: Source, first: Benchmark, states: States,
 def _next_seeds(keeper: Keeper, source: Source, first: Benchmark, states: States) -> list[Seed]:
     """The next seeds, to be learned together; their learners in the `states` of a checkpoint, if there is one."""
     config, progress, group = keeper.config, keeper.progress, list[Seed]()
-    augment = config.stream.augmentation
-    for place, seed in enumerate(config.seeds[progress.position :], progress.position):
-        if len(group) == (len(states) if states else seeds_at_once(config)):
-            break
+    augment, count = config.stream.augmentation, len(states) if states else seeds_at_once(config)
+    for place, seed in enumerate(config.seeds[progress.position :][:count], progress.position):
         if place == len(progress.records):
             progress.records.append(SeedRecord())
         benchmark = source(seed) if place else first
         group.append(Seed(seed, benchmark, new_learner(config, benchmark, seed), augment, progress.records[place]))
     if group and states:
         if len(states) != len(group):
-            raise CheckpointError(
-                f"the checkpoint holds {len(states)} learners, config.toml has {len(group)} seeds left; put back "
-                "the seeds with which the run began"
-            )
+            numbers = f"the checkpoint holds {len(states)} learners, config.toml has {len(group)} seeds left"
+            raise CheckpointError(f"{numbers}; put back the seeds with which the run began")
         for one, state in zip(group, states, strict=True):
             one.learner.load_state_dict(state)
     return group
@@ -317,9 +304,8 @@ def _learn_task(keeper: Keeper, group: list[Seed]) -> None:
     progress, last = keeper.progress, time.monotonic()
     with closing(together([one.learn(progress.task) for one in group])) as steps:
         for taken in steps:
-            now = time.monotonic()
-            progress.spent("train", now - last)
-            last = now
+            before, last = last, time.monotonic()
+            progress.spent("train", last - before)
             progress.step += len(taken)
             keeper.stepped({one.seed: one.learner for one in group}, progress.task, progress.step, taken)
     progress.spent("select", time.monotonic() - last)

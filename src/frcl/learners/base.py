@@ -19,7 +19,7 @@ from frcl.engine.program import StepLock, Streams
 from frcl.engine.train import train
 from frcl.errors import CheckpointError, DataError, NumericalError, OptionError, TaskError
 from frcl.exact.model import Tasks, stored_bytes
-from frcl.features import check_network, trained_parts
+from frcl.features import FeatureMap, check_network, trained_parts
 from frcl.inference import TaskInference
 from frcl.inputs import MultiInput, numeric_array
 from frcl.learners.deploy import Deployed, export, export_onnx
@@ -86,9 +86,9 @@ class SequentialLearner(Accounts, Generic[O, S]):
         self._lock = StepLock()
 
     @property
-    @abstractmethod
     def step(self) -> int:
         """Steps taken of the task that is open; 0 if none is."""
+        return 0 if self._state.current is None else int(self._state.current.optimiser.steps)
 
     @abstractmethod
     def _kept(self) -> Kept:
@@ -158,18 +158,16 @@ class SequentialLearner(Accounts, Generic[O, S]):
             targets: Tensor = current.likelihood.encode(y, self.device, self.dtype)
             if current.data_mark == data_mark(x, targets, *given):
                 return targets
-        number = len(self._state.past)
-        raise TaskError(f"task {number} is still open: call fit() exactly as it began{self._way_out}")
+        raise TaskError(f"task {len(self._state.past)} is still open: call fit() exactly as it began{self._way_out}")
 
     def _inputs(self, x: Any, y: Any | None = None) -> Tensor:
         """x [n, ...] on the device, one input for each target; floats in the network's type, integers as they are."""
         if isinstance(self.net, MultiInput):
             x = self.net.pack(x)
         elif isinstance(x, Mapping):
-            raise DataError(
-                "inputs are a dictionary; make the network frcl.MultiInput(net, example) to use several inputs"
-            )
-        return checked_inputs(x, y, self._state.input_shape, self.dtype, self.device, self._state.input_floating)
+            advice = "make the network frcl.MultiInput(net, example) to use several inputs"
+            raise DataError(f"inputs are a dictionary; {advice}")
+        return checked_inputs(self, x, y)
 
     @property
     def _count(self) -> int:
@@ -193,14 +191,13 @@ class SequentialLearner(Accounts, Generic[O, S]):
     def predict(self, x: Any, task: int | Sequence[int] | Tensor | None = None) -> Prediction:
         """What is believed about x: over everything ever learned, or in a task, or each input in a task of its own.
 
-        Without a task p(y | x) = Σ_k p(k | x) p(y | x, k), over all labels of all tasks; one label in several tasks is
-        one label. `task_probs` has p(k | x).
-        The task that is being learned, half trained as it is, has a part only where it is named.
+        Without a task p(y | x) = Σ_k p(k | x) p(y | x, k), over all labels of all finished tasks; one label in several
+        tasks is one label. `task_probs` has p(k | x).
         """
         with self._lock, torch.no_grad():
-            if isinstance(task, int | np.integer):
-                return self._in_task(self._inputs(x), self._number(task))
             inputs, finished = self._inputs(x), len(self._state.past)
+            if isinstance(task, int | np.integer):
+                return self._in_task(inputs, self._number(task))
             beliefs = self._beliefs(inputs)
             if task is not None:
                 numbers = checked_tasks(task, self._count, len(inputs), self._opens).to(self.device)
@@ -242,7 +239,12 @@ class SequentialLearner(Accounts, Generic[O, S]):
 
     def _drop(self, number: int) -> None:
         """Take a task out of what is beside the state's past and regularisers, and empty caches."""
-        self._inference = self.options.inference_of_task()  # type: ignore[attr-defined]
+        self._infer_tasks()
+
+    def _infer_tasks(self) -> None:
+        """Begin to infer tasks: nothing is known but what the state has."""
+        options: Any = self.options
+        self._inference = options.inference_of_task(FeatureMap(self.net, options.bfloat16))
 
     def _deployed(self, task: int | None) -> tuple[Deployed, Tensor]:
         """What is exported, and an example of its inputs."""
@@ -259,7 +261,6 @@ class SequentialLearner(Accounts, Generic[O, S]):
         return tuple(self._state.regularisers)
 
     def memory_parts(self) -> Parts:
-        """Bytes that are kept of past tasks by kind: points, posterior, heads, and what the regularisers keep."""
         return memory_of(self._state, self._kept(), trained_parts(self.net))
 
     def state_dict(self) -> dict[str, Any]:
@@ -284,10 +285,6 @@ class SequentialLearner(Accounts, Generic[O, S]):
         with self._lock:
             load(self, saved, state)
 
-    def _beside(self) -> dict[str, Any]:
-        """Attributes beside the state that `_restored` replaces."""
-        return {}
-
 
 def memory_of(state: State, kept: Kept, theta: Params) -> Parts:
     """Bytes by kind of what is kept of past tasks in a state: `kept`, and what regularisers and task inference keep."""
@@ -300,32 +297,23 @@ def memory_of(state: State, kept: Kept, theta: Params) -> Parts:
 # -- checks of the user's data ----------------------------------------------------------------------------------------
 
 
-def checked_inputs(
-    x: Any, y: Any | None, shape: tuple[int, ...] | None, dtype: torch.dtype, device: torch.device,
-    floating: bool | None,
-) -> Tensor:  # fmt: skip
-    """x [n, ...] on the device, one for each target in y; floats in `dtype`, integers as they are.
-
-    Each input is of `shape`, and the inputs are floats or not as `floating` says, where these are known.
-    """
+def checked_inputs(learner: Any, x: Any, y: Any | None) -> Tensor:
+    """x [n, ...] on the device, like the inputs before, one for each target in y; floats are of the learner's type."""
     tensor = x.detach() if isinstance(x, Tensor) else torch.as_tensor(numeric_array(x, "inputs"))
-    if tensor.is_sparse or tensor.layout != torch.strided:
+    if tensor.layout != torch.strided:
         raise DataError("inputs are a sparse tensor; expected a dense one: call .to_dense()")
-    if tensor.ndim < 2 or tensor.shape[0] == 0:
-        raise DataError(
-            "inputs must be [examples, ...] with at least one example and one more dimension; "
-            f"got shape {tuple(tensor.shape)}"
-        )
-    if shape is not None and tensor.shape[1:] != shape:
-        raise DataError(
-            f"each input has shape {tuple(tensor.shape[1:])}; earlier ones had {shape}, and all tasks share one network"
-        )
+    shape, known, floating = tuple(tensor.shape), learner._state.input_shape, learner._state.input_floating
+    if len(shape) < 2 or shape[0] == 0:
+        expected = "[examples, ...] with at least one example and one more dimension"
+        raise DataError(f"inputs must be {expected}; got shape {shape}")
+    if known is not None and shape[1:] != known:
+        raise DataError(f"each input has shape {shape[1:]}; earlier ones had {known}, and all tasks share one network")
     if tensor.is_complex():
         raise DataError("inputs are complex; expected real numbers")
     if floating is not None and tensor.is_floating_point() != floating:
         raise DataError(f"inputs are {tensor.dtype}; earlier ones were {'floats' if floating else 'integers'}")
     if tensor.is_floating_point():
-        tensor = tensor.to(dtype)
+        tensor = tensor.to(learner.dtype)
         if not (math.isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())):
             raise DataError("inputs contain NaN or infinite values; remove or replace them first")
     if y is not None:
@@ -335,22 +323,18 @@ def checked_inputs(
             raise DataError(f"targets are not a regular array: {error}") from error
         if count != len(tensor):
             raise DataError(f"{len(tensor)} inputs but {count} targets; give one target per input")
-    return tensor.to(device)
+    return tensor.to(learner.device)
 
 
 def check_examples(points: int, likelihood: Likelihood, examples: int, held: int = 0) -> None:
     """Refuse a task with fewer examples than points, or with nothing to temper where some are held out."""
     if held and likelihood.classes is None:
         raise OptionError("held_out is for the probabilities of classes; a regression task has none: set it to 0")
+    few = f"are fewer than the {points} inducing points to keep; lower points"
     if examples < points:
-        raise DataError(
-            f"{examples} examples are fewer than the {points} inducing points to keep; lower points, or bring more data"
-        )
-    if points > examples - held:
-        raise DataError(
-            f"{examples} examples less {held} held out are fewer than the {points} inducing points "
-            "to keep; lower points or held_out, or bring more data"
-        )
+        raise DataError(f"{examples} examples {few}, or bring more data")
+    if examples - held < points:
+        raise DataError(f"{examples} examples less {held} held out {few} or held_out, or bring more data")
 
 
 def checked_steps(

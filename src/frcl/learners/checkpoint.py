@@ -26,7 +26,7 @@ from frcl.likelihoods import Label, Likelihood, check_name, likelihood_from_json
 from frcl.options import changed
 from frcl.posterior import Posterior
 from frcl.regularisers.heads import make_block
-from frcl.regularisers.protocol import Regulariser, from_json, to_json
+from frcl.regularisers.protocol import from_json, to_json
 from frcl.trees import leaf, tree_map
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Settings:
     """What a learner was made with."""
 
     options: dict[str, Any]
-    labels: list[Label] | None
+    labels: tuple[Label, ...] | None
     detector: dict[str, Any] | None
     regularisers: list[dict[str, Any]] | None  # None: those of the options
 
@@ -92,48 +92,40 @@ class Saved(SavedLearner):
 
 def settings_of(learner: FRCL) -> Settings:
     """What the learner was made with."""
-    return Settings(
-        options=asdict(learner.options),
-        labels=None if learner.labels is None else list(learner.labels),
-        detector=learner.detector.options() if learner.detector else None,
-        regularisers=[to_json(one) for one in learner.regularisers] if learner.custom_regularisers else None,
-    )
+    detector = learner.detector.options() if learner.detector else None
+    regularisers = [to_json(one) for one in learner.regularisers] if learner.custom_regularisers else None
+    return Settings(asdict(learner.options), learner.labels, detector, regularisers)
 
 
 def saved(learner: FRCL) -> Saved:
     """What is written of a learner."""
-    state = learner._state
+    state, task = learner._state, None
+    if (current := state.current) is not None:
+        params, window = current.params, current.window
+        content = (*window.data(), window.came()) if window is not None and len(window) else (None, None, None)
+        task = SavedTask(
+            current.likelihood, current.N, params.posterior, params.likelihood, params.heads, params.Z,
+            current.optimiser.state(), current.Z, current.data_mark,
+            None if window is None else SavedWindow(window.seen, window.minibatches, *content),
+            list(current.recent), sorted(current.shown), current.returned, current.estimated, current.before,
+        )  # fmt: skip
     return Saved(
         **saved_parts(learner), settings=settings_of(learner), feature_scale=learner.feature_scale,
-        feature_size=learner._model.size,
-        declared=state.declared, past=state.past,
-        current=None if state.current is None else _saved_task(state.current),
+        feature_size=learner._model.size, declared=state.declared, past=state.past, current=task,
         detector=None if learner.detector is None else learner.detector.state_dict(),
     )  # fmt: skip
 
 
-def _saved_task(current: CurrentTask) -> SavedTask:
-    params, window = current.params, current.window
-    content = (*window.data(), window.came()) if window is not None and len(window) else (None, None, None)
-    return SavedTask(
-        current.likelihood, current.N, params.posterior, params.likelihood, params.heads, params.Z,
-        current.optimiser.state(), current.Z, current.data_mark,
-        None if window is None else SavedWindow(window.seen, window.minibatches, *content),
-        list(current.recent), sorted(current.shown), current.returned, current.estimated, current.before,
-    )  # fmt: skip
-
-
-def settings(meta: Any) -> tuple[FRCLOptions, BoundaryDetector | None, list[Label] | None, list[Regulariser] | None]:
-    """Options, detector, labels and regularisers of the learner that wrote `meta`."""
+def settings(meta: Any) -> dict[str, Any]:
+    """Options, detector, labels and regularisers of the learner that wrote `meta`, as keywords of FRCL."""
     if isinstance(meta, Mapping) and "progress" in meta:
         raise CheckpointError("this is the checkpoint of a run, not a saved learner; go on with it by `frcl resume`")
     try:
         own = codec.unpack(Settings, {"meta": meta["settings"], "tensors": {}})
-        options = changed(FRCLOptions(), own.options)
+        options, labels = changed(FRCLOptions(), own.options), plain_labels(own.labels)
         detector = BoundaryDetector(**own.detector) if own.detector else None
-        plain_labels(own.labels)
         chosen = None if own.regularisers is None else [from_json(one) for one in own.regularisers]
-        return options, detector, own.labels, chosen
+        return {"options": options, "detector": detector, "labels": labels, "regularisers": chosen}
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError, FrclError) as error:
         raise CheckpointError(f"the checkpoint's options cannot be read: {error}") from error
 
@@ -175,33 +167,23 @@ def _current(learner: FRCL, saved: SavedTask, state: LearnerState) -> CurrentTas
     expected = make_block(state.past).heads.shape if trains_heads else None
     if (None if saved.heads is None else saved.heads.shape) != expected:
         raise CheckpointError("the heads of past tasks do not have the shape that their targets need")
-    params = Parameters(
-        trained_parts(learner.net), tree_map(leaf, saved.posterior), tree_map(leaf, saved.learned),
-        None if saved.heads is None else leaf(saved.heads), None if saved.trained_Z is None else leaf(saved.trained_Z),
-    )  # fmt: skip
+    trained = tree_map(leaf, (saved.posterior, saved.learned, saved.heads, saved.trained_Z))
+    params = Parameters(trained_parts(learner.net), *trained)
     model = learner._model
     natural = exact_number(saved.N, model.dtype, model.device) if model.is_natural else None
     optimiser = Optimiser(params, model.options.lr, natural, model.rule)
     optimiser.restore(saved.adam)
-    window = None
-    if saved.window is not None:
-        window = _window(learner.options.window, saved.window)
+    window = None if saved.window is None else Window.restored(learner.options.window, **vars(saved.window))
     return CurrentTask(
-        saved.likelihood, saved.N, params, optimiser, Z=saved.Z, data_mark=saved.data_mark, window=window,
-        recent=tuple(saved.recent), shown=set(saved.shown), returned=saved.returned, estimated=saved.estimated,
-        before=saved.before,
+        saved.likelihood, saved.N, params, optimiser, saved.Z, saved.data_mark, window, tuple(saved.recent),
+        set(saved.shown), saved.returned, saved.estimated, saved.before,
     )  # fmt: skip
 
 
-def _window(capacity: int, saved: SavedWindow) -> Window:
-    if saved.x is None or saved.y is None or saved.came is None:
-        return Window(capacity)
-    return Window.restored(capacity, saved.seen, saved.minibatches, saved.x, saved.y, saved.came.cpu())
-
-
-def check_settings(stored: Settings, own: Settings) -> None:
+def check_settings(learner: FRCL, saved: Saved) -> None:
     """Refuse the state of a learner that was made with something else."""
-    for name, value in vars(own).items():
+    stored = saved.settings
+    for name, value in vars(settings_of(learner)).items():
         if getattr(stored, name) != value:
             differing = ""
             if name == "options":

@@ -110,16 +110,15 @@ class Products(nn.Module):
 
 
 class TaskModel(nn.Module):
-    """log p(task | x) from the classes of the exact model; `network` says whether φ(x) of the network has a part."""
+    """log p(task | x) from the classes of the exact model, on random features of x, φ(x) of the network, or both."""
 
-    def __init__(self, classes: Classes, sizes: Sequence[int], features: nn.Module, *, network: bool) -> None:
+    def __init__(self, classes: Classes, sizes: Sequence[int], features: nn.Module | None, *, network: bool) -> None:
         super().__init__()
         self.model, self.sizes, self.features, self.network = classes, list(sizes), features, network
 
     def forward(self, x: Tensor, outputs: Tensor) -> Tensor:
-        Phi = rounded(self.features(x))
-        if self.network:
-            Phi = torch.cat([Phi, rounded(outputs)], 1)
+        given = [] if self.features is None else [self.features(x)]
+        Phi = torch.cat([rounded(part) for part in [*given, *[outputs] * self.network]], 1)
         parts = class_log_probs(self.model, Phi).split(self.sizes, 1)
         return torch.stack([part.logsumexp(1) for part in parts], 1)
 
@@ -245,11 +244,13 @@ def task_models(learner: Any) -> list[TaskModel]:
     state, options = learner._state, learner.options
     learner.predict(example_of(learner).to(learner.device))  # solves what infers the task
     found = []
-    for model, network in learner._inference.models(state.task_sums):
+    for model, of_input, of_network in learner._inference.models(state.task_sums):
         sizes, solved = [len(block.squares) for block in model.tasks.blocks], model._solve()[2]
-        count = options.task_features if network else len(solved.weights) - 1  # without the bias
-        made = RandomFeatures(state.input_shape, count, options.task_kind, options.seed)
-        found.append(TaskModel(solved, sizes, Products(made), network=network))
+        features = None
+        if of_input:
+            count = options.task_features if of_network else len(solved.weights) - 1  # without the bias
+            features = Products(RandomFeatures(state.input_shape, count, options.task_kind, options.seed))
+        found.append(TaskModel(solved, sizes, features, network=of_network))
     return found
 
 

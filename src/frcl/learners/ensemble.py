@@ -43,17 +43,11 @@ class Ensemble(Accounts):
     """
 
     def __init__(
-        self,
-        net: nn.Module | Sequence[nn.Module],
-        members: int = 5,
-        points: int | None = None,
-        *,
-        regularisers: Sequence[Regulariser] | None = None,
-        labels: Sequence[Label] | None = None,
-        device: str | torch.device | None = None,
-        options: FRCLOptions | None = None,
+        self, net: nn.Module | Sequence[nn.Module], members: int = 5, points: int | None = None, *,
+        regularisers: Sequence[Regulariser] | None = None, labels: Sequence[Label] | None = None,
+        device: str | torch.device | None = None, options: FRCLOptions | None = None,
         **keywords: Unpack[FRCLKeywords],
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not isinstance(members, int | np.integer) or isinstance(members, bool) or members < 1:
             raise OptionError(f"members must be a whole number of at least 1, not {members!r}")
         nets = [net] * int(members) if isinstance(net, nn.Module) else list(net)
@@ -63,13 +57,10 @@ class Ensemble(Accounts):
         if "detector" in given:
             raise OptionError("members cannot look for task boundaries: they would not agree. Leave out detector.")
         chosen = changed(FRCLOptions() if options is None else options, given)
-        self.members = [
-            FRCL(
-                one, regularisers=regularisers, labels=labels, device=device,
-                options=changed(chosen, {"seed": chosen.seed + i}),
-            )
-            for i, one in enumerate(nets)
-        ]  # fmt: skip
+        self.members = []
+        for i, one in enumerate(nets):
+            own = changed(chosen, {"seed": chosen.seed + i})
+            self.members.append(FRCL(one, regularisers=regularisers, labels=labels, device=device, options=own))
         for member in self.members:  # one lock for all, so that they are always seen at the same step
             member._lock = member._model.lock = self.members[0]._lock
 
@@ -77,13 +68,7 @@ class Ensemble(Accounts):
         return f"Ensemble of {len(self.members)} members, each {self.members[0]!r}"
 
     def fit(
-        self,
-        x: Any,
-        y: Any,
-        *,
-        likelihood: str | None = None,
-        size: int | None = None,
-        on_step: OnStep = None,
+        self, x: Any, y: Any, *, likelihood: str | None = None, size: int | None = None, on_step: OnStep = None
     ) -> list[Summary]:
         """Learn one task with every member; `on_step` is given the mean of their logs.
 
@@ -141,22 +126,18 @@ class Ensemble(Accounts):
         """The mean of the members' distributions; variances are those within members and between them together."""
         with self.members[0]._lock:
             each = [member.predict(x, task) for member in self.members]
-        mean, variance = _mixture([one.mean for one in each], [one.variance for one in each])
-        probs = target_mean = target_variance = None
-        if each[0].probs is not None:
-            probs = torch.stack([one.probs for one in each if one.probs is not None]).mean(0)
-        else:
-            means = [one.target_mean for one in each if one.target_mean is not None]
-            variances = [one.target_variance for one in each if one.target_variance is not None]
-            target_mean, target_variance = _mixture(means, variances)
+        names = ("mean", "variance", "probs", "target_mean", "target_variance", "task_probs", "novelty")
+        parts = {name: [part for one in each if (part := getattr(one, name)) is not None] for name in names}
+        stacked = {name: torch.stack(part) for name, part in parts.items() if part}  # [members, n, ...]
+        found: dict[str, Any] = {name: part.mean(0) for name, part in stacked.items()}
+        for mean, variance in (("mean", "variance"), ("target_mean", "target_variance")):
+            if mean in stacked:
+                found[variance] += stacked[mean].var(0, correction=0)
 
         def density(y: Any) -> Tensor:
             return torch.stack([one.log_predictive(y) for one in each]).logsumexp(0) - math.log(len(each))
 
-        tasks, novelty = (_average([getattr(one, name) for one in each]) for name in ("task_probs", "novelty"))
-        return Prediction(
-            mean, variance, probs, each[0].classes, target_mean, target_variance, density, tasks, novelty
-        )  # fmt: skip
+        return Prediction(**found, classes=each[0].classes, density=density)
 
     def mean(self, x: Any, task: int) -> Tensor:
         """The mean of the functions alone, over the members."""
@@ -201,17 +182,6 @@ class Ensemble(Accounts):
         save_state(path, {**state["meta"], "network": describe(self.members[0].net)}, state["tensors"])
 
 
-def _average(values: Sequence[Tensor | None]) -> Tensor | None:
-    known = [value for value in values if value is not None]
-    return torch.stack(known).mean(0) if known else None
-
-
-def _mixture(means: Sequence[Tensor], variances: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean and variance of an equal mixture."""
-    centres = torch.stack(list(means))
-    return centres.mean(0), torch.stack(list(variances)).mean(0) + centres.var(0, correction=0)
-
-
 def load(
     path: str | Path,
     net: nn.Module | Sequence[nn.Module] | None = None,
@@ -249,15 +219,14 @@ def restored(
     each = meta.get("members") if isinstance(meta, dict) else None
     if each is not None and not (isinstance(each, list) and each and all(isinstance(one, dict) for one in each)):
         raise CheckpointError(f"{where} is not the state of an ensemble")
-    options, detector, labels, chosen = settings(meta if each is None else each[0])
+    given = settings(meta if each is None else each[0])
     learner: FRCL | Ensemble
     if each is not None:
-        learner = Ensemble(net, len(each), regularisers=chosen, labels=labels, device=device, options=options)
+        del given["detector"]  # members have none
+        learner = Ensemble(net, len(each), device=device, **given)
+    elif not isinstance(net, nn.Module):
+        raise CheckpointError(f"{where} holds one learner, not an ensemble; give one network")
     else:
-        if not isinstance(net, nn.Module):
-            raise CheckpointError(f"{where} holds one learner, not an ensemble; give one network")
-        learner = FRCL(
-            net, regularisers=chosen, detector=detector, labels=labels, device=device, options=options
-        )  # fmt: skip
+        learner = FRCL(net, device=device, **given)
     learner.load_state_dict(state)
     return learner

@@ -330,8 +330,7 @@ class ExactGP(Accounts):
         return next((p.dtype for p in self.net.parameters()), torch.float32) if self.net is not None else torch.float32
 
     def _inputs(self, x: Any, y: Any | None = None) -> Tensor:
-        shape, floating = self._state.input_shape, self._state.input_floating
-        return checked_inputs(x, y, shape, self.dtype, self.device, floating)
+        return checked_inputs(self, x, y)
 
 
 def restored_exact_gp(state: dict[str, Any], net: Any, device: str | torch.device | None) -> ExactGP:

@@ -1,4 +1,4 @@
-"""FRCL, the learner: one object that learns tasks, keeps their summaries, predicts, and notices changes."""
+"""FRCL, the learner: one object that learns tasks, keeps their summaries, predicts, and notices changes; FRCL+."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from frcl.learners.deploy import Deployed, example_of, frcl_module
 from frcl.learners.lockstep import Work, finish
 from frcl.learners.networks import describe
 from frcl.learners.objective import Objective
-from frcl.learners.options import FRCLKeywords, FRCLOptions
+from frcl.learners.options import PLUS, FRCLKeywords, FRCLOptions
 from frcl.learners.predict import Predictor
 from frcl.learners.state import CurrentTask, Declared, LearnerState, Score, Window, estimated_size, remember
 from frcl.learners.streaming import rehearse, settle, watch, with_new_labels
@@ -73,20 +73,15 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
     """
 
     _opens, _way_out = "fit() or observe()", ", or drop the task with abandon_task()"
-    _saved_type = checkpoint.Saved
+    _saved_type, _saved = checkpoint.Saved, checkpoint.saved
+    _check_saved, _restored = checkpoint.check_settings, checkpoint.restored
 
     def __init__(
-        self,
-        net: nn.Module,
-        points: int | None = None,
-        *,
-        regularisers: Sequence[Regulariser] | None = None,
-        detector: BoundaryDetector | None = None,
-        labels: Sequence[Label] | None = None,
-        device: str | torch.device | None = None,
-        options: FRCLOptions | None = None,
+        self, net: nn.Module, points: int | None = None, *, regularisers: Sequence[Regulariser] | None = None,
+        detector: BoundaryDetector | None = None, labels: Sequence[Label] | None = None,
+        device: str | torch.device | None = None, options: FRCLOptions | None = None,
         **keywords: Unpack[FRCLKeywords],
-    ) -> None:
+    ) -> None:  # fmt: skip
         given: dict[str, Any] = dict(keywords) if points is None else {"points": points, **keywords}
         for name, value, kind in (("options", options, FRCLOptions), ("detector", detector, BoundaryDetector)):
             if not isinstance(value, kind | None):
@@ -99,7 +94,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         self._model = Model(self.net, self.options, self.dtype, self.device, self._lock)
         self._state = LearnerState(Streams(self.options.seed, self.device), chosen)
         self._predictor = Predictor(self._model, self._watched)
-        self._inference = self.options.inference_of_task()
+        self._infer_tasks()
         self._fixed_features = InputFeatures(FEATURES, "dense", self.options.seed).raw
 
     def _repr_html_(self) -> str:
@@ -115,19 +110,10 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
     # -- learning ---------------------------------------------------------------------------------------
 
     def fit(
-        self,
-        x: Any,
-        y: Any = None,
-        *,
-        likelihood: str | None = None,
-        size: int | None = None,
-        steps: int | None = None,
-        epochs: float | None = None,
-        lr: float | None = None,
-        augment: Augment | None = None,
-        progress: bool = False,
-        on_step: OnStep = None,
-    ) -> Summary:
+        self, x: Any, y: Any = None, *, likelihood: str | None = None, size: int | None = None,
+        steps: int | None = None, epochs: float | None = None, lr: float | None = None, augment: Augment | None = None,
+        progress: bool = False, on_step: OnStep = None,
+    ) -> Summary:  # fmt: skip
         """Learn one task from all its data, keep its summary, forget the data.
 
         The data are arrays x and y, or, alone, a Dataset of pairs, a DataLoader or an iterable of minibatches (x, y).
@@ -179,10 +165,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
     def start_task(
         self, labels: Sequence[Label] | None = None, *, likelihood: str | None = None, size: int | None = None
     ) -> None:
-        """Say that the next minibatch given to observe() begins a task, and what is known of the task.
-
-        `size` is N, its number of examples: the KL terms are divided by it.
-        """
+        """Say what is known of the task that the next observe() begins; `size` is N, which divides the KL terms."""
         if self._state.current is not None:
             raise TaskError(f"task {len(self._state.past)} is still open; call end_task() first")
         if likelihood is not None:
@@ -213,7 +196,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
             window = current.open_window(self._state.number)
             if current.estimated:
                 self._state.estimate_size(window.seen + len(inputs))
-            if current.step == 0:  # where the first step of a task fails the task is not opened
+            if self.step == 0:  # where the first step of a task fails the task is not opened
                 weights |= copied(trained_parts(self.net))
             if current.stream is None:  # made once per task
                 program = program_of(self._model, self._state, current, inputs, encoded, stream=True)
@@ -224,7 +207,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
                 rehearse(self._state, current, window, len(inputs), self.options.stream_steps - 1)
             if self.detector is not None:
                 remember(self.detector, current, inputs, encoded)
-            return StepLog(self._state.number, current.step, *values, **vars(decision), returned=returned)
+            return StepLog(self._state.number, self.step, *values, **vars(decision), returned=returned)
 
     @contextlib.contextmanager
     def _undoing(self) -> Iterator[Params]:
@@ -303,15 +286,10 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
 
     # -- keeping ----------------------------------------------------------------------------------------
 
-    @property
-    def step(self) -> int:
-        """Steps taken of the task that is open; 0 if none is."""
-        return 0 if self._state.current is None else self._state.current.step
-
     def likelihood(self, task: int) -> Likelihood:
         """The likelihood of a task, which knows its labels."""
         number, state = self._number(task), self._state
-        return state.current.likelihood if state.current and state.is_open(number) else state.past[number].likelihood
+        return (state.opened(number) or state.past[number]).likelihood
 
     @property
     def _count(self) -> int:
@@ -327,22 +305,8 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
     def past_divergences(self) -> list[float]:
         """KL(q(u_i) ‖ p_θ(u_i)) of each past task under the current θ, in nats."""
         with self._lock, torch.no_grad():
-            return [
-                float(prior_kl(self._model.features(one.Z)[None], prior_kl_terms([one.belief])))
-                for one in self._state.past
-            ]
-
-    def _saved(self) -> checkpoint.Saved:
-        return checkpoint.saved(self)
-
-    def _check_saved(self, saved: checkpoint.Saved) -> None:
-        checkpoint.check_settings(saved.settings, checkpoint.settings_of(self))
-
-    def _beside(self) -> dict[str, Any]:
-        return {"detector": self.detector}
-
-    def _restored(self, saved: checkpoint.Saved) -> LearnerState:
-        return checkpoint.restored(self, saved)
+            each = [(self._model.features(one.Z)[None], prior_kl_terms([one.belief])) for one in self._state.past]
+            return [float(prior_kl(Phi, terms)) for Phi, terms in each]
 
     def save(self, path: str | Path) -> None:
         """Write the state to one file, atomically; `frcl.load` reads it, without a network where it is one of frcl."""
@@ -365,14 +329,13 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         return likelihood_for(y, name or declared.likelihood or options.likelihood, labels, settings, least)
 
     def _open_stream(self, likelihood: Likelihood, x: Tensor, y: Tensor) -> None:
-        size = (self._state.declared or Declared()).size or self.options.task_size
+        size, window = (self._state.declared or Declared()).size or self.options.task_size, self.options.window
         with self._changing() as state:
             guess = estimated_size([one.size for one in state.past], len(x))
-            window, model = self.options.window, self._model
-            current = open_task(model, likelihood, size or int(guess), state, x, y, window, stream=True)
+            current = open_task(self._model, likelihood, size or int(guess), state, x, y, window, stream=True)
             if self.options.memory is not None:
                 check_memory(self._model, state, current, x)
-            current.window, current.estimated = Window(self.options.window), size is None
+            current.window, current.estimated = Window(window), size is None
 
     def _close(
         self, current: CurrentTask, x: Tensor, y: Tensor, held: Examples | None = None, profile: Profile | None = None
@@ -398,3 +361,19 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
                 after.past[number] = summary = replace(summary, temperature=temperature)
             self._state = after
         return summary
+
+
+@shows_options(PLUS)
+def FRCLPlus(
+    net: nn.Module, points: int | None = None, *, detector: BoundaryDetector | None = None,
+    labels: Sequence[Label] | None = None, device: str | torch.device | None = None, **keywords: Unpack[FRCLKeywords],
+) -> FRCL:  # fmt: skip
+    """An `FRCL` learner with the options of FRCL+.
+
+    Instead of the paper's KL at the inducing points it has predictions stored there, old functions held at current
+    inputs that look like theirs, and the curvature of the shared weights; the learning rate decays.
+
+    Parameters are those of `FRCL`, without `regularisers` and `options`.
+    """
+    given: dict[str, Any] = dict(keywords) if points is None else {"points": points, **keywords}
+    return FRCL(net, detector=detector, labels=labels, device=device, options=changed(PLUS, given))

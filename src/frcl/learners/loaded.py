@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     from frcl.learners.task import Model
     from frcl.learners.types import Summary
 
-DAMAGED = (
-    KeyError, TypeError, IndexError, AttributeError, RuntimeError, ValueError, OverflowError, AssertionError, FrclError,
-)  # fmt: skip
+DAMAGED = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError, FrclError)
 
 
 @dataclass
@@ -81,8 +79,8 @@ def restored_parts(learner: SequentialLearner[Any, Any], saved: SavedLearner, pa
 
 def load(learner: SequentialLearner[Any, Any], saved: Any, state: Mapping[str, Any]) -> None:
     """Give a learner the state that was saved; where it does not fit, the learner is left as it was."""
-    net, before, beside = learner.net, learner._state, learner._beside()
-    weights, trained = copied(dict(net.state_dict())), list(trained_parts(learner.net))
+    net, before = learner.net, dict(vars(learner))
+    weights, trained = copied(dict(net.state_dict())), list(trained_parts(net))
     try:
         learner._check_saved(saved)
         check_fits(net.state_dict(), saved.net)
@@ -92,8 +90,7 @@ def load(learner: SequentialLearner[Any, Any], saved: Any, state: Mapping[str, A
             regulariser.check_state(dict(net.named_parameters()), saved, saved.past)
         check_equal(state, codec.pack(learner._saved()))
     except BaseException as error:
-        learner._state = before
-        vars(learner).update(beside)
+        vars(learner).update(before)
         _set_weights(net, weights, trained)
         if isinstance(error, CheckpointError) or not isinstance(error, DAMAGED):
             raise
@@ -112,10 +109,8 @@ def check_fits(expected: Params, stored: Params, place: str = "") -> None:
     for name in sorted(expected.keys() | stored.keys()):
         own, given = (kind.get(name, "absent") for kind in kinds)
         if own != given:
-            raise CheckpointError(
-                f"the checkpoint does not fit this network: {place}{name!r} is {given} in the checkpoint and {own} in "
-                "the network"
-            )
+            differing = f"{place}{name!r} is {given} in the checkpoint and {own} in the network"
+            raise CheckpointError(f"the checkpoint does not fit this network: {differing}")
 
 
 def non_finite(tensors: Mapping[str, Tensor], trained: Sequence[str]) -> str | None:

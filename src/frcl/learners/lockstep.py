@@ -16,9 +16,6 @@ The answer to a TraceSearch is what it found. A Program is answered when all its
 """
 
 
-OnSteps = Callable[[list[list[Values]]], None]
-
-
 def together(works: Sequence[Work[Any]]) -> Generator[list[list[Values]], None, list[Any]]:
     """Do the work of several learners in lockstep; yields as `frcl.engine.train` does, returns what each returned.
 
@@ -43,7 +40,7 @@ def together(works: Sequence[Work[Any]]) -> Generator[list[list[Values]], None, 
     return results
 
 
-def finish(works: Sequence[Work[Any]], on_steps: OnSteps | None = None) -> list[Any]:
+def finish(works: Sequence[Work[Any]], on_steps: Callable[[list[list[Values]]], None] | None = None) -> list[Any]:
     """Do the work of several learners to the end; `on_steps` is told what `together` yields."""
     with contextlib.closing(together(works)) as steps:
         while True:

@@ -3,6 +3,7 @@
 A file never brings code. A class of ours is looked up in a table; any other is imported only if the caller names it.
 """
 
+import contextlib
 import importlib
 import inspect
 from collections.abc import Mapping, Sequence
@@ -57,18 +58,16 @@ def build(description: Any, weights: Mapping[str, Tensor], allow: Sequence[str])
     fits = given.keys() == {*keys} and _is_plain(arguments) and str(dtype) in dtypes and type(training) is bool
     if not fits or not isinstance(arguments, dict):
         raise CheckpointError("the description of the network in the file cannot be read; give the network")
-    kind = _class_of(name, allow)
-    try:
-        if name in OURS:
-            with torch.device("meta"):  # shapes without memory
-                check_fits(kind(**arguments).to(dtypes[str(dtype)]).state_dict(), dict(weights))
-        net = kind(**arguments).to(dtypes[str(dtype)]).train(training is True)
-    except CheckpointError:
-        raise
-    except DAMAGED as error:
-        raise CheckpointError(f"the network {name} cannot be made from the arguments in the file: {error}") from error
-    check_fits(net.state_dict(), dict(weights))
-    return net
+    kind, here = _class_of(name, allow), contextlib.nullcontext()
+    for place in (torch.device("meta"), here) if name in OURS else (here,):  # first its shapes, without memory
+        try:
+            with place:
+                net = kind(**arguments).to(dtypes[str(dtype)])
+        except DAMAGED as error:
+            reason = f"cannot be made from the arguments in the file: {error}"
+            raise CheckpointError(f"the network {name} {reason}") from error
+        check_fits(net.state_dict(), dict(weights))
+    return net.train(training is True)
 
 
 def _class_of(name: Any, allow: Sequence[str]) -> type[nn.Module]:

@@ -6,8 +6,6 @@ KL_now is KL(q(w) ‖ p(w)) in weight space and KL(q(u) ‖ p_θ(u)) in function
 learner's regularisers, the paper's Σ_past KL_i / N among them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -38,19 +36,13 @@ class Parameters(NamedTuple):
 
 
 class Constants(NamedTuple):
-    """What the objective reads besides parameters.
+    """What the objective reads besides parameters."""
 
-    N       number of examples; past_tasks, how many there are before this one
-    fixed   weights and buffers of the network that are not trained
-    points  [T, M, ...] inducing inputs of past tasks, where a regulariser uses them
-    Z       fixed inducing inputs of this task (function space)
-    """
-
-    N: Tensor
-    past_tasks: int
-    fixed: Params
-    points: Tensor | None
-    Z: Tensor | None
+    N: Tensor  # number of examples
+    past_tasks: int  # how many there are before this one
+    fixed: Params  # weights and buffers of the network that are not trained
+    points: Tensor | None  # [T, M, ...] inducing inputs of past tasks, where a regulariser uses them
+    Z: Tensor | None  # fixed inducing inputs of this task (function space)
     regularisers: tuple[Tree, ...]
 
 

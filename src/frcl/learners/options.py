@@ -9,6 +9,7 @@ from frcl.budget import parsed_bytes
 from frcl.engine.train import Method, OptimiserOptions
 from frcl.errors import OptionError
 from frcl.exact.fixed import FeatureKind
+from frcl.features import FeatureMap
 from frcl.inference import FromSummaries, InputFeatures, Summaries, TaskInference, task_inference
 from frcl.likelihoods import check_name
 from frcl.options import NOT_NEGATIVE, POSITIVE, SHARE, option
@@ -121,7 +122,9 @@ class FRCLOptions(OptimiserOptions):
         "both; auto: sums of no more bytes than the first task has numbers, or the points (docs/scenarios.md)",
     )
     task_features: int = option(
-        400, "fixed random features of the input for it, auto: at most; the sums take 2 bytes times its square"
+        400,
+        "fixed random features of the input for it, auto: at most; the sums take 2 bytes times its square. The sums of "
+        "a network of which no weight is trained are of its own features instead",
     )
     task_kind: FeatureKind = option(
         "auto", "'conv' for images, 'smooth' for drawings, 'dense' for flat inputs; auto: by the shape"
@@ -150,10 +153,8 @@ class FRCLOptions(OptimiserOptions):
         if self.memory is not None:
             parsed_bytes(self.memory)
         if self.inference == "function" and self.recipe.is_supervised:
-            raise OptionError(
-                f'inference="function" chooses its points before learning, so selection is "random" or "trace", '
-                f"not {self.selection!r}"
-            )
+            early = 'inference="function" chooses its points before learning'
+            raise OptionError(f'{early}, so selection is "random" or "trace", not {self.selection!r}')
         if self.inference == "function" and self.covariance not in ("auto", "full"):
             raise OptionError(f'covariance="{self.covariance}" needs inference="weight"; q(u) is always full')
         if self.learn_inputs and self.inference != "function":
@@ -169,10 +170,10 @@ class FRCLOptions(OptimiserOptions):
         """How inducing points are chosen."""
         return Recipe(self.selection, self.search, self.search_steps, self.search_examples)
 
-    def inference_of_task(self) -> TaskInference:
+    def inference_of_task(self, map: FeatureMap) -> TaskInference:
         """How the task of an input is inferred; where memory is bounded all of it is for points by default."""
         name = "summaries" if self.task_inference == "auto" and self.memory is not None else self.task_inference
-        return task_inference(name, self.task_features, self.task_kind, self.seed)
+        return task_inference(name, self.task_features, self.task_kind, self.seed, map)
 
     def inference_by_points(self) -> Summaries:
         """How a stream knows a task that returns: from the points alone, whatever else is kept."""

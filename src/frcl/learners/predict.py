@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 from collections.abc import Sequence
@@ -49,23 +50,20 @@ class Predictor:
     def beliefs(self, state: LearnerState, x: Tensor) -> Beliefs:
         """What can be said about x; the features of x are computed once, when they are first needed."""
 
-        found: list[Tensor] = []
-
+        @functools.cache
         def Phi() -> Tensor:
-            if not found:
-                with network_failures():
-                    found.append(self._model.features(x))
-            return found[0]
+            with network_failures():
+                return self._model.features(x)
 
         def within(number: int, rows: Tensor | None) -> Prediction:
-            inputs, features = x, None if state.is_open(number) else Phi()  # the open task needs x itself
+            inputs, features = x, None if state.opened(number) else Phi()  # the open task needs x itself
             if rows is not None:
                 inputs, features = x[rows], None if features is None else features[rows]
             with network_failures():
-                return self._predict(state, number, inputs, features, heads)
+                return self._prediction(state, number, *self._believed(state, number, inputs, features, heads))
 
         def at_mean(number: int) -> Prediction | None:
-            return None if state.is_open(number) else self._at_mean(state, number, Phi(), heads)
+            return None if state.opened(number) else self._at_mean(state, number, Phi(), heads)
 
         def points() -> list[Points]:
             each = state.summaries()
@@ -79,19 +77,15 @@ class Predictor:
         """What is believed about x in one task."""
         with network_failures():
             heads, features = self._current(state), None
-            if not state.is_open(number):
+            if not state.opened(number):
                 if x.is_cpu and x.shape[0] <= FEW and self._model.dtype in (torch.float32, torch.float64):
-                    moments = self._of_few(self._head(state, number, heads), self._model.map.outputs(x))
-                    return self._prediction(state, number, [moments], moments)
+                    outputs, scale = self._model.map.outputs(x).numpy(), self._model.scale.item()
+                    moments = few_moments(self._head(state, number, heads), outputs, scale)
+                    if math.isfinite(np.vdot(*moments)):
+                        few = Moments(*map(torch.from_numpy, moments))
+                        return self._prediction(state, number, [few], few)
                 features = self._model.features(x)
-            return self._predict(state, number, x, features, heads)
-
-    def _of_few(self, head: Head, outputs: Tensor) -> Moments:
-        """Mean and variance from outputs of the network for a few inputs on a CPU."""
-        mean, variance = few_moments(head, outputs.numpy(), self._model.scale.item())
-        if not math.isfinite(np.vdot(mean, variance)):
-            self._check(torch.from_numpy(mean), torch.from_numpy(variance))
-        return Moments(torch.from_numpy(mean), torch.from_numpy(variance))
+            return self._prediction(state, number, *self._believed(state, number, x, features, heads))
 
     def _at_mean(self, state: LearnerState, number: int, Phi: Tensor, heads: Heads) -> Prediction | None:
         """The class probabilities of the mean functions of a past task; None for numeric targets."""
@@ -128,15 +122,10 @@ class Predictor:
         with torch.no_grad():
             return self._head(state, number).weights.mT.to(self._model.dtype)
 
-    def _predict(self, state: LearnerState, number: int, x: Tensor, Phi: Tensor | None, heads: Heads) -> Prediction:
-        """In one task; Phi are the features of x, for a past task."""
-        return self._prediction(state, number, *self._believed(state, number, x, Phi, heads))
-
     def _prediction(self, state: LearnerState, number: int, pieces: Sequence[Moments], whole: Moments) -> Prediction:
         """In one task, from the moments of its functions, chunk by chunk and together."""
-        if state.is_open(number):
-            assert state.current is not None
-            likelihood, learned, temperature = state.current.likelihood, state.current.params.likelihood, None
+        if current := state.opened(number):
+            likelihood, learned, temperature = current.likelihood, current.params.likelihood, None
         else:
             past = state.past[number]
             likelihood, learned, temperature = past.likelihood, past.likelihood_params, past.temperature
@@ -164,7 +153,7 @@ class Predictor:
     def mean(self, state: LearnerState, number: int, x: Tensor) -> Tensor:
         """The mean of the functions alone, [n, C]: for a past task the network and one product with its head."""
         with torch.no_grad(), network_failures():
-            if state.is_open(number):
+            if state.opened(number):
                 heads = self._current(state)
                 each = [self._moments(state, number, rows, None, heads) for rows in x.split(self._model.chunk)]
                 return torch.cat([one.mean for one in each])
@@ -178,7 +167,7 @@ class Predictor:
     def _believed(
         self, state: LearnerState, number: int, x: Tensor, Phi: Tensor | None, heads: Heads
     ) -> tuple[list[Moments], Moments]:
-        """Mean and variance of all inputs in one task, chunk by chunk and together."""
+        """Mean and variance in one task, chunk by chunk and together; Phi are the features of x, for a past task."""
         chunk = self._model.chunk
         if x.shape[0] <= chunk:
             pieces = [self._moments(state, number, x, Phi, heads)]
@@ -186,32 +175,23 @@ class Predictor:
             features = [None] * math.ceil(x.shape[0] / chunk) if Phi is None else Phi.split(chunk)
             each = zip(x.split(chunk), features, strict=True)
             pieces = [self._moments(state, number, *some, heads) for some in each]
-        mean, variance = joined(pieces)
-        self._check(mean, variance)
-        return pieces, Moments(mean, variance)
-
-    @staticmethod
-    def _check(mean: Tensor, variance: Tensor) -> None:
-        """Refuse moments that are not finite."""
-        if not (all_finite(mean) and all_finite(variance)):
+        whole = Moments(*joined(pieces))
+        if not all(map(all_finite, whole)):
             raise NumericalError("the features of these inputs are too large to predict from; scale the inputs")
+        return pieces, whole
 
     def _moments(self, state: LearnerState, number: int, x: Tensor, Phi: Tensor | None, heads: Heads) -> Moments:
         model = self._model
-        if state.is_open(number):
-            current = state.current
-            assert current is not None
+        if current := state.opened(number):
             objective = Objective(model.map, current.likelihood, model.options, state.regularisers, model.prior)
             return objective.moments(current.params, current.Z, model.weights, x)
         moments = head_moments(self._head(state, number, heads), model.features(x) if Phi is None else Phi)
         return Moments(*(value.to(model.dtype) for value in moments))
 
     def _current(self, state: LearnerState) -> Heads:
-        """The heads made for the network as it stands, also where it was changed from outside; those before are gone.
-
-        The number of steps counts where steps are replayed, which torch does not notice.
-        """
-        version = 0 if state.current is None else state.current.step, self._watched.version()
+        """The heads made for the network as it stands, even if changed from outside; those before are gone."""
+        # torch does not notice steps that are replayed; their number tells
+        version = 0 if state.current is None else state.current.optimiser.steps, self._watched.version()
         heads = self._heads.get(state)
         if heads is None or heads.version != version:
             self._heads[state] = heads = Heads(version, {})

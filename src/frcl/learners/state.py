@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from frcl.boundary import BoundaryDetector, Decision
 from frcl.engine.train import Optimiser, StreamSteps
-from frcl.errors import NumericalError, TaskError
+from frcl.errors import DataError, NumericalError, TaskError
 from frcl.features import network_failures
 from frcl.graphs import Captured
 from frcl.learners.base import State
@@ -29,15 +31,9 @@ def reservoir_places(seen: int, held: int, count: int, capacity: int, generator:
     Places that are still free, or were emptied, are filled first.
     """
     draws: list[float] = torch.rand(count, generator=generator, dtype=torch.float64, device=generator.device).tolist()
-    places = []
-    for n, draw in enumerate(draws, seen + 1):
-        if held < capacity:
-            places.append(held)
-            held += 1
-        else:
-            place = int(draw * n)
-            places.append(place if place < capacity else -1)
-    return places
+    free = range(held, min(held + count, capacity))
+    drawn = [int(draw * n) for n, draw in enumerate(draws, seen + 1)]
+    return [*free, *(place if place < capacity else -1 for place in drawn[len(free) :])]
 
 
 class Window:
@@ -45,25 +41,22 @@ class Window:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.seen = 0
-        self.minibatches = 0
-        self._x: Tensor | None = None
-        self._y: Tensor | None = None
+        self.seen = self.minibatches = 0
+        self._held: tuple[Tensor, Tensor] | None = None  # inputs and targets, with room for `capacity` of them
         self._came = torch.zeros(capacity, dtype=torch.int64)  # the minibatch that an example came with, from 1
 
     def add(self, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         """Take in a minibatch (copied)."""
-        if self._x is None or self._y is None:
-            self._x = x.new_empty(self.capacity, *x.shape[1:])
-            self._y = y.new_empty(self.capacity, *y.shape[1:])
+        if self._held is None:
+            self._held = x.new_empty(self.capacity, *x.shape[1:]), y.new_empty(self.capacity, *y.shape[1:])
         self.minibatches += 1
         drawn = reservoir_places(self.seen, len(self), len(x), self.capacity, generator)
         kept = {place: row for row, place in enumerate(drawn) if place >= 0}  # by place: the last row that fell there
         self.seen += len(x)
         if kept:
             places, rows = (torch.tensor(list(part), device=x.device) for part in (kept, kept.values()))
-            self._x[places] = x[rows]
-            self._y[places] = y[rows]
+            for held, given in zip(self._held, (x, y), strict=True):
+                held[places] = given[rows]
             self._came[list(kept)] = self.minibatches
 
     def __len__(self) -> int:
@@ -71,9 +64,9 @@ class Window:
 
     def data(self) -> tuple[Tensor, Tensor]:
         """The examples held."""
-        assert self._x is not None
-        assert self._y is not None
-        return self._x[: len(self)], self._y[: len(self)]
+        assert self._held is not None
+        x, y = self._held
+        return x[: len(self)], y[: len(self)]
 
     def came(self) -> Tensor:
         """The number of the minibatch that each example held came with."""
@@ -93,22 +86,22 @@ class Window:
 
     def recoded(self, classes: Tensor) -> Window:
         """A copy with other numbers for its classes."""
-        if self._x is None or self._y is None:
+        if self._held is None:
             return Window(self.capacity)
-        return Window.restored(
-            self.capacity, self.seen, self.minibatches, self.data()[0], classes[self.data()[1]], self.came()
-        )
+        x, y = self.data()
+        return Window.restored(self.capacity, self.seen, self.minibatches, x, classes[y], self.came())
 
     @classmethod
-    def restored(cls, capacity: int, seen: int, minibatches: int, x: Tensor, y: Tensor, came: Tensor) -> Window:
-        """A window with the given content, `data()` and `came()` of the one that was saved."""
+    def restored(
+        cls, capacity: int, seen: int, minibatches: int, x: Tensor | None, y: Tensor | None, came: Tensor | None
+    ) -> Window:
+        """A window with the given content, `data()` and `came()` of the one that was saved; None where it was empty."""
         window = cls(capacity)
-        window.seen, window.minibatches = seen, minibatches
-        window._came[: len(came)] = came
-        window._x = x.new_empty(capacity, *x.shape[1:])
-        window._y = y.new_empty(capacity, *y.shape[1:])
-        window._x[: len(x)] = x
-        window._y[: len(y)] = y
+        if x is not None and y is not None and came is not None:
+            window.seen, window.minibatches = seen, minibatches
+            window._held = x.new_empty(capacity, *x.shape[1:]), y.new_empty(capacity, *y.shape[1:])
+            for held, given in zip((*window._held, window._came), (x, y, came), strict=True):
+                held[: len(given)] = given
         return window
 
 
@@ -123,45 +116,28 @@ class Declared:
 
 @dataclass
 class CurrentTask:
-    """The task being learned: everything that is dropped or turned into a summary when it ends.
-
-    params     what is trained, by the optimiser
-    data_mark  identifies the data that fit() began with; None for a stream
-    Z          fixed inducing inputs (function space)
-    window     observe() keeps a sample of the data here; fit() has the data at hand
-    recent     the last minibatches, where the detector has them scored again
-    shown      with a detector: the classes that occurred so far; only they are tested
-    returned   the number of the past task that this one is, opened again; None for a new one
-    estimated  whether N is estimated while the stream runs; `before`, the N that a task had when it ended before
-    """
+    """The task being learned: everything that is dropped or turned into a summary when it ends."""
 
     likelihood: Likelihood
     N: float
-    params: Parameters
+    params: Parameters  # what is trained, by the optimiser
     optimiser: Optimiser
-    Z: Tensor | None = None
-    data_mark: str | None = None
-    window: Window | None = None
-    recent: tuple[Tensor, ...] = ()
-    shown: set[int] = field(default_factory=set)
-    returned: int | None = None
-    estimated: bool = False
-    before: int = 0
+    Z: Tensor | None = None  # fixed inducing inputs (function space)
+    data_mark: str | None = None  # identifies the data that fit() began with; None for a stream
+    window: Window | None = None  # observe() keeps a sample of the data here; fit() has the data at hand
+    recent: tuple[Tensor, ...] = ()  # the last minibatches, where the detector has them scored again
+    shown: set[int] = field(default_factory=set)  # with a detector: the classes that occurred; only they are tested
+    returned: int | None = None  # the number of the past task that this one is, opened again; None for a new one
+    estimated: bool = False  # whether N is estimated while the stream runs
+    before: int = 0  # the N that the task had when it ended before
     stream: StreamSteps | None = None  # the step and the boundary score of observe(), made once per task
     score: Captured | None = None
-
-    @property
-    def step(self) -> int:
-        """Steps taken."""
-        return self.optimiser.steps
 
     def open_window(self, number: int) -> Window:
         """The sample of a stream's data; a task that fit() opened has none."""
         if self.window is None:
-            raise TaskError(
-                f"task {number} was opened by fit(): go on by calling it exactly as it began, or drop the task with "
-                "abandon_task()"
-            )
+            advice = "go on by calling it exactly as it began, or drop the task with abandon_task()"
+            raise TaskError(f"task {number} was opened by fit(): {advice}")
         return self.window
 
 
@@ -203,9 +179,9 @@ class LearnerState(State):
         if current.optimiser.natural is not None:
             current.optimiser.natural.fill_(current.N)
 
-    def is_open(self, number: int) -> bool:
-        """Whether the task of this number is being learned."""
-        return self.current is not None and number == self.number
+    def opened(self, number: int) -> CurrentTask | None:
+        """The task of this number if it is being learned."""
+        return self.current if number == self.number else None
 
     def summaries(self) -> list[Summary]:
         """The past summaries with their heads as they are now: a task may train them along."""
@@ -236,20 +212,21 @@ def scores_of(score: Score, minibatches: Sequence[Tensor], *, at_once: bool = Fa
 
 
 def decide(
-    detector: BoundaryDetector, current: CurrentTask, score: Score, x: Tensor, y: Tensor | None, draws: Tensor,
-    features: Tensor, *, allow: bool,
+    detector: BoundaryDetector, current: CurrentTask, score: Score, x: Tensor, y: Any, draws: Tensor, features: Tensor,
+    *, allow: bool,
 ) -> Decision:  # fmt: skip
     """What the detector says of a minibatch; where it wants the last ones scored again, they are.
 
-    `y` is None if these are not labels of the task. `draws` are those of a prediction, `features` those of the inputs
-    that are never trained.
+    `draws` are those of a prediction, `features` those of the inputs that are never trained.
     """
-    functions = sorted(current.shown) if _function_per_class(current) and not detector.all_functions else None
+    of_classes = current.likelihood.classes is not None and current.likelihood.functions > 1
+    functions = sorted(current.shown) if of_classes and not detector.all_functions else None
     if not (detector.rescore and detector.due and allow and current.recent):
-        scores, *moments = scores_of(score, [x])
-        density = None
-        if detector.tests_labels and y is not None:
-            density = _log_density(current, Moments(*moments), y.cpu(), draws.cpu())
+        (scores, *moments), density = scores_of(score, [x]), None
+        if detector.tests_labels:
+            with contextlib.suppress(DataError):  # labels that are not of this task may be of the next one
+                targets = current.likelihood.encode(y, x.device, draws.dtype).cpu()
+                density = _log_density(current, Moments(*moments), targets, draws.cpu())
         guess = -math.log(max(len(current.shown), 2)) if current.likelihood.classes is not None else None
         return detector.update(
             scores, allow=allow, functions=functions, log_density=density, features=features, guess=guess
@@ -275,7 +252,3 @@ def remember(detector: BoundaryDetector, current: CurrentTask, x: Tensor, y: Ten
     classes = current.likelihood.classes
     if classes is not None and len(current.shown) < len(classes):
         current.shown = current.shown | set(y.tolist())
-
-
-def _function_per_class(current: CurrentTask) -> bool:
-    return current.likelihood.functions > 1 and current.likelihood.classes is not None

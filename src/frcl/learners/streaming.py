@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,10 +14,9 @@ from torch import Tensor
 from frcl.boundary import Decision, Profile
 from frcl.boundary.detector import KNOWN_SHARE
 from frcl.engine.train import AdamState, Optimiser
-from frcl.errors import DataError, LabelError, NumericalError
+from frcl.errors import LabelError, NumericalError
 from frcl.features import network_failures
 from frcl.graphs import Captured
-from frcl.inference import TaskInference
 from frcl.learners.lockstep import finish
 from frcl.learners.predict import Predictor
 from frcl.learners.state import CurrentTask, LearnerState, Window, decide
@@ -49,24 +49,14 @@ def watch(learner: FRCL, current: CurrentTask, x: Tensor, y: Any) -> tuple[Decis
     current.optimiser.guard = GUARD
     if current.score is None:
         current.score = Captured(learner._score(current))
-    encoded: Tensor | None = None
-    with contextlib.suppress(DataError):  # labels that are not of this task may be of the next one
-        encoded = current.likelihood.encode(y, learner.device, learner.dtype)
     draws, features = model.predictive_draws(current.likelihood), learner._fixed_features(x)
-    decision = decide(detector, current, current.score, x, encoded, draws, features, allow=len(window) >= points)
-
-    def known() -> int | None:
-        M = points if options.inference == "function" else None
-        with torch.no_grad(), network_failures():
-            return known_task(learner._predictor, options.inference_by_points(), learner._state, x, y, features, M)
-
+    decision = decide(detector, current, current.score, x, y, draws, features, allow=len(window) >= points)
+    known = partial(known_task, learner, current.likelihood, x, y, features)
     if not decision.boundary:
         opened = bool(detector.change) and window.minibatches == 1 and current.returned is None and bool(state.past)
         if not opened or (number := known()) is None:
             return decision, False
-        with learner._changing() as changing:
-            changing.past, changing.current = changing.summaries(), None
-            reopen(model, learner._predictor, changing, number, options.task_size)
+        reopen(learner, number)
         return decision, True
     # in function space a task is learned for long, while the density of its labels says little
     if decision.continues and options.inference == "weight" and known() in (None, current.returned):
@@ -78,8 +68,7 @@ def watch(learner: FRCL, current: CurrentTask, x: Tensor, y: Any) -> tuple[Decis
     if (number := known()) is None:
         learner._open_stream(target, x, target.encode(y, learner.device, learner.dtype))
     else:
-        with learner._changing() as state:
-            reopen(model, learner._predictor, state, number, options.task_size)
+        reopen(learner, number)
     return replace(decision, continues=False), number is not None
 
 
@@ -108,15 +97,14 @@ def with_new_labels(
 # -- tasks that return ---------------------------------------------------------------------------------------------
 
 
-def known_task(
-    predictor: Predictor, inference: TaskInference, state: LearnerState, x: Tensor, y: Any, features: Tensor,
-    points: int | None = None,
-) -> int | None:  # fmt: skip
+def known_task(learner: FRCL, likelihood: Likelihood, x: Tensor, y: Any, features: Tensor) -> int | None:
     """The past task that explains a minibatch, or None: its inputs are as usual there, and so are its labels.
 
-    Where several tasks do, it is the one with the largest Σ log p(k | x) + log p(y | x, k). `points` is the number that
-    it must have kept.
+    Where several tasks do, it is the one with the largest Σ log p(k | x) + log p(y | x, k). In function space it must
+    have kept as many points as a task with this likelihood has.
     """
+    state, options = learner._state, learner.options
+    points = learner._model.points(likelihood) if options.inference == "function" else None
     near = [
         number
         for number, one in enumerate(state.past)
@@ -126,9 +114,10 @@ def known_task(
     ]
     if not near:
         return None
-    beliefs = predictor.beliefs(state, x)
-    log_probs = inference.infer(state.task_sums, beliefs.asked).log_probs
-    densities = {number: explained(beliefs.within(number, None), y, state.past[number].profile) for number in near}
+    with torch.no_grad(), network_failures():
+        beliefs = learner._predictor.beliefs(state, x)
+        log_probs = options.inference_by_points().infer(state.task_sums, beliefs.asked).log_probs
+        densities = {number: explained(beliefs.within(number, None), y, state.past[number].profile) for number in near}
     found = {number: float(log_probs[:, number].mean()) + d for number, d in densities.items() if d is not None}
     return max(found, key=found.__getitem__, default=None)
 
@@ -157,13 +146,19 @@ def explained(found: Prediction, y: Any, profile: Profile | None) -> float | Non
     return density if density >= least else None
 
 
-def reopen(model: Model, predictor: Predictor, state: LearnerState, number: int, size: int | None) -> None:
-    """Open a past task again: its head continues. `size` is N where it is declared.
+def reopen(learner: FRCL, number: int) -> None:
+    """Open a past task again instead of the task that is open, if one is: its head continues.
 
     The mean of q(w), or q(u) in function space, and what was learned with the likelihood go on from the summary, which
     stays among the past until it is made again; its points are the first examples of the window.
     """
-    summary = state.summaries()[number]
+    with learner._changing() as state:
+        state.past, state.current = state.summaries(), None
+        _open_again(learner._model, learner._predictor, state, number)
+
+
+def _open_again(model: Model, predictor: Predictor, state: LearnerState, number: int) -> None:
+    size, summary = model.options.task_size, state.past[number]
     head, targets = predictor.weights(state, number), predictor.targets_at_points(summary)
     N = summary.size if size is None else size
     current = open_task(model, summary.likelihood, N, state, summary.Z, targets, model.options.window, stream=True)

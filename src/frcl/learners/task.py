@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from frcl.augment import Augment
 from frcl.engine.program import CHUNK as STEPS
 from frcl.engine.program import Drawn, Program, StepLock, exact_number, refuse_non_finite
-from frcl.engine.train import Optimiser, Rule
+from frcl.engine.train import Optimiser
 from frcl.errors import OptionError
 from frcl.features import (
     FEATURE_SCALE,
@@ -37,21 +37,12 @@ from frcl.learners.options import FRCLOptions
 from frcl.learners.state import CurrentTask, LearnerState
 from frcl.learners.types import Summary
 from frcl.likelihoods import Likelihood
-from frcl.posterior import (
-    Posterior,
-    Prior,
-    aligned_mean,
-    initial_posterior,
-    kernel_features,
-    triangular,
-    weight_moments,
-)
+from frcl.posterior import Posterior, aligned_mean, initial_posterior, kernel_features, triangular, weight_moments
 from frcl.regularisers.heads import trained_heads, with_trained_heads
 from frcl.regularisers.protocol import Task, draw_penalties, hooks, stacked_points
 from frcl.seeding import fork
 from frcl.selection import (
     CRITERIA,
-    Recipe,
     Selected,
     TaskData,
     TraceSearch,
@@ -89,14 +80,13 @@ class Model:
     size: float = SIZE  # root mean square of the features on the first data
     draws: dict[tuple[int, ...], Tensor] = field(default_factory=dict)  # of predictions, by shape
 
-    @cached_property
-    def map(self) -> FeatureMap:
-        return FeatureMap(self.net, self.options.bfloat16)
-
-    @cached_property
-    def scale(self) -> Tensor:
-        """What the network's outputs are multiplied by; set from the first data of the first task."""
-        return torch.ones((), dtype=self.dtype, device=self.device)
+    def __post_init__(self) -> None:
+        options, self.map = self.options, FeatureMap(self.net, self.options.bfloat16)
+        self.prior, self.recipe, self.rule = options.prior, options.recipe, options.rule
+        # what the network's outputs are multiplied by; set from the first data of the first task
+        self.scale = torch.ones((), dtype=self.dtype, device=self.device)
+        self.stackable = is_stackable(self.net)
+        self.chunk = CHUNK if self.device.type == "cuda" or not has_convolutions(self.net) else CHUNK_OF_MAPS
 
     @cached_property
     def map_ahead(self) -> FeatureMap:
@@ -107,18 +97,6 @@ class Model:
     def weights(self) -> Params:
         """All weights of the network, and the scale of its outputs."""
         return {**dict(self.net.named_parameters()), FEATURE_SCALE: self.scale}
-
-    @cached_property
-    def recipe(self) -> Recipe:
-        return self.options.recipe
-
-    @cached_property
-    def rule(self) -> Rule:
-        return self.options.rule
-
-    @cached_property
-    def stackable(self) -> bool:
-        return is_stackable(self.net)
 
     @property
     def is_natural(self) -> bool:
@@ -138,20 +116,12 @@ class Model:
             random_mean=weights and options.initial_mean != "zero",
         )  # fmt: skip
 
-    @cached_property
-    def prior(self) -> Prior:
-        return self.options.prior
-
     def features(self, x: Tensor) -> Tensor:
         """Φ [n, K] under the current θ, without gradient: `map`, with the weights that the network has."""
         with torch.no_grad():
             if x.shape[0] <= self.chunk:
                 return with_bias(self.scale * self.map.outputs(x))
             return torch.cat([with_bias(self.scale * self.map.outputs(rows)) for rows in x.split(self.chunk)])
-
-    @cached_property
-    def chunk(self) -> int:
-        return CHUNK if self.device.type == "cuda" or not has_convolutions(self.net) else CHUNK_OF_MAPS
 
     def points(self, likelihood: Likelihood) -> int:
         """M of a task."""
@@ -266,18 +236,13 @@ def constants_of(model: Model, state: LearnerState, current: CurrentTask, featur
     """What the objective of the current task reads besides its parameters; `features` are those of its inputs."""
     task = replace(model.task(state, current.likelihood, current.N), features=features)
     readers = [one for one in state.regularisers if one.uses_points and (task.theta or not one.fixed_if_frozen)]
-    uses_points = bool(state.past) and bool(readers)
-    points = [one.points.inputs for one in state.past] if uses_points else []
+    points = [one.points.inputs for one in state.past] if readers else []
     if features.prepared:
         points = [features.through_front(Z) for Z in points]
     return Constants(
-        N=exact_number(current.N, model.dtype, model.device),
-        past_tasks=len(state.past),
-        fixed=detached(task.fixed),
-        points=stacked_points(points) if uses_points else None,
-        Z=current.Z,
-        regularisers=tuple(one.constants(task) for one in state.regularisers),
-    )
+        exact_number(current.N, model.dtype, model.device), len(state.past), detached(task.fixed),
+        stacked_points(points) if points else None, current.Z, tuple(one.constants(task) for one in state.regularisers),
+    )  # fmt: skip
 
 
 def program_of(
@@ -348,29 +313,24 @@ def _summarise(model: Model, current: CurrentTask, x: Tensor, y: Tensor, generat
     """What is kept of a task; in weight space its points are chosen among x. Nothing of x but Z is kept."""
     options, params, likelihood = model.options, detached(current.params), current.likelihood
     refuse_non_finite("parameter", current.optimiser.params)
-    q = params.posterior
-    before: float | None = None
-    after: float | None = None
-    spread: Tensor | None = None
+    q, learned = params.posterior, {name: value.clone() for name, value in params.likelihood.items()}
     std = model.prior.std(q)
     if options.inference == "function":
         Z = inducing_inputs(params, current.Z)
         belief = belief_from_function(q, options.u_noise, std)
-    else:
-        check_examples(model.points(likelihood), likelihood, len(x))
-        Phi = model.features(x)
-        plan = _plan(model, likelihood, Phi, y, std, generator, params, current.N)
-        found: Selected = plan if isinstance(plan, Selected) else (yield plan)
-        rows = found.index.to(model.device)
-        Z, before, after = x[rows], found.before, found.after
-        belief = belief_from_weights(q, Phi[rows], options.u_noise, std)
-        if options.prediction != "summary":
-            spread = spread_of(q, Phi, Phi[rows], belief)
-    head = q.mean.clone()
-    if options.inference == "function":  # the mean of w that q(u) implies
-        head = make_head(model.features(Z), belief).weights.mT.to(head)
-    learned = {name: value.clone() for name, value in params.likelihood.items()}
-    return Summary(stored_inputs(Z), belief, likelihood, learned, int(current.N), before, after, head, spread)
+        head = make_head(model.features(Z), belief).weights.mT.to(q.mean)  # the mean of w that q(u) implies
+        return Summary(stored_inputs(Z), belief, likelihood, learned, int(current.N), None, None, head)
+    check_examples(model.points(likelihood), likelihood, len(x))
+    Phi = model.features(x)
+    plan = _plan(model, likelihood, Phi, y, std, generator, params, current.N)
+    found: Selected = plan if isinstance(plan, Selected) else (yield plan)
+    rows = found.index.to(model.device)
+    belief = belief_from_weights(q, Phi[rows], options.u_noise, std)
+    spread = None if options.prediction == "summary" else spread_of(q, Phi, Phi[rows], belief)
+    return Summary(
+        stored_inputs(x[rows]), belief, likelihood, learned, int(current.N), found.before, found.after,
+        q.mean.clone(), spread,
+    )  # fmt: skip
 
 
 def spread_of(q: Posterior, Phi: Tensor, Phi_z: Tensor, belief: FunctionBelief) -> Tensor:

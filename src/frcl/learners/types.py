@@ -36,8 +36,7 @@ Parts = dict[str, int]  # bytes by kind; a kind of which there is nothing is lef
 
 def parts_of(kept: Mapping[str, Iterable[Tensor]]) -> Parts:
     """The bytes of tensors by kind."""
-    found = {kind: total_bytes(list(tensors)) for kind, tensors in kept.items()}
-    return {kind: size for kind, size in found.items() if size}
+    return {kind: size for kind, tensors in kept.items() if (size := total_bytes(list(tensors)))}
 
 
 def added(each: Sequence[Parts]) -> Parts:
@@ -126,9 +125,7 @@ class Prediction:
     @cached_property
     def labels(self) -> Any:
         """The most probable label of each input, a tensor of integers or an array of strings; None for numbers."""
-        if self.probs is None or self.classes is None:
-            return None
-        return decoded(self.classes, self.probs.argmax(1))
+        return None if self.probs is None or self.classes is None else decoded(self.classes, self.probs.argmax(1))
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the first inputs, each with its label and probability or its mean and std."""

@@ -1,7 +1,6 @@
 """Likelihoods p(y | f), each bound to the targets of one task. See `base.Likelihood` for the interface.
 
-Every module of this package is imported here, and a module that defines a likelihood registers it. So a new likelihood
-is one new file; the names below are the ones of the library's own that can be imported from here.
+Every module of this package is imported here, and registers the likelihood that it defines: a new one is one new file.
 """
 
 from frcl.likelihoods.base import (
@@ -9,7 +8,6 @@ from frcl.likelihoods.base import (
     Label,
     Labels,
     Likelihood,
-    Params,
     Predictive,
     as_values,
     check_name,
@@ -17,7 +15,6 @@ from frcl.likelihoods.base import (
     likelihood_for,
     likelihood_from_json,
     plain_labels,
-    register,
     with_labels,
 )  # fmt: skip
 from frcl.likelihoods.bernoulli import Bernoulli
@@ -29,10 +26,9 @@ from frcl.likelihoods.temperature import best_temperature, tempered
 from frcl.registry import import_modules
 
 __all__ = [
-    "LIKELIHOODS", "Bernoulli", "Gaussian", "Label", "Labels", "Likelihood", "Params", "Poisson", "Predictive",
-    "RobustMax", "Softmax", "as_values", "best_temperature", "check_name", "decoded", "likelihood_for",
-    "likelihood_from_json", "plain_labels", "register", "tempered", "with_labels",
+    "LIKELIHOODS", "Bernoulli", "Gaussian", "Label", "Labels", "Likelihood", "Poisson", "Predictive", "RobustMax",
+    "Softmax", "as_values", "best_temperature", "check_name", "decoded", "likelihood_for", "likelihood_from_json",
+    "plain_labels", "tempered", "with_labels",
 ]  # fmt: skip
-
 
 import_modules(__name__, __path__)

@@ -2,8 +2,7 @@
 
 A likelihood is bound to the targets of one task: it knows their labels or their number, encodes them and says how
 likely they are. Its formulas are pure functions of tensors in nats, one value per example [B]; random numbers
-(`draws`) are passed in. A new likelihood is one file of this package, or one class behind an entry point of the group
-`frcl.likelihoods`.
+(`draws`) are passed in. A new one is a file of this package, or a class behind an entry point of `frcl.likelihoods`.
 """
 
 from abc import abstractmethod
@@ -40,10 +39,7 @@ class Likelihood(Protocol):
 
     @classmethod
     def from_targets(cls, values: Tensor | Labels, labels: Sequence[Label] | None, settings: Mapping[str, Any]) -> Self:
-        """The likelihood of a task with these targets (see `as_values`) and, if declared, these labels.
-
-        `settings` are values of further fields.
-        """
+        """The likelihood of a task with these targets (see `as_values`), labels if declared, and further fields."""
 
     @property
     def functions(self) -> int:
@@ -52,6 +48,7 @@ class Likelihood(Protocol):
     @property
     def classes(self) -> tuple[Label, ...] | None:
         """The label of each class; None for numeric targets."""
+        return None
 
     def encode(self, y: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Targets as a user gives them → classes [N] (int64), or [N, C] floats."""
@@ -87,10 +84,7 @@ class Likelihood(Protocol):
         """
 
     def fisher_terms(self, f: Tensor, params: Params) -> tuple[Tensor, Tensor]:
-        """Values and weights, [B, R] each, with Fisher information of θ = Σ_r weights_r (∂ values_r / ∂θ)², exact.
-
-        Weights carry no gradient.
-        """
+        """Values and constant weights, [B, R] each, with Fisher information of θ = Σ_r weights_r (∂ values_r / ∂θ)²."""
 
     def sample(self, f: Tensor, params: Params, generator: torch.Generator) -> Tensor:
         """y ~ p(y | f) for every f [..., C]: classes [...], or numbers [..., C]."""
@@ -126,17 +120,13 @@ def as_values(y: Any) -> Tensor | Labels:
         raise DataError(f"targets are not a regular array: {error}") from error
     if array.dtype.kind == "O" and all(isinstance(value, str) for value in array.flat):
         array = array.astype(str)
-    match array.dtype.kind:
-        case "u" if array.size and int(array.max()) > np.iinfo(np.int64).max:
-            raise LabelError(f"label {int(array.max())} does not fit a 64-bit integer; use smaller numbers or strings")
-        case "b" | "i" | "u":
-            return torch.as_tensor(array.astype(np.int64))
-        case "f":
-            return torch.as_tensor(numeric_array(array, "targets"))
-        case "U":
-            return array
-        case _:
-            raise DataError(f"targets of type {array.dtype} are not supported; use integers, strings or floats")
+    if array.dtype.kind not in "biufU":
+        raise DataError(f"targets of type {array.dtype} are not supported; use integers, strings or floats")
+    if array.dtype.kind == "u" and array.size and int(array.max()) > np.iinfo(np.int64).max:
+        raise LabelError(f"label {int(array.max())} does not fit a 64-bit integer; use smaller numbers or strings")
+    if array.dtype.kind == "U":
+        return array
+    return torch.as_tensor(numeric_array(array, "targets") if array.dtype.kind == "f" else array.astype(np.int64))
 
 
 # -- classes ---------------------------------------------------------------------------------------------------------
@@ -211,21 +201,14 @@ def softmax_divergence(old: Tensor, new: Tensor, own: Tensor) -> Tensor:
     absent = ~there & there.any(-1, keepdim=True)  # a row of padding alone stays finite
     offset = torch.zeros_like(own, dtype=old.dtype).masked_fill(absent, -torch.inf)
     log_old, log_new = ((f + offset).log_softmax(-1) for f in (old, new))
-    between = torch.where(there, log_old - log_new, 0.0)
-    return (log_old.exp() * between).sum(-1)
-
-
-def softmax_fisher_terms(f: Tensor) -> tuple[Tensor, Tensor]:
-    """log p_c and p_c, p = softmax(f): the Fisher information is Σ_c p_c (∂ log p_c / ∂θ)²."""
-    return f.log_softmax(-1), f.softmax(-1).detach()
+    return (log_old.exp() * torch.where(there, log_old - log_new, 0.0)).sum(-1)
 
 
 @dataclass(frozen=True)
 class ClassLikelihood(Likelihood):
     """A task with classes: its targets, and its predictive distribution by the probability of every class.
 
-    Unless a likelihood says otherwise there is one function per class, and divergence and Fisher information are those
-    of the softmax.
+    By default there is one function per class, and divergence and Fisher information are those of the softmax.
     """
 
     labels: tuple[Label, ...]  # sorted, without repetition
@@ -280,8 +263,8 @@ class ClassLikelihood(Likelihood):
         return softmax_divergence(old, new, own)
 
     def fisher_terms(self, f: Tensor, params: Params) -> tuple[Tensor, Tensor]:
-        """log softmax(f) and softmax(f)."""
-        return softmax_fisher_terms(f)
+        """log p_c and p_c, p = softmax(f): the Fisher information is Σ_c p_c (∂ log p_c / ∂θ)²."""
+        return f.log_softmax(-1), f.softmax(-1).detach()
 
 
 def _show(labels: Sequence[Label]) -> str:
@@ -320,15 +303,10 @@ class NumericLikelihood(Likelihood):
     def functions(self) -> int:
         return self.outputs
 
-    @property
-    def classes(self) -> None:
-        return None
-
     def encode(self, y: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Finite floats [N, C]."""
         values = _numbers(as_values(y))
-        if values.ndim == 1:
-            values = values[:, None]
+        values = values[:, None] if values.ndim == 1 else values
         if values.ndim != 2 or values.shape[1] != self.outputs:
             raise DataError(f"targets must be [N, {self.outputs}] for this task; got shape {tuple(values.shape)}")
         values = values.to(dtype)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from frcl.errors import OptionError
-from frcl.likelihoods.base import ClassLikelihood, Params, register, softmax_divergence, softmax_fisher_terms
+from frcl.likelihoods.base import ClassLikelihood, Params, register, softmax_divergence
 from frcl.linalg import gaussian_expectation_nodes
 
 
@@ -35,10 +35,9 @@ class Bernoulli(ClassLikelihood):
         return 1
 
     def expected_log_prob(self, mean: Tensor, variance: Tensor, y: Tensor, draws: Tensor, params: Params) -> Tensor:
-        """E[log σ((2y − 1) f)] by Gauss–Hermite quadrature."""
-        f, weights = gaussian_expectation_nodes(mean[:, 0], variance[:, 0], self.nodes)  # [B, Q]
-        sign = (2 * y - 1).to(mean.dtype)
-        return F.logsigmoid(sign[:, None] * f) @ weights
+        """E[log p(y | f)] by Gauss–Hermite quadrature."""
+        f, weights = gaussian_expectation_nodes(mean, variance, self.nodes)  # [B, 1, Q]
+        return self.log_prob(f.mT, y[:, None], params) @ weights
 
     def log_prob(self, f: Tensor, y: Tensor, params: Params) -> Tensor:
         """log σ((2y − 1) f)."""
@@ -56,7 +55,7 @@ class Bernoulli(ClassLikelihood):
 
     def fisher_terms(self, f: Tensor, params: Params) -> tuple[Tensor, Tensor]:
         """log softmax([f, 0]) and softmax([f, 0])."""
-        return softmax_fisher_terms(with_zero(f))
+        return super().fisher_terms(with_zero(f), params)
 
     def sample(self, f: Tensor, params: Params, generator: torch.Generator) -> Tensor:
         """Class 1 with probability σ(f), else class 0."""

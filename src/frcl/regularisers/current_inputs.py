@@ -60,10 +60,6 @@ class CurrentInputs(Regulariser):
     name: ClassVar[str] = "current-inputs"
     uses_heads: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.trains_heads = self.train_heads
-
     def begin(self, task: Task) -> None:
         self.theta = copied(task.theta) if task.past else {}
 

@@ -12,6 +12,7 @@ from torch.func import grad, jacrev
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.jacobians import per_example
 from frcl.regularisers.protocol import Task
+from frcl.selection import random_start
 from frcl.trees import Params, detached
 
 FisherMode = Literal["exact", "sampled", "empirical"]
@@ -41,9 +42,7 @@ def diagonal_fisher(
         return likelihood.log_prob(outputs(p, one[None]), target[None], known)[0]
 
     total = {name: torch.zeros_like(value) for name, value in fixed.items()}
-    size = chunk or (
-        32 if x.is_cuda else 8
-    )  # on a CPU so few that their gradients stay in the cache: several times faster
+    size = chunk or (32 if x.is_cuda else 8)  # few on a CPU: their gradients stay in the cache, several times faster
     for rows, targets in zip(x.split(size), y.split(size), strict=True):
         if mode == "exact":  # Σ_b Σ_r weight_br (∂ value_r(x_b)/∂θ)²
             weight = likelihood.fisher_terms(outputs(fixed, rows), known)[1]
@@ -60,11 +59,6 @@ def diagonal_fisher(
     return {name: value / len(x) for name, value in total.items()}
 
 
-def some_rows(count: int, examples: int, generator: torch.Generator, device: torch.device) -> Tensor:
-    """At most `examples` of `count` rows, drawn without replacement."""
-    return torch.randperm(count, generator=generator, device=generator.device)[:examples].to(device)
-
-
 def task_information(
     task: Task, x: Tensor, y: Tensor, generator: torch.Generator, mode: FisherMode = "exact", examples: int = 2000,
     only: Sequence[str] | None = None,
@@ -73,7 +67,7 @@ def task_information(
 
     `only` names the shared weights to consider; None: all that are trained.
     """
-    rows = some_rows(len(x), examples, generator, x.device)
+    rows = random_start(len(x), min(len(x), examples), generator).to(x.device)
     assert task.head is not None
     wanted = {name: value for name, value in task.theta.items() if only is None or name in only}
     fixed = {**task.fixed, **detached(task.theta)}

@@ -19,22 +19,17 @@ from frcl.summary import padded
 from frcl.trees import Params, leaf, tree_map
 
 P = TypeVar("P", bound=PastTask)
+ValueOf = Callable[[Likelihood, Params, tuple[Tensor, ...]], Tensor]  # by what a likelihood learned, and functions
 
 
 class HeadBlock(NamedTuple):
-    """The heads of T tasks, padded to C functions.
+    """The heads of T tasks, padded to C functions."""
 
-    heads   [T, C, K]; zero where a task has no function
-    own     [T, C], one where a task has a function, else zero
-    kinds   the different likelihoods among the tasks; member [T, kinds], one at the kind of a task
-    params  what each kind's likelihoods learned, [T, 1, C] by name, zero at other tasks
-    """
-
-    heads: Tensor
-    own: Tensor
-    kinds: tuple[Likelihood, ...]
-    member: Tensor
-    params: tuple[Params, ...]
+    heads: Tensor  # [T, C, K]; zero where a task has no function
+    own: Tensor  # [T, C], one where a task has a function, else zero
+    kinds: tuple[Likelihood, ...]  # the different likelihoods among the tasks
+    member: Tensor  # [T, kinds], one at the kind of a task
+    params: tuple[Params, ...]  # what each kind's likelihoods learned, [T, 1, C] by name, zero at other tasks
 
     def at(self, index: Tensor | None) -> HeadBlock:
         """The tasks in `index` alone; None: all of them."""
@@ -54,12 +49,9 @@ def make_block(past: Sequence[PastTask]) -> HeadBlock:
     kinds = {task.likelihood.name: task.likelihood for task in past}
     member = [[float(task.likelihood.name == kind) for kind in kinds] for task in past]
     return HeadBlock(
-        heads=padded(heads),
-        own=padded([head.new_ones(len(head)) for head in heads]),
-        kinds=tuple(kinds.values()),
-        member=heads[0].new_tensor(member),
-        params=tuple(_params(past, kind, heads) for kind in kinds),
-    )
+        heads=padded(heads), own=padded([head.new_ones(len(head)) for head in heads]), kinds=tuple(kinds.values()),
+        member=heads[0].new_tensor(member), params=tuple(_params(past, kind, heads) for kind in kinds),
+    )  # fmt: skip
 
 
 def _params(past: Sequence[PastTask], kind: str, heads: Sequence[Tensor]) -> Params:
@@ -74,8 +66,7 @@ def _params(past: Sequence[PastTask], kind: str, heads: Sequence[Tensor]) -> Par
 
 def functions_at(Phi: Tensor, heads: Tensor) -> Tensor:
     """f of every task, [T, n, C], at inputs with features Phi [n, K], heads [T, C, K]."""
-    values: Tensor = (Phi @ heads.flatten(0, 1).mT).unflatten(1, heads.shape[:2])
-    return values.transpose(0, 1)
+    return (Phi @ heads.flatten(0, 1).mT).view(len(Phi), *heads.shape[:2]).transpose(0, 1)
 
 
 def divergence(old: Tensor, new: Tensor, block: HeadBlock) -> Tensor:
@@ -90,9 +81,7 @@ def log_prob(f: Tensor, y: Tensor, block: HeadBlock) -> Tensor:
     return _by_kind(block, lambda kind, params, fs: kind.log_prob(fs[0] + absent, y, params), f)
 
 
-def _by_kind(
-    block: HeadBlock, value: Callable[[Likelihood, Params, tuple[Tensor, ...]], Tensor], *functions: Tensor
-) -> Tensor:
+def _by_kind(block: HeadBlock, value: ValueOf, *functions: Tensor) -> Tensor:
     """The value of each task by its own likelihood; other tasks' functions count as zero in it."""
     if len(block.kinds) == 1:
         return value(block.kinds[0], block.params[0], functions)

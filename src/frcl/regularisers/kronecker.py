@@ -30,10 +30,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from frcl.features import has_convolutions
-from frcl.regularisers.fisher import some_rows, task_information
+from frcl.regularisers.fisher import task_information
 from frcl.regularisers.jacobians import bias_of
 from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, number, register, remembered
 from frcl.regularisers.quadratic import quadratic, running_sum
+from frcl.selection import random_start
 from frcl.trees import Params, Tree, copied
 
 MAPS = 250  # examples whose gradients by the maps of a convolutional network are computed at once
@@ -201,7 +202,7 @@ class KroneckerCurvature(Regulariser):
     def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         if not task.theta:
             return
-        rows = some_rows(len(x), self.examples, generator, x.device)
+        rows = random_start(len(x), min(len(x), self.examples), generator).to(x.device)
         new = kronecker_factors(task, x[rows], generator)
         self.inputs, self.outputs = merged(Factors(self.inputs, self.outputs), new, self.decay)
         covered = {*new.inputs, *(bias_of(name, task.theta) for name in new.inputs)}

@@ -6,7 +6,7 @@ What holds θ in variational continual learning (Nguyen et al., 2018): one task'
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -25,14 +25,9 @@ class MeanField(NamedTuple):
     mean: Params
     log_std: Params
 
-    def at(self, names: Iterable[str]) -> MeanField:
+    def at(self, names: Sequence[str]) -> MeanField:
         """The same tensors, of these names only."""
-        chosen = list(names)
-        return MeanField({n: self.mean[n] for n in chosen}, {n: self.log_std[n] for n in chosen})
-
-    def joined(self, other: MeanField) -> MeanField:
-        """Independent weights of both."""
-        return MeanField(self.mean | other.mean, self.log_std | other.log_std)
+        return MeanField(*({name: part[name] for name in names} for part in self))
 
 
 def isotropic(like: Mapping[str, Tensor], std: float) -> MeanField:
@@ -83,8 +78,7 @@ def k_centres(x: Tensor, count: int, first: int = 0) -> Tensor:
     Euclidean distance; `count` different indices. Leaves no row more than twice as far from a centre as the best choice
     of centres would (Gonzalez, 1985).
     """
-    rows = x.reshape(len(x), -1)
-    rows = rows if rows.is_floating_point() else rows.double()
+    rows = (x if x.is_floating_point() else x.double()).reshape(len(x), -1)
     distance = rows.new_full((len(rows),), math.inf)  # squared, to the nearest centre; negative for centres
     chosen = [torch.tensor(first, device=x.device)]
     while len(chosen) < count:
@@ -100,13 +94,12 @@ def coreset_rows(
     """Which rows of a task with classes y [n] are its coreset: `points` of all, or `per_class` of each class."""
     if kind == "none":
         return torch.zeros(0, dtype=torch.int64, device=x.device)
-    groups = [torch.arange(len(x), device=x.device)]
-    if per_class is not None:
+    if per_class is None:
+        count, option, whole, groups = points, "points", "the task", [torch.arange(len(x), device=x.device)]
+    else:
+        count, option, whole = per_class, "points_per_class", "a class of the task"
         groups = [(y == label).nonzero()[:, 0] for label in y.unique()]
-    count = points if per_class is None else per_class
-    smallest = min(len(group) for group in groups)
-    if smallest <= count:
-        option, whole = ("points", "the task") if per_class is None else ("points_per_class", "a class of the task")
+    if (smallest := min(map(len, groups))) <= count:
         raise DataError(
             f"{option}={count} examples for the coreset, but {whole} has {smallest}, and some must remain to train on; "
             f"lower {option}"

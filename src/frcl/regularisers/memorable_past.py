@@ -28,7 +28,7 @@ from frcl.errors import DataError
 from frcl.features import FeatureMap, in_chunks
 from frcl.likelihoods import Likelihood, Softmax
 from frcl.linalg import cholesky, inverse_lower
-from frcl.regularisers.fisher import HEAD, some_rows
+from frcl.regularisers.fisher import HEAD
 from frcl.regularisers.heads import HeadBlock, check_heads, head_rows, make_block
 from frcl.regularisers.jacobians import covariances, jacobian, split_of, squares_over_examples
 from frcl.regularisers.protocol import (
@@ -44,6 +44,7 @@ from frcl.regularisers.protocol import (
     stacked_points,
 )
 from frcl.regularisers.quadratic import running_sum
+from frcl.selection import random_start
 from frcl.summary import StoredInputs, padded, stored_inputs
 from frcl.trees import Params, Tree, copied, detached
 
@@ -167,7 +168,9 @@ class MemorablePast(Regulariser):
     def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         assert task.head is not None
         params = {**detached(task.theta), HEAD: task.head}
-        rows = x if self.examples is None else x[some_rows(len(x), self.examples, generator, x.device)]
+        rows = x
+        if self.examples is not None:
+            rows = x[random_start(len(x), min(len(x), self.examples), generator).to(x.device)]
         new = information(task.features, task.fixed, params, rows)
         new = {name: value * (task.N / len(rows)) for name, value in new.items()}
         self.heads = [*self.heads, new.pop(HEAD)]

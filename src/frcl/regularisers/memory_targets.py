@@ -9,36 +9,14 @@ without bias. Right after a task learned in weight space μ_u = Φ_Z w_i, and th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from frcl.regularisers.heads import HeadBlock, divergence, make_block
+from frcl.regularisers.heads import divergence, make_block
 from frcl.regularisers.protocol import Regulariser, Step, Task, number, of_tasks, register
 from frcl.summary import padded
 from frcl.trees import Tree
-
-
-class Targets(NamedTuple):
-    """Values at the points of T tasks, padded: values [T, M, C], weight [T, M], N_i/M_i at real points."""
-
-    values: Tensor
-    weight: Tensor
-
-
-def make_targets(means: Sequence[Tensor], sizes: Sequence[float]) -> Targets:
-    """The values μ_u [C_i, M_i] of each task, padded; sizes are N_i."""
-    each = [mean.new_full(mean.shape[1:], size / mean.shape[1]) for mean, size in zip(means, sizes, strict=True)]
-    return Targets(padded([mean.mT for mean in means]), padded(each))
-
-
-def memory_targets(Phi_z: Tensor, targets: Targets, part: HeadBlock, heads: Tensor, scale: float = 1.0) -> Tensor:
-    """Estimate of Σ_i (N_i/M_i) Σ_j D from the tasks in `part`: their sum × T/k (`scale`), unbiased.
-
-    Phi_z [k, M, K] are the features at the points, `heads` [k, C, K] the current ones; targets those of `part`.
-    """
-    apart = divergence(targets.values, Phi_z @ heads.mT, part)  # [k, M]
-    return (targets.weight * apart).sum() * scale
 
 
 @register
@@ -52,18 +30,19 @@ class MemoryTargets(Regulariser):
     uses_heads: ClassVar[bool] = True
     uses_points: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.trains_heads = self.train_heads
-
     def constants(self, task: Task) -> Tree:
+        """Of T tasks, padded: μ_u [T, M, C], N_i/M_i at real points [T, M], the heads."""
         past: Sequence[Any] = task.past
         if not past:
             return ()
-        return make_targets([one.belief.mean for one in past], [float(one.size) for one in past]), make_block(past)
+        means = [one.belief.mean for one in past]
+        weights = [mu.new_full(mu.shape[1:], one.size / mu.shape[1]) for mu, one in zip(means, past, strict=True)]
+        return padded([mu.mT for mu in means]), padded(weights), make_block(past)
 
     def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
         if not constants or step.Phi_z is None:
             return None
-        targets, block = of_tasks(constants, step.tasks)
-        return self.weight * memory_targets(step.Phi_z, targets, block, block.now(step), step.scale) / step.N
+        means, weights, block = of_tasks(constants, step.tasks)
+        apart = divergence(means, step.Phi_z @ block.now(step).mT, block)  # [k, M]
+        total: Tensor = (weights * apart).sum() * step.scale
+        return self.weight * total / step.N

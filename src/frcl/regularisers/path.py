@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, number, register, remembered
+from frcl.regularisers.quadratic import running_sum
 from frcl.trees import Params, Tree, copied, tree_map
 
 
@@ -49,11 +50,9 @@ class PathIntegral(Regulariser):
             omega -= (gradient[name] - own) * (after[name] - before[name])
 
     def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
-        importance = dict(self.importance)
-        for name, omega in self.path.items():
-            moved = (task.theta[name].detach() - self.start[name]).square()
-            importance[name] = importance[name] + omega.clamp_min(0.0) / (moved + self.damping)
-        self.importance, self.path, self.start = importance, {}, {}
+        moved = {name: (task.theta[name].detach() - start).square() for name, start in self.start.items()}
+        new = {name: omega.clamp_min(0.0) / (moved[name] + self.damping) for name, omega in self.path.items()}
+        self.importance, self.path, self.start = running_sum(self.importance, new, 1.0), {}, {}
 
     def kept(self, theta: Params) -> Kept:
         """Ω, and the anchor of the same size that every task begins with."""

@@ -45,52 +45,35 @@ class PastTask(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """The task that begins or has just ended.
-
-    theta  the shared weights that are trained, live; fixed, the weights and buffers that are not
-    past   what is kept of the tasks before it
-    N      its number of examples; examples, how many of them will be at hand when it ends, known when it begins
-    head   [C, K], the mean of its last layer; there when it has ended, with what its likelihood learned
-    tasks_per_step  how many past tasks a step uses at most; None: all
-    shared_head     whether labels that tasks have in common are one row of one head
-    """
+    """The task that begins or has just ended."""
 
     features: FeatureMap
-    theta: Params
-    fixed: Params
-    past: Sequence[PastTask]
+    theta: Params  # the shared weights that are trained, live
+    fixed: Params  # the weights and buffers that are not
+    past: Sequence[PastTask]  # what is kept of the tasks before it
     likelihood: Likelihood
-    N: float
-    head: Tensor | None = None
-    likelihood_params: Params = field(default_factory=dict)
-    tasks_per_step: int | None = None
-    examples: int | None = None
-    shared_head: bool = False
+    N: float  # its number of examples
+    head: Tensor | None = None  # [C, K], the mean of its last layer; there when it has ended,
+    likelihood_params: Params = field(default_factory=dict)  # with what its likelihood learned
+    tasks_per_step: int | None = None  # how many past tasks a step uses at most; None: all
+    examples: int | None = None  # how many of its examples will be at hand when it ends, known when it begins
+    shared_head: bool = False  # whether labels that tasks have in common are one row of one head
 
 
 class Step(NamedTuple):
-    """What a penalty may read in one training step.
-
-    theta    all shared weights, trained and fixed
-    head     [C, K], the mean of the current task's last layer
-    heads    [T, C, K], those of past tasks where they are trained along; None: they are as they were kept
-    x, y     the minibatch; Phi [B, K] its features
-    Phi_z    [k, M, K], features at the inducing points of the past tasks in use
-    tasks    [k], the past tasks in use, of T (`past_tasks`); None: all of them
-    N        number of examples of the current task
-    """
+    """What a penalty may read in one training step."""
 
     features: FeatureMap
-    theta: Params
-    head: Tensor
-    heads: Tensor | None
-    x: Tensor
-    y: Tensor
-    Phi: Tensor
-    Phi_z: Tensor | None
-    tasks: Tensor | None
-    past_tasks: int
-    N: Tensor
+    theta: Params  # all shared weights, trained and fixed
+    head: Tensor  # [C, K], the mean of the current task's last layer
+    heads: Tensor | None  # [T, C, K], those of past tasks where they are trained along; None: as they were kept
+    x: Tensor  # the minibatch,
+    y: Tensor  # its targets,
+    Phi: Tensor  # [B, K], and its features
+    Phi_z: Tensor | None  # [k, M, K], features at the inducing points of the past tasks in use
+    tasks: Tensor | None  # [k], the past tasks in use; None: all of them
+    past_tasks: int  # T, how many there are
+    N: Tensor  # number of examples of the current task
 
     @property
     def scale(self) -> float:
@@ -122,13 +105,14 @@ class Regulariser(ABC):
     fixed_if_frozen: ClassVar[bool] = False  # reads them once, where no weight of the network is trained
     carries: ClassVar[str] = ""  # the field of tensors that `follow` updates in place, if any
     looks: ClassVar[bool] = False  # wants to see every minibatch after its step
-    trains_heads = False  # heads of past tasks are trained along
+    trains_heads = False  # heads of past tasks are trained along; a setting `train_heads` decides it where there is one
     batchable = True  # its constants may be stacked with other seeds'
     augment = cast("PureAugment | None", None)  # what changes minibatches, and stored examples that are replayed
 
     def __post_init__(self) -> None:
         """Refuse settings that do not fit their types and limits; whole numbers count from 1."""
         check_fields(self, f" of {self.name}")
+        self.trains_heads = getattr(self, "train_heads", self.trains_heads)
 
     def begin(self, task: Task) -> None:  # noqa: B027
         """A task begins; one that this regulariser cannot keep is refused."""
@@ -254,9 +238,8 @@ def to_json(regulariser: Regulariser) -> dict[str, Any]:
 def from_json(data: Mapping[str, Any]) -> Regulariser:
     """A fresh regulariser with the settings that `to_json` gave."""
     name, settings = data.get("name"), {key: value for key, value in data.items() if key != "name"}
-    kind = REGULARISERS[str(name)]
     try:
-        return kind(**settings)
+        return REGULARISERS[str(name)](**settings)
     except TypeError as error:
         raise OptionError(f"regulariser {name!r}: {error}") from error
 
@@ -271,14 +254,11 @@ class PenaltyDraws(NamedTuple):
 def draw_penalties(
     regularisers: Sequence[Regulariser], steps: int, past_tasks: int, at_most: int | None, generator: torch.Generator
 ) -> PenaltyDraws:
-    """Everything random of the penalties in the next steps; at most `at_most` past tasks are used per step.
-
-    The past tasks that a step uses are all different, and each task is as probable as any other.
-    """
+    """Everything random of the penalties in the next steps; at most `at_most` past tasks are used per step."""
     used: Tensor | None = None
     if at_most is not None and past_tasks > at_most:
         order = torch.rand(steps, past_tasks, generator=generator, device=generator.device, dtype=torch.float64)
-        used = order.argsort(1)[:, :at_most].contiguous()
+        used = order.argsort(1)[:, :at_most].contiguous()  # all different, each task as probable as any other
     return PenaltyDraws(used, tuple(one.draw(steps, past_tasks, generator) for one in regularisers))
 
 
@@ -306,12 +286,8 @@ def hooks(regularisers: Sequence[Regulariser], seed: int, task: int, augment: Au
     changes = None if augment is None else Augmentation(augment, seed, task)
     carry = tuple(getattr(one, one.carries) if one.carries else {} for one in regularisers)
     looks = any(one.looks for one in regularisers)
-    return {
-        "carry": carry,
-        "follow": follow if any(carry) else None,
-        "look": look if looks else None,
-        "augment": changes,
-    }
+    told = {"follow": follow if any(carry) else None, "look": look if looks else None}
+    return {"carry": carry, **told, "augment": changes}
 
 
 def copied_regularisers(given: Sequence[Regulariser]) -> list[Regulariser]:
@@ -337,10 +313,9 @@ def of_tasks(tree: Tree, index: Tensor | None) -> Tree:
     """The entries of some tasks; a single one is not copied where its number can be read on the host."""
     if index is None:
         return tree
-    if len(index) == 1 and index.device.type == "cpu" and not inside_a_transform():
-        number = int(index)
-        return tree_map(lambda part: part[number : number + 1], tree)
-    return tree_map(lambda part: part[index], tree)
+    alone = len(index) == 1 and index.device.type == "cpu" and not inside_a_transform()
+    at = slice(int(index), int(index) + 1) if alone else index
+    return tree_map(lambda part: part[at], tree)
 
 
 class Unmoved(NamedTuple):

@@ -124,19 +124,17 @@ class EWC(Regulariser):
     name: ClassVar[str] = "ewc"
 
     def constants(self, task: Task) -> Tree:
-        own = [_moving(one, task.theta) for one in self.anchors]  # weights may have been frozen in some tasks
-        own = [one for one in own if one]
-        if not own:
-            return ()
-        latest: Params = {}
-        for one in own:
-            latest |= one.theta
-        precision = {name: _sum([one.precision[name] for one in own if name in one.theta]) for name in latest}
-        centre = {}
+        moving = [_moving(one, task.theta) for one in self.anchors]
+        own: list[Anchor] = [one for one in moving if one]  # weights may have been frozen in some tasks
+        latest = {name: value for one in own for name, value in one.theta.items()}
+        centre, precision = {}, {}
         for name, value in latest.items():
-            shift = _sum([one.precision[name] * (one.theta[name] - value) for one in own if name in one.theta])
-            centre[name] = value + shift / torch.where(precision[name] > 0, precision[name], 1.0)
-        return Anchor(centre, precision, _sum([quadratic(centre, one.theta, one.precision) for one in own]))
+            pairs = [(one.theta[name], one.precision[name]) for one in own if name in one.theta]
+            total = torch.stack([omega for _, omega in pairs]).sum(0)
+            shift = torch.stack([omega * (theta - value) for theta, omega in pairs]).sum(0)
+            centre[name], precision[name] = value + shift / torch.where(total > 0, total, 1.0), total
+        parts = [quadratic(centre, one.theta, one.precision) for one in own]
+        return Anchor(centre, precision, torch.stack(parts).sum(0)) if own else ()
 
     def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
         if not constants:
@@ -158,7 +156,3 @@ class EWC(Regulariser):
     def kept(self, theta: Params) -> Kept:
         fisher = [value for one in self.anchors for value in one.precision.values()]
         return {"anchor": [value for one in self.anchors for value in one.theta.values()], "fisher": fisher}
-
-
-def _sum(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.stack(list(tensors)).sum(0)

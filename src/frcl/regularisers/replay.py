@@ -8,7 +8,7 @@ An unbiased estimate of the loss on all data of past tasks; all heads are traine
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -80,11 +80,9 @@ class Replay(Regulariser):
         sampled = task.tasks_per_step is not None and len(self.x) > task.tasks_per_step
         if sampled and (self.batch is not None or any(one.likelihood.classes is None for one in task.past)):
             raise DataError("past_tasks_per_step with replay is for tasks with classes and whole buffers; leave it out")
-        inputs = [task.features.inputs(x) for x in self.kept_inputs()]
+        pack: Callable[[Sequence[Tensor]], Any] = stacked_points if sampled else tuple
         return Constants(
-            x=stacked_points(inputs) if sampled else tuple(inputs),
-            y=stacked_points(self.y) if sampled else tuple(self.y),
-            block=make_block(task.past),
+            x=pack([task.features.inputs(x) for x in self.kept_inputs()]), y=pack(self.y), block=make_block(task.past),
             tasks=tuple((one.likelihood, one.likelihood_params) for one in task.past),
             sizes=self.y[0].new_tensor(self.sizes, dtype=torch.float64),
             counts=self.y[0].new_tensor([len(y) for y in self.y], dtype=torch.int64),

@@ -60,8 +60,7 @@ def drawing(
     columns = columns or tuple(given.pop("columns", ()))
     texts = {part: text.format_map(values) for part, text in given.items()}
     caption = texts.pop("table", "")
-    table = Table(key, caption, columns, rows) if caption else None
-    return Drawing(name or key, figure=figure, table=table, **texts)
+    return Drawing(name or key, figure=figure, table=Table(key, caption, columns, rows) if caption else None, **texts)
 
 
 @contextmanager
@@ -109,9 +108,8 @@ def inline_svg(drawing: Drawing) -> str:
     The element around it has their description. Only tags are rewritten, never text, which may come from anyone.
     """
     svg = _saved(drawing.figure, "svg", "none", transparent=True).decode()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(r">\s+<", "><", svg)
+    unwanted = r"^.*?(?=<svg)|<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->"
+    svg = re.sub(r">\s+<", "><", re.sub(unwanted, "", svg, flags=re.DOTALL))
     used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', "".join(re.findall(r"<[^>]+>", svg))))
     return re.sub(r"<[^>]+>", lambda match: _page_tag(match[0], drawing.name, used), svg).strip()
 

@@ -114,7 +114,7 @@ MARKERS = ("o", "s", "D", "^", "v", "P", "X", "p")
 NAMED_TICKS = NUMBERS_IN_CELLS = 10  # with more tasks than this the axes count them, and cells have no numbers
 MOST_NAMED = 12  # in a description
 MOST_POINTS = 1200  # of a line over steps
-ORDERED = 9  # colours
+ORDERED = 9  # colours for tasks in order
 TERMS = {"loss": "loss", "log_likelihood": "−log-likelihood", "kl_now": "KL now", "kl_past": "KL past"}
 
 
@@ -211,8 +211,7 @@ def line_with_band(axes: Axes, x: Any, mean: Floats, std: Floats | None, score: 
 
 def accuracy_axis(axes: Axes, lowest: float, label: str) -> None:
     """Percent on the y axis, from a round number under the lowest value to 100."""
-    bottom = math.floor(20 * (lowest - 0.01)) / 20
-    bottom = max(bottom, 0.0) if lowest >= 0 else bottom
+    bottom = max(math.floor(20 * (lowest - 0.01)) / 20, 0.0 if lowest >= 0 else -math.inf)
     axes.set(ylim=(bottom, 1 + 0.02 * (1 - bottom)), ylabel=label)
     axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{100 * value:g}%"))
 

@@ -85,9 +85,8 @@ def duration(seconds: float | None) -> str:
         return MISSING
     if seconds < 99.95:
         return f"{seconds:.{1 if seconds >= 1 or seconds == 0 else 2}f}{SPACE}s"
-    whole, large, small = round(seconds), "min", "s"
-    if whole >= 3600:
-        whole, large, small = round(seconds / 60), "h", "min"
+    short = round(seconds) < 3600
+    whole, large, small = (round(seconds), "min", "s") if short else (round(seconds / 60), "h", "min")
     return f"{whole // 60}{SPACE}{large} {whole % 60:02d}{SPACE}{small}"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from frcl.experiment.results import Memory, Result
+from frcl.experiment.results import Memory
 from frcl.learners.types import KINDS
 from frcl.report import figures as one_run
 from frcl.report.drawing import DARK, LIGHT, Drawing, inline_svg
@@ -42,7 +42,12 @@ def run_page(run: Run) -> tuple[str, list[Drawing]]:
     headline = "agnostic_accuracy" if run.result.names_no_task else "average_accuracy"
     first = next(one for one in MEANINGS if one.key == headline)
     sections = {title: part for title, part in drawn.items() if part and title != KEPT}
-    kept = {"sheets": one_run.contact_sheets(run), "memory_tables": _memory_tables(run.result)}
+    memory = run.result.memory_bytes or Memory(0)
+    tasks = [(one, size(count), f"{count:,}") for one, count in zip(run.result.tasks, memory.per_task, strict=False)]
+    kinds = [(kind, KINDS.get(kind, ""), size(count), f"{count:,}") for kind, count in memory.parts.items()]
+    by_task = Table("memory", "Memory kept for each task", ("Task", "Kept", "Bytes"), tasks)
+    by_kind = Table("kinds", "Memory kept by kind, after the last task", ("Kind", "What", "Kept", "Bytes"), kinds)
+    kept = {"sheets": one_run.contact_sheets(run), "memory_tables": [one for one in (by_task, by_kind) if one.rows]}
     html = render_template("run.html.j2", run=run, sections=sections, first=first, **page, **kept)
     return html, [drawing for part in drawn.values() for drawing in part]
 
@@ -85,16 +90,6 @@ def _detail(place: int, run: Run, label: str) -> dict[str, Any]:
         "drawing": replace(one_run.matrix_figure(run), name=f"accuracy-matrix-run-{place}"),
         "metrics": Table("metrics", "Metrics, mean ± standard deviation over seeds", ("Metric", "Value"), rows),
     }
-
-
-def _memory_tables(result: Result) -> list[Table]:
-    """Memory kept, by task and by kind."""
-    memory = result.memory_bytes or Memory(0)
-    tasks = [(task, size(count), f"{count:,}") for task, count in zip(result.tasks, memory.per_task, strict=False)]
-    kinds = [(kind, KINDS.get(kind, ""), size(count), f"{count:,}") for kind, count in memory.parts.items()]
-    by_task = Table("memory", "Memory kept for each task", ("Task", "Kept", "Bytes"), tasks)
-    by_kind = Table("kinds", "Memory kept by kind, after the last task", ("Kind", "What", "Kept", "Bytes"), kinds)
-    return [table for table in (by_task, by_kind) if table.rows]
 
 
 def _when(started: str) -> str:

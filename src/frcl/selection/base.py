@@ -1,7 +1,4 @@
-"""Choosing the inducing inputs of a task among its data (Section 2.4, Appendix D): what every criterion shares.
-
-A criterion is minimised. A search *returns* its points, with the objective before and after.
-"""
+"""Choosing the inducing inputs of a task among its data (Section 2.4, Appendix D): what every criterion shares."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -67,7 +64,7 @@ Objective = Callable[[TaskData, Tensor], float]
 
 @dataclass(frozen=True)
 class Criterion:
-    """A criterion by name. `objective` of (task, index) is None for those that have a search of their own."""
+    """A criterion, to be minimised, by name. `objective` is None for those that have a search of their own."""
 
     name: str
     objective: Objective | None = None

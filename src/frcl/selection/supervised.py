@@ -29,10 +29,7 @@ def classification_error(task: TaskData, index: Tensor) -> float:
 
 @criterion("elbo")
 def negative_elbo(task: TaskData, index: Tensor) -> float:
-    """−Σ_j E[log p(y_j | f_j)] + Σ_c KL(q(u_c | Z) ‖ p(u_c | Z)), the sum over all N examples of the task.
-
-    Where only n of them are at hand their sum stands for it, times N/n.
-    """
+    """Σ_c KL(q(u_c | Z) ‖ p(u_c | Z)) − (N/n) Σ_j E[log p(y_j | f_j)], of n examples at hand; the task has N."""
     belief = belief_from_weights(task.q, task.Phi[index], task.u_noise, task.prior_std)
     kl = float(prior_kl(task.Phi[index][None], prior_kl_terms([belief])))
     expected = task.likelihood.expected_log_prob(*task.moments(index), task.y, task.draws, task.params)

@@ -114,10 +114,7 @@ def run_searches(searches: Sequence[TraceSearch]) -> list[Selected]:
     found: dict[int, Selected] = {}
     with torch.inference_mode():  # on CUDA the searches may still be under way after it
         swaps_of = [Swaps([searches[i] for i in members]) for members in groups.values()]
-        if len(swaps_of) == 1:
-            swaps_of[0].run()
-        else:
-            spread([swaps.run for swaps in swaps_of], searches[0].Phi.device)
+        spread([swaps.run for swaps in swaps_of], searches[0].Phi.device)
     for members, swaps in zip(groups.values(), swaps_of, strict=True):
         index = swaps.index.cpu().clone()  # out of inference mode
         each = zip(index, swaps.before.tolist(), swaps.after.tolist(), strict=True)
@@ -152,7 +149,6 @@ class Swaps:
         coming = torch.arange(M, M + steps, device=device).expand_as(going)
         begin = torch.arange(S, device=device)[:, None, None] * self.table.shape[1]
         self.pairs = (torch.cat((going, coming), 1) + begin).flatten(0, 1).mT.contiguous()  # [steps, 2 S] of `rows`
-        self.pair_shape = (S, 2, K)
         self.positions = torch.arange(M, device=device)
         self.clock = torch.full((1,), -1, device=device)
 
@@ -185,7 +181,7 @@ class Swaps:
         self.clock.add_(1)
         slot = self.slots.index_select(2, self.clock)  # [S, 1, 1]
         here = self.positions == slot  # [S, 1, M]
-        pair = self.rows.index_select(0, self.pairs.index_select(0, self.clock).view(-1)).view(self.pair_shape)
+        pair = self.rows.index_select(0, self.pairs.index_select(0, self.clock).view(-1)).view(len(slot), 2, -1)
         exchange = self.exchange(self.P, self.Phi_z, slot, here, pair, self.known)
         fall = exchange.fall(self.gram)
         if self.may_look and max(fall.tolist()) <= 0:
@@ -258,13 +254,10 @@ def random_start(N: int, M: int, generator: torch.Generator, classes: Tensor | N
 def plan_by_inputs(
     Phi: Tensor, M: int, recipe: Recipe, u_noise: float, generator: torch.Generator, classes: Tensor | None = None
 ) -> Selected | TraceSearch:
-    """M points by features alone, or the search for them; `classes` [N]: a balanced start. Phi: kernel features.
-
-    A random choice has no objective of its own; its trace term stands in for it.
-    """
+    """M points by features alone, or the search for them; `classes` [N]: a balanced start. Phi: kernel features."""
     start = random_start(len(Phi), M, generator, classes)
     if recipe.criterion == "random":
-        value = trace_at(Phi, start, u_noise)
+        value = trace_at(Phi, start, u_noise)  # in the place of an objective, which a random choice has not
         return Selected(start, value, value)
     if recipe.search == "greedy":
         return trace_greedy(Phi, M, u_noise)

@@ -169,6 +169,14 @@ def digits_points(tasks: int, points: int) -> dict[str, np.ndarray]:
     }
 
 
+def without_the_task(content: dict[str, Any]) -> dict[str, Any]:
+    """The same result, with what is predicted where no task is named: ten points worse."""
+    matrix = [[[a and a - 0.1 for a in row] for row in square] for square in content["accuracy"]]
+    last = over_seeds([float(np.mean(square[-1])) for square in matrix])
+    scores = {"agnostic_nll": over_seeds([0.3] * len(matrix)), "agnostic_ece": over_seeds([0.05] * len(matrix))}
+    return content | {"agnostic": matrix, "agnostic_accuracy": last, "task_accuracy": last} | scores
+
+
 def write_run(folder: Path, content: dict[str, Any], arrays: dict[str, np.ndarray] | None = None) -> Path:
     """A run folder on disk."""
     folder.mkdir(parents=True)
@@ -182,7 +190,7 @@ def write_run(folder: Path, content: dict[str, Any], arrays: dict[str, np.ndarra
 def rich_run(folder: Path) -> Path:
     """A run with everything: boundaries, uncertainty, images, and names that need escaping."""
     tasks = ["0/1", "2/3", SCRIPT, "6 & 7", '8 "nine"']
-    return write_run(folder, result(tasks=tasks, hidden=True), digits_points(5, 40))
+    return write_run(folder, without_the_task(result(tasks=tasks, hidden=True)), digits_points(5, 40))
 
 
 def bare_run(folder: Path) -> Path:

@@ -250,6 +250,7 @@ def test_what_a_poor_run_lacks_is_said(tmp_path):
         names = [drawing.name for drawing in drawn(run)]
     assert names == ["accuracy-matrix", "accuracy-curves", "forgetting", "time"]
     assert [reason.partition(":")[0] for reason in left_out] == [
+        "Accuracy without the task",
         "Calibration",
         "Inducing images",
         "Task switches",

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from frcl.cli.console import say_result
 from frcl.errors import DataError
 from frcl.report import comparison_rows, find_runs, read_run, write_report
 from report_html import Node, parse
-from report_samples import SCRIPT, bare_run, result, rich_run, write_run
+from report_samples import SCRIPT, bare_run, result, rich_run, without_the_task, write_run
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +83,7 @@ def test_the_sections_of_a_full_run(rich):
     figures = [node.attributes["id"] for node in rich.all("figure") if "id" in node.attributes]
     assert figures == [
         "accuracy-matrix",
+        "no-task-matrix",
         "accuracy-curves",
         "forgetting",
         "calibration",
@@ -95,6 +97,31 @@ def test_the_sections_of_a_full_run(rich):
     assert all(image.attributes["src"].startswith("data:image/png;base64,") for image in images)
 
 
+@pytest.mark.parametrize("scenario", ["task", "class"])
+def test_the_first_number_is_that_of_the_scenario(tmp_path, scenario):
+    content = without_the_task(result())
+    run = read_run(write_run(tmp_path / "run", content | {"config": {"scenario": scenario}}))
+    numbers = parse(write_report([run], tmp_path / "page.html").read_text()).by_id("numbers").all("dt")
+    first = "Average accuracy" if scenario == "task" else "Accuracy without the task"
+    assert first in numbers[0].text()
+    assert sum(first in node.text() for node in numbers) == 1
+
+
+@pytest.mark.parametrize("scenario", ["task", "class"])
+def test_what_is_printed_begins_with_the_scenario(tmp_path, capsys, scenario):
+    content = without_the_task(result()) | {"config": {"scenario": scenario}}
+    found = read_run(write_run(tmp_path / "run", content)).result
+    say_result(found, tmp_path / "page.html")
+    said = [line for line in capsys.readouterr().out.splitlines() if "average accuracy" in line or "NLL" in line]
+    own, without = f"{100 * found.average_accuracy.mean:.2f}", f"{100 * found.agnostic_accuracy.mean:.2f}"
+    expected = [f"average accuracy {own}", f"average accuracy without the task {without}"]
+    scores = [f"NLL {found.nll.mean:.3f}", "without the task NLL 0.300 ± 0.000, ECE 0.050 ± 0.000"]
+    turn = -1 if scenario == "class" else 1
+    assert [line[: len(one)] for line, one in zip(said, expected[::turn] + scores[::turn], strict=True)] == (
+        expected[::turn] + scores[::turn]
+    )
+
+
 def test_memory_is_told_by_kind(rich, comparison):
     rows = rich.by_id("kept").all("table")[-1].rows()
     assert rows[0] == ["Kind", "What", "Kept", "Bytes"]
@@ -106,6 +133,7 @@ def test_memory_is_told_by_kind(rich, comparison):
 def test_what_is_left_out_is_said(folder):
     page = parse(write_report([read_run(folder / "bare")], folder / "bare.html").read_text())
     assert [node.text() for node in page.by_id("left-out").all("li")] == [
+        "Accuracy without the task: not measured in this run.",
         "Calibration: the run recorded no class probabilities.",
         "Inducing images: the run kept no inducing points.",
         "Task switches: the learner was told where tasks begin.",

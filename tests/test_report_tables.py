@@ -21,8 +21,10 @@ def test_the_files_of_one_run_and_of_several(runs, tmp_path):
     one = write_tables(runs[:1], tmp_path / "one")
     several = write_tables(runs, tmp_path / "deep" / "several")
     kinds = ("md", "csv", "tex")
-    assert [path.name for path in one] == [f"{n}.{k}" for n in ("results", "metrics", "accuracy") for k in kinds]
-    names = ("results", "metrics", "accuracy-1-frcl", "accuracy-2-ewc", "paired")
+    assert [path.name for path in one] == [
+        f"{n}.{k}" for n in ("results", "metrics", "accuracy", "accuracy-no-task") for k in kinds
+    ]
+    names = ("results", "metrics", "accuracy-1-frcl", "accuracy-1-frcl-no-task", "accuracy-2-ewc", "paired")
     assert [path.name for path in several] == [f"{n}.{k}" for n in names for k in kinds]
     assert all(path.is_file() for path in (*one, *several))
     with pytest.raises(DataError, match="no run"):

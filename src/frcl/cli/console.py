@@ -68,8 +68,11 @@ def say_result(result: Result, page: Path) -> None:
     if result.agnostic_accuracy is not None:
         inferred = f", task inferred {in_words(result.task_accuracy, 100.0, ' %')}" if result.task_accuracy else ""
         lines.append(f"{name} without the task {in_words(result.agnostic_accuracy, scale, unit)}{inferred}")
-    for line in reversed(lines) if result.config.get("scenario") == "class" else lines:
+    scores = [f"NLL {in_words(result.nll, digits=3)}, ECE {in_words(result.ece, digits=3)}"]
+    if result.agnostic_nll is not None or result.agnostic_ece is not None:
+        without = (in_words(metric, digits=3) for metric in (result.agnostic_nll, result.agnostic_ece))
+        scores.append("without the task NLL {}, ECE {}".format(*without))
+    turn = -1 if result.names_no_task else 1
+    for line in [*lines[::turn], f"forgetting {in_words(result.forgetting, scale, unit)}", *scores[::turn]]:
         say(line)
-    say(f"forgetting {in_words(result.forgetting, scale, unit)}")
-    say(f"NLL {in_words(result.nll, digits=3)}, ECE {in_words(result.ece, digits=3)}")
     say(f"report: {page}")

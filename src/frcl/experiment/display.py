@@ -131,12 +131,14 @@ class Several(Observer):
 
 
 def accuracy_table(result: Result) -> Table:
-    """The accuracy matrix, mean over seeds; of many tasks its diagonal, just after learning each, and its last row."""
-    names, mean, seeds = result.tasks, 100 * result.accuracy.mean(0), len(result.seeds)
-    first, title = "after learning", f"Accuracy on each task after learning each task (%, seeds: {seeds})"
+    """The accuracy matrix of the scenario, mean over seeds; of many tasks its diagonal and its last row."""
+    R, where = (result.agnostic, "without the task, ") if result.names_no_task else (result.accuracy, "")
+    assert R is not None
+    names, mean, seeds = result.tasks, 100 * R.mean(0), len(result.seeds)
+    first, title = "after learning", f"Accuracy on each task after learning each task ({where}%, seeds: {seeds})"
     columns = list(zip(names, mean.T, strict=True))
     if len(names) > WIDE:
-        first, title = "task", f"Accuracy (mean of {seeds} seeds, %)"
+        first, title = "task", f"Accuracy ({where}mean of {seeds} seeds, %)"
         columns = [("just after learning it", mean.diagonal()), ("at the end", mean[-1])]
     table = Table(first, *(Column(escape(heading), justify="right") for heading, _ in columns), title=title)
     for name, *row in zip(names, *(values for _, values in columns), strict=True):

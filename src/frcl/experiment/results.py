@@ -185,6 +185,11 @@ class Result:
                 least, most = -np.inf, 1.0 if "accuracy" in name else np.inf
             object.__setattr__(self, name, metric and metric.clipped(least, most))
 
+    @property
+    def names_no_task(self) -> bool:
+        """Whether what is predicted without the task comes first."""
+        return self.config.get("scenario") == "class" and self.agnostic is not None
+
     def metric(self, name: MetricName) -> Interval | None:
         metric: Interval | None = getattr(self, name)
         return metric

@@ -282,7 +282,8 @@ def _learn_group(keeper: Keeper, group: list[Seed]) -> None:
                 _evaluate(one, one.record.task if streams else progress.task)
         progress.task, progress.step = progress.task + 1, 0
         for one in group:
-            keeper.observer.evaluated(one.seed, progress.task - 1, one.record.rows[-1])
+            rows = one.record.agnostic if keeper.config.scenario == "class" and one.record.agnostic else one.record.rows
+            keeper.observer.evaluated(one.seed, progress.task - 1, rows[-1])
         keeper.checkpoint_if_due(learners)
     with keeper.timed("select"):
         for one, learner in streams:

@@ -120,7 +120,18 @@ TERMS = {"loss": "loss", "log_likelihood": "−log-likelihood", "kl_now": "KL no
 
 def matrix_figure(run: Run) -> Drawing:
     """Accuracy after learning task i (rows) on task j (columns), mean over seeds, as a heat map."""
-    mean, names, tasks = run.result.accuracy.mean(0), run.result.tasks, len(run.result.tasks)
+    return _heat_map(run, run.result.accuracy, "accuracy-matrix")
+
+
+def no_task_figure(run: Run) -> Drawing | str:
+    """The same where no task is named."""
+    if run.result.agnostic is None:
+        return "Accuracy without the task: not measured in this run."
+    return _heat_map(run, run.result.agnostic, "no-task-matrix")
+
+
+def _heat_map(run: Run, R: Floats, key: str) -> Drawing:
+    mean, names, tasks = R.mean(0), run.result.tasks, len(run.result.tasks)
     least = float(np.nanmin(mean))
     lowest = min(math.floor(10 * least + 1e-9) / 10, 0.9)
     figure, (axes,) = blank(4.1)
@@ -145,8 +156,8 @@ def matrix_figure(run: Run) -> Drawing:
     bar.ax.tick_params(length=0)
     last = ", ".join(f"{task} {percent(mean[-1, j], 1)}" for j, task in enumerate(names[:MOST_NAMED]))
     last += ", and so on" if tasks > MOST_NAMED else ""
-    found = drawing("accuracy-matrix", figure, tasks=tasks, last=last, lowest=percent(least, 1))
-    return replace(found, table=matrix_table(run))
+    found = drawing(key, figure, tasks=tasks, last=last, lowest=percent(least, 1))
+    return replace(found, table=matrix_table(run, R))
 
 
 def _task_ticks(names: Sequence[str]) -> tuple[range, list[str]]:
@@ -181,7 +192,7 @@ def curves_figure(run: Run) -> Drawing:
     told = [f"{name} from {percent(mean[j, j], 1)} to {percent(mean[-1, j], 1)}" for j, name in enumerate(names)]
     told[MOST_NAMED:] = [f"and {tasks - MOST_NAMED} more tasks"] if tasks > MOST_NAMED else []
     bands = f" Band{'s' if few else ' of the average'}: ± one standard deviation over seeds."
-    rows = [(*row, number(100 * a, 2)) for row, a in zip(matrix_rows(run, with_std=True), average, strict=True)]
+    rows = [(*row, number(100 * a, 2)) for row, a in zip(matrix_rows(R, names, with_std=True), average, strict=True)]
     return drawing(
         "accuracy-curves", figure, rows, ("After learning", *(f"on {name}" for name in names), "average so far"),
         colours="" if few else ", colours in the order of the tasks", bands="" if std is None else bands,

@@ -18,7 +18,7 @@ from frcl.report.tables import Table, paired_table, results_table
 
 KEPT = "What is kept"
 SECTIONS: dict[str, tuple[Callable[[Run], Drawing | str], ...]] = {
-    "Accuracy": (one_run.matrix_figure, one_run.curves_figure, one_run.forgetting_figure),
+    "Accuracy": (one_run.matrix_figure, one_run.no_task_figure, one_run.curves_figure, one_run.forgetting_figure),
     "Uncertainty": (one_run.calibration_figure,),
     KEPT: (one_run.points_figure,),
     "Task switches": (one_run.boundary_figure,),
@@ -39,6 +39,8 @@ def run_page(run: Run) -> tuple[str, list[Drawing]]:
     """The report of a run as HTML, and every figure drawn; call it inside `style()`."""
     drawn, left_out = draw(run)
     page = {"title": f"{run.result.method} on {run.result.benchmark}", "kind": "Run report", "left_out": left_out}
+    headline = "agnostic_accuracy" if run.result.names_no_task else "average_accuracy"
+    first = next(one for one in MEANINGS if one.key == headline)
     sections = {title: part for title, part in drawn.items() if part and title != KEPT}
     memory = run.result.memory_bytes or Memory(0)
     tasks = [(one, size(count), f"{count:,}") for one, count in zip(run.result.tasks, memory.per_task, strict=False)]
@@ -46,7 +48,7 @@ def run_page(run: Run) -> tuple[str, list[Drawing]]:
     by_task = Table("memory", "Memory kept for each task", ("Task", "Kept", "Bytes"), tasks)
     by_kind = Table("kinds", "Memory kept by kind, after the last task", ("Kind", "What", "Kept", "Bytes"), kinds)
     kept = {"sheets": one_run.contact_sheets(run), "memory_tables": [one for one in (by_task, by_kind) if one.rows]}
-    html = render_template("run.html.j2", run=run, sections=sections, **page, **kept)
+    html = render_template("run.html.j2", run=run, sections=sections, first=first, **page, **kept)
     return html, [drawing for part in drawn.values() for drawing in part]
 
 

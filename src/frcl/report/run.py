@@ -17,7 +17,10 @@ from frcl.experiment.metrics import Interval, average_accuracy, over_seeds
 from frcl.experiment.results import RESULT, MetricName, Result, read_result
 from frcl.files import open_regular, read_arrays
 
-COMPARED: tuple[MetricName, ...] = ("average_accuracy", "agnostic_accuracy", "forgetting", "nll", "ece")
+COMPARED: tuple[MetricName, ...] = (
+    "average_accuracy", "forgetting", "nll", "ece", "agnostic_accuracy", "task_accuracy", "agnostic_nll",
+    "agnostic_ece",
+)  # fmt: skip
 MOST_OPTIONS = 2  # in a label
 LARGEST_POINTS = 4 << 30  # bytes of points.npz, unpacked
 
@@ -145,7 +148,7 @@ def _pair(first: Run, first_label: str, second: Run, second_label: str) -> Paire
     if one.benchmark != two.benchmark or len(one.tasks) != len(two.tasks):
         return None
     matrices = [one.accuracy, two.accuracy]
-    without = [r.agnostic for r in (one, two) if r.config.get("scenario") == "class" and r.agnostic is not None]
+    without = [r.agnostic for r in (one, two) if r.names_no_task and r.agnostic is not None]
     if len(without) == 2:
         matrices, second_label = without, f"{second_label}, no task"
     ours, theirs = (

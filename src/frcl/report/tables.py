@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any, Self
 
 from frcl.errors import DataError
-from frcl.experiment.metrics import Interval, spread
+from frcl.experiment.metrics import Floats, Interval, spread
 from frcl.files import write_atomically
 from frcl.report.numbers import BY_KEY, MEANINGS, duration, interval, mean_and_std, number, plural, size
 from frcl.report.run import COMPARED, ComparisonRow, PairedDifference, Run, comparison_rows
 
 Rows = Sequence[tuple[str, ...]]
-SCORES = ("Accuracy %", "No task %", "Forgetting pp")
-REST = ("NLL nats", "ECE %", "Kept", "Time")
+NAMED = ("Accuracy %", "Forgetting pp", "NLL nats", "ECE %")
+NOT_NAMED = ("No task %", "Task inferred %", "No task NLL", "No task ECE %")
+KEPT = ("Kept", "Time")
 PARTS = ("mean", "std", "low", "high")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a formula begins in a spreadsheet
 
@@ -57,7 +58,11 @@ def tables(runs: Sequence[Run]) -> list[Table]:
     labels = [row.label for row in comparison.rows]
     slugs = [re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")[:40] or "run" for label in labels]
     names = ["accuracy"] if len(runs) == 1 else [f"accuracy-{n}-{slug}" for n, slug in enumerate(slugs, 1)]
-    found = [results_table(comparison.rows), metrics_table(runs, labels), *map(matrix_table, runs, names)]
+    found = [results_table(comparison.rows), metrics_table(runs, labels)]
+    for run, name in zip(runs, names, strict=True):
+        found.append(matrix_table(run, run.result.accuracy, name))
+        if run.result.agnostic is not None:
+            found.append(matrix_table(run, run.result.agnostic, f"{name}-no-task"))
     return [*found, paired_table(comparison.pairs)] if comparison.pairs else found
 
 
@@ -71,7 +76,7 @@ def results_table(comparison: Sequence[ComparisonRow]) -> Table:
         data.append((row.label, row.benchmark, row.method, row.seeds, *values, row.memory_bytes, row.seconds))
     parts = [f"{key}_{part}" for key in COMPARED for part in PARTS]
     head = ("run", "benchmark", "method", "seeds", *parts, "memory_bytes", "seconds")
-    columns = ("Run", "Benchmark", "Seeds", *SCORES, *REST)
+    columns = ("Run", "Benchmark", "Seeds", *NAMED, *NOT_NAMED, *KEPT)
     return Table("results", "Results: mean ± standard deviation over seeds", columns, rows, (head, *data))
 
 
@@ -90,20 +95,21 @@ def metrics_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
     return table if len(runs) > 1 else table.without("Run", "Benchmark")
 
 
-def matrix_table(run: Run, name: str = "accuracy") -> Table:
-    """The accuracy matrix: a row after learning each task, a column on each task; the data have every seed."""
+def matrix_table(run: Run, R: Floats, name: str = "accuracy") -> Table:
+    """An accuracy matrix of a run: a row after learning each task, a column on each task; the data have every seed."""
     result, tasks = run.result, run.result.tasks
-    caption = f"Accuracy of {result.method} on {result.benchmark} in %, mean over {plural(len(result.seeds), 'seed')}: "
-    caption += "rows after learning a task, columns on a task"
+    without = " without the task" if R is result.agnostic else ""
+    where = f"{result.method} on {result.benchmark}{without} in %, mean over {plural(len(result.seeds), 'seed')}"
+    caption = f"Accuracy of {where}: rows after learning a task, columns on a task"
     cells = [(i, s, j) for i in range(len(tasks)) for s in range(len(result.seeds)) for j in range(i + 1)]
-    data = [(result.seeds[s], tasks[i], tasks[j], float(result.accuracy[s, i, j])) for i, s, j in cells]
+    data = [(result.seeds[s], tasks[i], tasks[j], float(R[s, i, j])) for i, s, j in cells]
     columns, head = ("After learning", *(f"on {task}" for task in tasks)), ("seed", "after_task", "on_task", "accuracy")
-    return Table(name, caption, columns, matrix_rows(run), (head, *data))
+    return Table(name, caption, columns, matrix_rows(R, tasks), (head, *data))
 
 
-def matrix_rows(run: Run, *, with_std: bool = False) -> Rows:
-    """The accuracy matrix in %, empty where a task was not learned yet."""
-    (mean, std), tasks = spread(run.result.accuracy), run.result.tasks
+def matrix_rows(R: Floats, tasks: Sequence[str], *, with_std: bool = False) -> Rows:
+    """An accuracy matrix in %, empty where a task was not learned yet."""
+    mean, std = spread(R)
 
     def cell(i: int, j: int) -> str:
         return mean_and_std(Interval(mean[i, j], std[i, j] if with_std and std is not None else None), "percent")

@@ -1,6 +1,7 @@
 """One contract for every method: the table of methods is what these tests run over."""
 
 import gc
+import html
 import math
 from dataclasses import fields, replace
 
@@ -182,6 +183,17 @@ def test_memory_is_counted(name):
     assert learner.memory_bytes() >= stored
     assert bool(stored) == (name in STORES_DATA)
     assert stored <= learner.memory_parts().get("points", 0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_learner_says_what_it_is_and_knows(name):
+    learner = taught(name, 2)
+    text, bytes_kept = repr(learner), f"2 tasks learned, {learner.memory_bytes():,} bytes kept)"
+    kind = {"frcl-plus": "FRCLPlus"}.get(name, type(METHODS[name].options).__name__.removesuffix("Options"))
+    assert text.startswith(f"{kind}(540 random features; " if name == "exact-gp" else f"{kind}(MLP")
+    assert text.endswith(f"; {bytes_kept}")
+    assert all(one.name in text for one in getattr(learner, "regularisers", ()))
+    assert f"<p>{html.escape(text)}</p>" in learner._repr_html_()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -143,7 +143,10 @@ def test_learners_say_what_they_are():
     learner.observe(x, y)
     assert "1 tasks learned, learning task 1 (step 1)" in repr(learner)
     assert repr(Ensemble(net(), 2)).startswith("Ensemble of 2 members, each FRCL(MLP, points=40, ")
-    assert repr(FRCLPlus(net())).startswith("FRCL(MLP, points=40, regularisers=[current-inputs, memory-targets, ")
+    assert repr(FRCLPlus(net())).startswith("FRCLPlus(MLP, points=40, regularisers=[current-inputs, memory-targets, ")
+    assert repr(FRCLPlus(net(), 7, lr=0.1)).startswith("FRCLPlus(MLP, points=7, ")
+    assert repr(FRCLPlus(net(), curvature=0.0)).startswith("FRCL(MLP, ")
+    assert repr(FRCL(net(), options=PLUS, regularisers=[])) == "FRCL(MLP, points=40; 0 tasks learned, 0 bytes kept)"
 
 
 SCRIPT = """\

@@ -65,7 +65,7 @@ class VCL(MeanFieldMethod[VCLOptions, Posterior]):
     q is first trained on the task's coreset, with q itself as the prior; predictions never change the learner.
     """
 
-    own_type = Posterior
+    own_type, _shown = Posterior, ("coreset",)
 
     def __init__(self, net: nn.Module, options: VCLOptions, *, device: str | torch.device = "cpu") -> None:
         super().__init__(net, options, device=device)

@@ -15,13 +15,13 @@ from frcl.features import is_stackable, trained_parts
 from frcl.learners.types import Prediction
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.fisher import HEAD
-from frcl.regularisers.mean_field import MeanField, drawn, standard_noise
+from frcl.regularisers.mean_field import MeanField, drawn, standard_draws
 from frcl.regularisers.protocol import Kept
 from frcl.seeding import fork
 from frcl.trees import Params
 
 CHUNK, DRAWS = 1024, 10  # inputs, and drawn networks that they pass through, at once
-STEPS_AHEAD = 10  # steps whose noise is drawn at once: `samples` numbers for each weight and step
+STEPS_AHEAD = 10  # steps whose draws are made at once: `samples` numbers for each weight and step
 Network = Callable[[Params, Tensor], Tensor]  # weights, inputs [n, ...] → functions [n, C]
 
 
@@ -32,9 +32,9 @@ def sampled_functions(q: MeanField, network: Network, net: nn.Module, x: Tensor,
     """
     generator, parts = fork(seed, "prediction"), []
     for first in range(0, count, DRAWS):
-        each = [standard_noise(q.mean, 1, generator) for _ in range(min(count - first, DRAWS))]
-        noise = {name: torch.cat([one[name] for one in each]).to(x.device) for name in q.mean}
-        parts.append(_functions(network, net, drawn(q, noise), x))
+        each = [standard_draws(q.mean, 1, generator) for _ in range(min(count - first, DRAWS))]
+        draws = {name: torch.cat([one[name] for one in each]).to(x.device) for name in q.mean}
+        parts.append(_functions(network, net, drawn(q, draws), x))
     return torch.cat(parts)
 
 

@@ -20,7 +20,7 @@ from frcl.likelihoods import Likelihood
 from frcl.regularisers.fisher import HEAD
 from frcl.regularisers.function_space import Functions, Linearised, mean_kl
 from frcl.regularisers.heads import grown_head, head_rows, row_tensors
-from frcl.regularisers.mean_field import MeanField, expected_loss, isotropic, standard_noise
+from frcl.regularisers.mean_field import MeanField, expected_loss, isotropic, standard_draws
 from frcl.regularisers.protocol import Kept, stacked_points
 from frcl.selection import random_start
 from frcl.summary import StoredInputs, padded, stored_inputs
@@ -114,8 +114,8 @@ class SFSVI(MeanFieldMethod[SFSVIOptions, Posterior]):
 
         def loss(q: MeanField, constants: Tree, x: Tensor, y: Tensor, draws: Tree) -> Terms:
             fixed, prior, rows = constants
-            noise, points = draws
-            nll = expected_loss(lambda w: F.cross_entropy(network({**fixed, **w}, x)[:, rows], y), q, noise)
+            of_weights, points = draws
+            nll = expected_loss(lambda w: F.cross_entropy(network({**fixed, **w}, x)[:, rows], y), q, of_weights)
             z = context_points(prior, x, points)
             p = prior.functions
             if not first:
@@ -126,9 +126,9 @@ class SFSVI(MeanFieldMethod[SFSVIOptions, Posterior]):
             return Terms(nll + kl, -nll, *((kl, zero) if first else (zero, kl)))
 
         def draw(steps: int, picked: Tensor) -> Drawn:
-            noise = standard_noise(like, steps * samples, state.streams["likelihood"])
-            noise = {name: value.unflatten(0, (steps, samples)) for name, value in noise.items()}
-            return Drawn(picked, (noise, self._points(steps, x)))
+            draws = standard_draws(like, steps * samples, state.streams["likelihood"])
+            of_weights = {name: value.unflatten(0, (steps, samples)) for name, value in draws.items()}
+            return Drawn(picked, (of_weights, self._points(steps, x)))
 
         constants = copied(fixed_parts(self.net)), prior, rows.own
         yield self._program(loss, constants, x, y, options.steps, draw, chunk=STEPS_AHEAD)

@@ -25,7 +25,7 @@ from frcl.regularisers.mean_field import (
     expected_loss,
     isotropic,
     mean_field_kl,
-    standard_noise,
+    standard_draws,
 )
 from frcl.regularisers.protocol import Kept
 from frcl.seeding import stream_seed
@@ -117,11 +117,11 @@ class VCL(MeanFieldMethod[VCLOptions, Posterior]):
             return Terms(nll + kl_head + kl_shared, -nll, kl_head, kl_shared)
 
         def draw(steps: int) -> Drawn:
-            noise = standard_noise(like, steps * samples, streams["likelihood"])
+            draws = standard_draws(like, steps * samples, streams["likelihood"])
             rows = torch.arange(len(x), device=self.device).expand(steps, -1) if every else None
             if rows is None:
                 rows = torch.randint(len(x), (steps, options.batch_size), generator=streams["batches"], device=x.device)
-            return Drawn(rows, {name: value.unflatten(0, (steps, samples)) for name, value in noise.items()})
+            return Drawn(rows, {name: value.unflatten(0, (steps, samples)) for name, value in draws.items()})
 
         constants = exact_number(N, self.dtype, self.device), prior, copied(fixed_parts(self.net))
         return Program(

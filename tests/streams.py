@@ -30,9 +30,9 @@ def same_tensors(a: dict, b: dict) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-def trace_swaps(Phi, start, noise, steps, generator) -> Selected:
+def trace_swaps(Phi, start, u_noise, steps, generator) -> Selected:
     """The paper's search, planned and run."""
-    return run_searches([trace_search(Phi, start, noise, steps, generator)])[0]
+    return run_searches([trace_search(Phi, start, u_noise, steps, generator)])[0]
 
 
 def select_by_inputs(*given) -> Selected:

@@ -64,11 +64,11 @@ def test_a_subset_of_q_is_the_marginal_of_the_dense_gaussian(generator, M, K, st
             torch.testing.assert_close(own, direct, rtol=1e-7, atol=1e-9)
 
 
-def removed(Phi, noise, gone):
+def removed(Phi, u_noise, gone):
     """What the trace misses more of all points without those in `gone`, as a share of the variance; brute force."""
     left = torch.tensor([j for j in range(len(Phi)) if j not in gone])
     every = torch.arange(len(Phi))
-    return (direct_trace(Phi, left, noise) - direct_trace(Phi, every, noise)) / float(Phi.square().sum())
+    return (direct_trace(Phi, left, u_noise) - direct_trace(Phi, every, u_noise)) / float(Phi.square().sum())
 
 
 @pytest.mark.parametrize(("M", "K"), SHAPES)
@@ -86,17 +86,17 @@ def test_the_loss_of_a_point_is_what_the_trace_term_rises(generator, M, K):
         gone.append(j)
 
 
-def greedy_by_brute_force(Phis, noise, sizes, excess):
+def greedy_by_brute_force(Phis, u_noise, sizes, excess):
     """Always the point with the least loss per byte."""
     gone = [[] for _ in Phis]
     while excess > 0:
         best = None
         for i, Phi in enumerate(Phis):
             left = len(Phi) - len(gone[i])
-            before = removed(Phi, noise, gone[i]) if gone[i] else 0.0
+            before = removed(Phi, u_noise, gone[i]) if gone[i] else 0.0
             for j in (j for j in range(len(Phi)) if j not in gone[i] and left > 1):
                 bytes_ = sizes[i](left) - sizes[i](left - 1)
-                value = (removed(Phi, noise, [*gone[i], j]) - before) / bytes_
+                value = (removed(Phi, u_noise, [*gone[i], j]) - before) / bytes_
                 best = min(best or (math.inf, 0, 0, 0), (value, i, j, bytes_))
         if best is None:
             break

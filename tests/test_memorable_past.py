@@ -140,7 +140,7 @@ def task_of(number: int) -> tuple[Task, Tensor, Tensor]:
 
 def after_two_tasks(**settings) -> tuple[MemorablePast, Task]:
     """A regulariser in its third task, which begins with weights and heads unlike those of the tasks before."""
-    regulariser, past = MemorablePast(**{"points": 5, "prior_precision": 0.4, "noise": 0.02, **settings}), []
+    regulariser, past = MemorablePast(**{"points": 5, "prior_precision": 0.4, "jitter": 0.02, **settings}), []
     for number in range(2):
         task, x, y = task_of(number)
         regulariser.begin(replace(task, past=past))

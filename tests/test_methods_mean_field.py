@@ -17,7 +17,7 @@ from frcl.regularisers.mean_field import (
     isotropic,
     k_centres,
     mean_field_kl,
-    standard_noise,
+    standard_draws,
 )
 from frcl.trees import copied, named_tensors
 from streams import blobs
@@ -75,7 +75,7 @@ def test_draws_are_the_mean_plus_the_deviation_times_the_noise(generator):
     for name in q.mean:
         assert torch.equal(drawn(q, zeros)[name], q.mean[name])
         torch.testing.assert_close(drawn(q, ones)[name], q.mean[name] + q.log_std[name].exp())
-    draws = drawn(q, standard_noise(q.mean, 200_000, generator))
+    draws = drawn(q, standard_draws(q.mean, 200_000, generator))
     for name, value in draws.items():
         sigma = q.log_std[name].exp()
         assert value.shape == (200_000, *q.mean[name].shape)
@@ -106,14 +106,14 @@ def test_sequential_inference_is_exact_where_mean_field_is(generator):
         torch.testing.assert_close(belief.log_std["w"].exp(), precision.rsqrt(), rtol=1e-6, atol=0)
 
 
-def fit_posterior(q: MeanField, prior: MeanField, X: Tensor, y: Tensor, variance: float, noise: dict) -> None:
+def fit_posterior(q: MeanField, prior: MeanField, X: Tensor, y: Tensor, variance: float, draws: dict) -> None:
     solver = torch.optim.LBFGS(
         leaves_of(q), max_iter=500, tolerance_grad=1e-13, tolerance_change=0, line_search_fn="strong_wolfe"
     )
 
     def objective() -> Tensor:
         solver.zero_grad()
-        nll = expected_loss(lambda w: -Normal(X @ w["w"], math.sqrt(variance)).log_prob(y).mean(), q, noise)
+        nll = expected_loss(lambda w: -Normal(X @ w["w"], math.sqrt(variance)).log_prob(y).mean(), q, draws)
         value = nll + mean_field_kl(q, prior) / len(y)
         value.backward()
         return value

@@ -11,7 +11,7 @@ from frcl import MLP, ConvNet, DataError, OptionError, TaskError
 from frcl.baselines.options import VCLOptions
 from frcl.baselines.vcl import HEAD, VCL
 from frcl.engine.program import Streams
-from frcl.regularisers.mean_field import standard_noise
+from frcl.regularisers.mean_field import standard_draws
 from frcl.seeding import fork, stream_seed
 from streams import accuracy, blobs, same_tensors
 
@@ -134,8 +134,8 @@ def test_predictions_are_the_mean_over_networks_drawn_one_after_another(net):
     state, generator, logits = learner.state_dict()["tensors"], fork(0, "prediction"), []
     means = {name: state[f"net/{name}"] for name, _ in net.named_parameters()} | {HEAD: state["own/heads/0/mean"]}
     for _ in range(23):
-        noise = standard_noise(means, 1, generator)
-        w = {n: mean + log_std(state, n).exp() * noise[n][0] for n, mean in means.items()}
+        draws = standard_draws(means, 1, generator)
+        w = {n: mean + log_std(state, n).exp() * draws[n][0] for n, mean in means.items()}
         head = w.pop(HEAD)
         Phi = torch.func.functional_call(net, w, (x,)).detach()
         logits.append(Phi @ head[:, :-1].mT + head[:, -1])
@@ -200,14 +200,14 @@ def test_adaptation_is_gradient_steps_with_the_posterior_as_the_prior(points):
     adam = torch.optim.Adam([*mean.values(), *sigma.values()], lr=1e-2)
     streams = Streams(stream_seed(0, "coreset/0"), torch.device("cpu"))
     for ahead in (10, 3):
-        noise = standard_noise(mean, 3 * ahead, streams["likelihood"])
+        draws = standard_draws(mean, 3 * ahead, streams["likelihood"])
         rows = torch.arange(points).expand(ahead, points)
         if points > 16:
             rows = torch.randint(points, (ahead, 16), generator=streams["batches"])
         for step in range(ahead):
             loss = sum(kl_divergence(Normal(mean[n], sigma[n].exp()), prior[n]).sum() for n in mean) / points
             for sample in range(3 * step, 3 * step + 3):
-                w = {n: mean[n] + sigma[n].exp() * noise[n][sample] for n in mean}
+                w = {n: mean[n] + sigma[n].exp() * draws[n][sample] for n in mean}
                 Phi = torch.func.functional_call(learner.net, w, (x[rows[step]],), strict=False)
                 logits = Phi @ w[HEAD][:, :-1].mT + w[HEAD][:, -1]
                 loss = loss + nn.functional.cross_entropy(logits, y[rows[step]]) / 3

@@ -13,14 +13,15 @@ import pytest
 import torch
 
 import frcl
-from frcl import FRCL, MLP, Ensemble, FRCLOptions, FRCLPlus, OptionError
+from frcl import FRCL, MLP, Ensemble, ExactGP, FRCLOptions, FRCLPlus, OptionError
+from frcl.learners.exact_gp import ExactGPKeywords, ExactGPOptions
 from frcl.learners.options import PLUS, FRCLKeywords
 from frcl.options import changed, described
 from streams import blobs
 
 ROOT = Path(__file__).resolve().parents[1]
 LEARNERS = [(FRCL, FRCLOptions()), (FRCLPlus, PLUS), (Ensemble, FRCLOptions())]
-NAMES = [item.name for item in fields(FRCLOptions)]
+SHOWN = [*LEARNERS, (ExactGP, ExactGPOptions())]
 
 
 def net() -> MLP:
@@ -35,23 +36,27 @@ def options_of(learner) -> FRCLOptions:
     return learner.members[0].options if isinstance(learner, Ensemble) else learner.options
 
 
-def test_keywords_for_the_type_checker_are_the_fields():
-    hints = get_type_hints(FRCLOptions)
-    assert {"points": int, **get_type_hints(FRCLKeywords)} == {name: hints[name] for name in NAMES}
-    assert list(get_type_hints(FRCLKeywords)) == [name for name in NAMES if name != "points"]
-    assert not FRCLKeywords.__required_keys__
+@pytest.mark.parametrize(
+    ("keywords", "options", "own"),
+    [(FRCLKeywords, FRCLOptions, "points"), (ExactGPKeywords, ExactGPOptions, "features")],
+)
+def test_keywords_for_the_type_checker_are_the_fields(keywords, options, own):
+    hints, names = get_type_hints(options), [item.name for item in fields(options)]
+    assert {own: int, **get_type_hints(keywords)} == {name: hints[name] for name in names}
+    assert list(get_type_hints(keywords)) == [name for name in names if name != own]
+    assert not keywords.__required_keys__
 
 
-@pytest.mark.parametrize(("kind", "defaults"), LEARNERS, ids=["FRCL", "FRCLPlus", "Ensemble"])
+@pytest.mark.parametrize(("kind", "defaults"), SHOWN, ids=["FRCL", "FRCLPlus", "Ensemble", "ExactGP"])
 def test_signature_and_help_list_every_option(kind, defaults):
-    parameters = inspect.signature(kind).parameters
+    parameters, own = inspect.signature(kind).parameters, "features" if kind is ExactGP else "points"
     assert not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    assert next(iter(parameters)) == "net"
+    assert next(iter(parameters)) == ("features" if kind is ExactGP else "net")
     assert len(set(parameters)) == len(parameters)
     shown, doc = pydoc.render_doc(kind, renderer=pydoc.plaintext), kind.__doc__
     for name, text, default, description in described(defaults):
         assert description, f"{name} has no description"
-        if name != "points":
+        if name != own:
             assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
             assert parameters[name].default == default
         assert f"    {name}: {text} = {default!r}\n        {description}\n" in doc
@@ -62,6 +67,7 @@ def test_signature_and_help_list_every_option(kind, defaults):
 def test_a_learner_made_with_all_its_defaults_is_the_default_one():
     for kind, defaults in LEARNERS:
         assert options_of(make(kind)) == options_of(make(kind, **asdict(defaults))) == defaults
+    assert ExactGP().options == ExactGP(**asdict(ExactGPOptions())).options == ExactGPOptions()
 
 
 @pytest.mark.parametrize("kind", [FRCL, FRCLPlus, Ensemble])
@@ -137,7 +143,10 @@ def test_learners_say_what_they_are():
     learner.observe(x, y)
     assert "1 tasks learned, learning task 1 (step 1)" in repr(learner)
     assert repr(Ensemble(net(), 2)).startswith("Ensemble of 2 members, each FRCL(MLP, points=40, ")
-    assert repr(FRCLPlus(net())).startswith("FRCL(MLP, points=40, regularisers=[current-inputs, memory-targets, ")
+    assert repr(FRCLPlus(net())).startswith("FRCLPlus(MLP, points=40, regularisers=[current-inputs, memory-targets, ")
+    assert repr(FRCLPlus(net(), 7, lr=0.1)).startswith("FRCLPlus(MLP, points=7, ")
+    assert repr(FRCLPlus(net(), curvature=0.0)).startswith("FRCL(MLP, ")
+    assert repr(FRCL(net(), options=PLUS, regularisers=[])) == "FRCL(MLP, points=40; 0 tasks learned, 0 bytes kept)"
 
 
 SCRIPT = """\
@@ -156,6 +165,11 @@ frcl.FRCLPlus(net, step=3)  # wrong
 frcl.FRCLPlus(net, points=3, steps=3, curvature=1.0)
 frcl.Ensemble(net, member=2)  # wrong
 frcl.Ensemble([net, net], members=2, points=3, seed=1)
+frcl.ExactGP(featurs=100)  # wrong
+frcl.ExactGP(kind="cnov")  # wrong
+frcl.ExactGP(per_tsak=True)  # wrong
+frcl.ExactGP(100, kind="conv", per_task=True, held_out=0.2, options=None)
+frcl.ExactGP(net, seed=1)
 frcl.BoundaryDetector(treshold=3.0)  # wrong
 frcl.BoundaryDetector(threshold=3.0, window=10, aggregate="median")
 learner: frcl.FRCL = frcl.FRCLPlus(net)
@@ -181,7 +195,7 @@ def test_a_type_checker_sees_wrong_keywords(tmp_path):
     assert result.stderr == ""
     found = {int(line.split(":")[1]) for line in result.stdout.splitlines() if ": error: " in line}
     wrong = {number for number, line in enumerate(SCRIPT.splitlines(), 1) if line.endswith("# wrong")}
-    assert len(wrong) == 8
+    assert len(wrong) == 11
     assert found == wrong, result.stdout
     assert all(line.startswith("script.py:") for line in result.stdout.splitlines()), result.stdout
 

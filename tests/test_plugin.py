@@ -44,34 +44,56 @@ def test_a_learner_uses_the_likelihood_and_the_criterion(installed, tmp_path):
 import torch, frcl
 from frcl.data import open_benchmark
 benchmark = open_benchmark("spirals", seed=0)
-learner = frcl.FRCL(frcl.MLP(2, (32, 32)).double(), points=8, steps=30, likelihood="probit", selection="spread",
-                    current_inputs=1.0, curvature=1.0)
+learner = frcl.FRCL(frcl.MLP(2, (32, 32)).double(), points=8, steps=60, lr=1e-2, likelihood="ordinal",
+                    selection="spread", current_inputs=1.0, curvature=1.0)
 for number in range(2):
     task = benchmark.task(number)
-    summary = learner.fit(task.train.x.double(), task.train.y)
+    x = task.train.x.double()
+    grades = torch.bucketize(x.norm(dim=1), torch.tensor([0.4, 0.6, 0.8]).double()) + 1
+    summary = learner.fit(x, grades)
 with torch.no_grad():
     distance = torch.pdist(learner.feature_scale * learner.net(summary.Z)).min()
 torch.testing.assert_close(-summary.after, float(distance))
-p = learner.predict(task.test.x.double(), task=1)
-torch.testing.assert_close(p.probs[:, 1], torch.special.ndtr(p.mean[:, 0] / (1 + p.variance[:, 0]).sqrt()))
-from torch.distributions import Bernoulli, kl_divergence
-likelihood, f = learner.likelihood(1), torch.linspace(-3, 3, 7).double()[:, None]
-cdf, one = torch.special.ndtr, torch.ones(7, dtype=torch.long)
-torch.testing.assert_close(likelihood.log_prob(f, one, {}), torch.special.log_ndtr(f[:, 0]))
-expected = kl_divergence(Bernoulli(cdf(f)), Bernoulli(cdf(f.flip(0))))[:, 0]
-torch.testing.assert_close(likelihood.divergence(f, f.flip(0), torch.ones(1, 1), {}), expected)
-density = torch.exp(-0.5 * f.square()) / (2 * torch.pi) ** 0.5
-torch.testing.assert_close(likelihood.fisher_terms(f, {})[1], density.square() / (cdf(f) * cdf(-f)))
-learner.save("probit.frcl")
-loaded = frcl.load("probit.frcl", frcl.MLP(2, (32, 32)).double())
-assert torch.equal(loaded.predict(task.test.x.double(), task=1).probs, p.probs)
+p = learner.predict(x, task=1)
+assert p.classes == (1, 2, 3, 4)
+assert p.mean.shape == (len(x), 1)
+assert torch.corrcoef(torch.stack([p.mean[:, 0], grades.double()]))[0, 1] > 0.5
+
+from torch.distributions import Categorical, Normal, kl_divergence
+close, likelihood, f = torch.testing.assert_close, learner.likelihood(1), torch.linspace(-6, 6, 25).double()[:, None]
+
+def table(f):  # p(class | f) as differences of distribution functions
+    below = torch.sigmoid(torch.tensor([-torch.inf, -2.0, 0.0, 2.0, torch.inf]).double() - f)
+    return below[:, 1:] - below[:, :-1]
+
+for c in range(4):
+    close(likelihood.log_prob(f, torch.full((25,), c), {}), table(f)[:, c].log())
+expected = kl_divergence(Categorical(table(f)), Categorical(table(f.flip(0))))
+close(likelihood.divergence(f, f.flip(0), torch.ones(1, 1), {}), expected)
+values, weights = likelihood.fisher_terms(f, {})
+close((values, weights), (table(f).log(), table(f)))
+drawn = likelihood.sample(torch.ones(20000, 1).double(), {}, torch.Generator().manual_seed(0))
+close(drawn.bincount(minlength=4) / 20000, table(torch.ones(1, 1).double())[0].float(), atol=0.01, rtol=0)
+mean, variance = torch.tensor([[0.7]]).double(), torch.tensor([[1.9]]).double()
+line = torch.linspace(-14, 15, 20001, dtype=torch.float64)
+weight = Normal(mean[0], variance[0].sqrt()).log_prob(line).exp() * (line[1] - line[0])
+none = torch.empty(0)
+close(likelihood.probabilities(mean, variance, none)[0], weight @ table(line[:, None]))
+log_p = table(line.clamp(-12, 12)[:, None]).log()
+close(likelihood.expected_log_prob(mean, variance, torch.tensor([2]), none, {})[0], weight @ log_p[:, 2])
+two = type(likelihood)((0, 1))  # with two classes it is the logistic likelihood
+close(two.log_prob(f, torch.ones(25).long(), {}), torch.nn.functional.logsigmoid(f[:, 0]))
+
+learner.save("ordinal.frcl")
+loaded = frcl.load("ordinal.frcl", frcl.MLP(2, (32, 32)).double())
+assert torch.equal(loaded.predict(x, task=1).probs, p.probs)
 """
     python(installed, tmp_path, "-W", "error", "-c", code)
 
 
 @pytest.mark.slow
 def test_the_command_line_runs_the_benchmark(installed, tmp_path):
-    options = ["--tasks", "2", "--steps", "30", "--seeds", "1", "--set", "likelihood=probit", "--selection", "spread"]
+    options = ["--tasks", "2", "--steps", "30", "--seeds", "1", "--set", "likelihood=ordinal", "--selection", "spread"]
     python(installed, tmp_path, "-m", "frcl", "run", "spirals", *options, "--quiet", "--out", "run")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["tasks"] == ["0°", "30°"]

@@ -1,4 +1,4 @@
-"""The recipes of CONTRIBUTING.md, applied literally: their files are written into a copy of the package and used."""
+"""The recipes of CONTRIBUTING.md, applied literally to a copy of the repository, which is then checked and used."""
 
 import csv
 import json
@@ -12,18 +12,36 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-BLOCKS = re.findall(r"^```\w+ (file|append)=(\S+)\n(.*?)^```$", (ROOT / "CONTRIBUTING.md").read_text(), re.S | re.M)
+RECIPES = (ROOT / "CONTRIBUTING.md").read_text()
+BLOCKS = re.findall(r"^```\w+ (file|append|change)=(\S+)\n(.*?)^```$", RECIPES, re.S | re.M)
+PARTS = (
+    "src", "tests", "tools", "docs", "examples", "paper", "pyproject.toml", "ARCHITECTURE.md", "CONTRIBUTING.md",
+    "REPRODUCTION.md",
+)  # fmt: skip
+
+
+def changed(text: str, diff: str) -> str:
+    """The text with the change that the lines of a diff describe, which fits in one place."""
+    lines = diff.splitlines(keepends=True)
+    old, new = ("".join(line[1:] for line in lines if line[0] in kind) for kind in (" -", " +"))
+    assert text.count(old) == 1, old
+    return text.replace(old, new)
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory) -> Path:
-    """A copy of the source tree with the files of all recipes."""
+    """A copy of the repository with all recipes applied."""
     folder = tmp_path_factory.mktemp("copy")
-    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for part in PARTS:
+        if (ROOT / part).is_dir():
+            shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / part, folder)
     for action, name, text in BLOCKS:
         path = folder / name
-        assert path.exists() == (action == "append"), f"{name}, {action}"
-        path.write_text(path.read_text() + "\n\n" + text if action == "append" else text)
+        assert path.exists() == (action != "file"), f"{name}, {action}"
+        before = path.read_text() if action != "file" else ""
+        path.write_text(changed(before, text) if action == "change" else f"{before}\n\n{text}" if before else text)
     return folder
 
 
@@ -33,7 +51,7 @@ def python(package: Path, *arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, *arguments], cwd=package, env=environment, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
@@ -117,7 +135,33 @@ def test_the_recipes_name_one_file_each():
 
 
 def test_a_method_takes_one_file_beside_that_of_its_regulariser():
-    assert [name for action, name, _ in BLOCKS if action == "append"] == ["src/frcl/methods.py"]
+    changed = {name for action, name, _ in BLOCKS if action != "file" and name.startswith("src")}
+    assert changed == {"src/frcl/methods.py"}
+
+
+def test_a_copy_with_the_recipes_passes_the_linter(package):
+    pytest.importorskip("ruff")
+    python(package, "-m", "ruff", "check", "--no-cache", ".")
+    python(package, "-m", "ruff", "format", "--no-cache", "--check", ".")
+
+
+@pytest.mark.slow
+def test_a_copy_with_the_recipes_passes_the_type_checker(package):
+    """The files that the recipes write or change; the others are read for their types."""
+    pytest.importorskip("mypy")
+    files = {name for _, name, _ in BLOCKS if name.endswith(".py")}
+    cache = ("--cache-dir", str(ROOT / ".mypy_cache" / "test_recipes"), "--follow-imports", "silent")
+    python(package, "-m", "mypy", *cache, *sorted(files))
+
+
+@pytest.mark.slow
+def test_the_suites_take_what_the_recipes_add(package):
+    """The contract of every method with the new one, and the pages that list every module, likelihood and option."""
+    suite = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
+    python(package, *suite, "-k", "l2", "tests/test_methods_contract.py", "tests/test_methods_together.py")
+    python(package, "tools/reference.py")
+    lists = "option_tables or every_likelihood or the_architecture"
+    python(package, *suite, "-k", lists, "tests/test_docs.py")
 
 
 @pytest.mark.slow

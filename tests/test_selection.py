@@ -63,20 +63,20 @@ class Calls(TorchDispatchMode):
         return [name for name, _ in self.made].count("_local_scalar_dense")
 
 
-def kept_matrix(Phi_z: torch.Tensor, noise: float) -> torch.Tensor:
+def kept_matrix(Phi_z: torch.Tensor, u_noise: float) -> torch.Tensor:
     """P [M, M] or [K, K] of an exchange, from its definition."""
     M, K = Phi_z.shape
     if M <= K:
-        return -torch.linalg.inv(Phi_z @ Phi_z.T + noise * torch.eye(M, dtype=D))
-    return noise * torch.linalg.inv(Phi_z.T @ Phi_z + noise * torch.eye(K, dtype=D))
+        return -torch.linalg.inv(Phi_z @ Phi_z.T + u_noise * torch.eye(M, dtype=D))
+    return u_noise * torch.linalg.inv(Phi_z.T @ Phi_z + u_noise * torch.eye(K, dtype=D))
 
 
-def exchanged(Phi_z, P, gram, noise, slots, incoming):
+def exchanged(Phi_z, P, gram, u_noise, slots, incoming):
     """Slot slots[s] of Phi_z[s] goes to incoming[s], accepted whatever comes: Φ_Z', P' and T − T' of all."""
     S, M, K = Phi_z.shape
     rows = torch.arange(S)
     form = exchange_in_points if M <= K else exchange_in_features
-    known = torch.diag(torch.tensor([1.0 if M <= K else -noise, noise], dtype=D))
+    known = torch.diag(torch.tensor([1.0 if M <= K else -u_noise, u_noise], dtype=D))
     going = torch.zeros(S, K, dtype=D) if M <= K else Phi_z[rows, slots]
     here = (torch.arange(M) == slots[:, None])[:, None]
     exchange = form(P, Phi_z, slots[:, None, None], here, torch.stack((going, incoming), 1), known)
@@ -101,20 +101,20 @@ def test_an_exchange_equals_its_definition(generator, M):
 
 
 @pytest.mark.parametrize("M", [6, 20, 21, 45])  # K = 20
-@pytest.mark.parametrize("noise", [1e-3, 1e-5])
-def test_rank_two_updates_equal_direct_recomputation_after_1000_moves(generator, M, noise):
+@pytest.mark.parametrize("u_noise", [1e-3, 1e-5])
+def test_rank_two_updates_equal_direct_recomputation_after_1000_moves(generator, M, u_noise):
     Phi = 3 * torch.randn(300, 20, generator=generator, dtype=D)
     gram = Phi.T @ Phi
     Phi_z, index = Phi[None, :M], list(range(M))
     for move in range(1000):
         if move % REFRESH == 0 and move < 960:  # as the search does; the last moves are left to the updates
-            P, value = kept_matrix(Phi_z[0], noise)[None], float(trace_term(gram, Phi_z[0], noise))
+            P, value = kept_matrix(Phi_z[0], u_noise)[None], float(trace_term(gram, Phi_z[0], u_noise))
         slot = torch.randint(M, (1,), generator=generator)
         candidate = next(i for i in torch.randperm(300, generator=generator).tolist() if i not in index)
         index[int(slot)] = candidate
-        Phi_z, P, fall = exchanged(Phi_z, P, gram[None], noise, slot, Phi[candidate : candidate + 1])
+        Phi_z, P, fall = exchanged(Phi_z, P, gram[None], u_noise, slot, Phi[candidate : candidate + 1])
         value -= float(fall)
-    direct = float(trace_term(gram, Phi_z[0], noise))
+    direct = float(trace_term(gram, Phi_z[0], u_noise))
     assert value == pytest.approx(direct, rel=1e-5, abs=1e-8 * float(gram.trace()))
 
 
@@ -138,19 +138,19 @@ def test_the_cost_of_a_swap_does_not_depend_on_the_size_of_the_task(generator, M
 def searched_directly(search: TraceSearch) -> tuple[list[int], float, float]:
     """The search with T worked out from N×N matrices for every proposal."""
     Phi, index = search.Phi.double(), search.start.clone()
-    before = value = direct_trace(Phi, index, search.noise)
+    before = value = direct_trace(Phi, index, search.u_noise)
     for slot, candidate in zip(search.slots, search.proposals, strict=True):
         if candidate in index:
             continue
         changed = index.clone()
         changed[slot] = candidate
-        proposed = direct_trace(Phi, changed, search.noise)
+        proposed = direct_trace(Phi, changed, search.u_noise)
         if proposed < value:
             index, value = changed, proposed
     return index.tolist(), before, value
 
 
-def searched_one_at_a_time(Phi, start, noise, steps, generator):
+def searched_one_at_a_time(Phi, start, u_noise, steps, generator):
     """The search for one Z with branches: draws its own numbers, keeps K̃⁻¹ or B⁻¹, refreshes after 64 accepted."""
     gram, few = (Phi.double().T @ Phi.double()), len(start) <= Phi.shape[1]
     slots = torch.randint(len(start), (steps,), generator=generator).tolist()
@@ -158,7 +158,7 @@ def searched_one_at_a_time(Phi, start, noise, steps, generator):
 
     def invert(Z):
         square = Z @ Z.T if few else Z.T @ Z
-        return torch.linalg.inv(square + noise * torch.eye(len(square), dtype=D))
+        return torch.linalg.inv(square + u_noise * torch.eye(len(square), dtype=D))
 
     index, Z, accepted = start.tolist(), Phi[start].double(), 0
     inverse = invert(Z)
@@ -172,7 +172,7 @@ def searched_one_at_a_time(Phi, start, noise, steps, generator):
             b = inverse @ k
             b = b - a * (b[slot] / a[slot])
             p, r = a @ Z, phi - b @ Z
-            schur = noise + phi @ r
+            schur = u_noise + phi @ r
             b[slot] = -1.0
             change = p @ gram @ p / a[slot] - r @ gram @ r / schur
             update = torch.outer(b, b) / schur - torch.outer(a, a) / a[slot]
@@ -221,8 +221,8 @@ def test_a_seed_gives_the_points_of_the_search_for_one_set_with_branches(generat
 def test_searches_of_different_sizes_come_back_in_their_order(generator):
     sizes = [(4, 6, 80, 1e-3), (9, 6, 80, 1e-3), (4, 6, 80, 1e-3), (4, 6, 80, 1e-2), (4, 6, 3, 1e-3), (4, 8, 80, 1e-3)]
     searches = [
-        trace_search(features(60, K, generator), random_start(60, M, generator), noise, steps, generator)
-        for M, K, steps, noise in sizes
+        trace_search(features(60, K, generator), random_start(60, M, generator), u_noise, steps, generator)
+        for M, K, steps, u_noise in sizes
     ]
     for search, found in zip(searches, run_searches(searches), strict=True):
         index, before, after = searched_directly(search)

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from frcl import OptionError, Regulariser
+from frcl import Regulariser
 from frcl.baselines.options import TrainingOptions
 from frcl.data import BenchmarkSpec, Request, Split, Task, TaskList
-from frcl.likelihoods.base import ClassLikelihood, softmax_divergence
+from frcl.likelihoods.base import ClassLikelihood, at_class, softmax_divergence, softmax_fisher_terms
 from frcl.linalg import gaussian_expectation_nodes
 from frcl.methods import Method, baseline
 from frcl.options import NOT_NEGATIVE, option
@@ -60,63 +61,63 @@ SPIRALS = BenchmarkSpec(
 # -- a likelihood ------------------------------------------------------------------------------------------------------
 
 
-def _log_ndtr(f: Tensor) -> Tensor:
-    """log Φ(f), from functions that torch.vmap can batch."""
-    low, high = f.clamp(max=0.0) / math.sqrt(2), f.clamp(min=0.0) / math.sqrt(2)
-    tail = torch.log(0.5 * torch.special.erfcx(-low)) - low.square()
-    return torch.where(f < 0, tail, torch.log1p(-0.5 * torch.erfc(high)))
-
-
-def _log_probabilities(f: Tensor) -> Tensor:
-    """[log p(class 0), log p(class 1)] of the first function of f [..., C'], [..., 2]."""
-    return torch.cat([_log_ndtr(-f[..., :1]), _log_ndtr(f[..., :1])], -1)
-
-
 @dataclass(frozen=True)
-class Probit(ClassLikelihood):
-    """p(class 1 | f) = Φ(f), the normal distribution function; two classes and one function."""
+class Ordinal(ClassLikelihood):
+    """Labels with an order, such as grades: p(class c | f) = σ(b_{c+1} − f) − σ(b_c − f), one function.
 
-    name: ClassVar[str] = "probit"
-    nodes: int = 64
+    It is cut into C intervals at b_c = 2c − C, c = 1..C−1, and the outer ones are open: b_0 = −∞, b_C = ∞.
+    """
 
-    def __post_init__(self) -> None:
-        if len(self.labels) != 2:
-            raise OptionError(f'likelihood "probit" is for 2 classes; this task has {len(self.labels)}')
+    name: ClassVar[str] = "ordinal"
+    nodes: int = 64  # of the quadrature
 
     @property
     def functions(self) -> int:
         return 1
 
+    def log_probabilities(self, f: Tensor) -> Tensor:
+        """log p(class c | f) for all c and the first function of f [..., C'], [..., C].
+
+        With h and l the bounds of class c it is log σ(h − f) + log σ(f − l) + log(1 − exp(l − h)).
+        """
+        count, end = len(self.labels), f.new_full((1,), torch.inf)
+        cuts = 2.0 * torch.arange(1, count, dtype=f.dtype, device=f.device) - count
+        low, high = torch.cat([-end, cuts]), torch.cat([cuts, end])
+        return F.logsigmoid(high - f[..., :1]) + F.logsigmoid(f[..., :1] - low) + torch.log1p(-torch.exp(low - high))
+
+    def at_nodes(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """The log probabilities at the nodes of a Gauss–Hermite quadrature, [B, Q, C], and its weights [Q]."""
+        f, weights = gaussian_expectation_nodes(mean[:, 0], variance[:, 0], self.nodes)
+        return self.log_probabilities(f[..., None]), weights
+
     def expected_log_prob(self, mean: Tensor, variance: Tensor, y: Tensor, draws: Tensor, params: Params) -> Tensor:
-        """E[log Φ((2y − 1) f)] by Gauss–Hermite quadrature."""
-        f, weights = gaussian_expectation_nodes(mean[:, 0], variance[:, 0], self.nodes)  # [B, Q]
-        sign = (2 * y - 1).to(mean.dtype)
-        return _log_ndtr(sign[:, None] * f) @ weights
+        """E[log p(y | f)] by quadrature."""
+        log_p, weights = self.at_nodes(mean, variance)
+        return at_class(log_p, y[:, None]) @ weights
 
     def log_prob(self, f: Tensor, y: Tensor, params: Params) -> Tensor:
-        """log Φ((2y − 1) f)."""
-        return _log_ndtr((2 * y - 1).to(f.dtype) * f[..., 0])
+        """log p(y | f)."""
+        return at_class(self.log_probabilities(f), y)
 
     def probabilities(self, mean: Tensor, variance: Tensor, draws: Tensor) -> Tensor:
-        """p(class 1) = Φ(μ/√(1 + σ²)), exact; [B, 2]."""
-        z = mean[:, 0] / (1 + variance[:, 0]).sqrt()
-        return torch.stack([torch.special.ndtr(-z), torch.special.ndtr(z)], 1)
+        """p(y = c) = E[p(class c | f)] by quadrature, [B, C]."""
+        log_p, weights = self.at_nodes(mean, variance)
+        return log_p.exp().mT @ weights
 
     def divergence(self, old: Tensor, new: Tensor, own: Tensor, params: Params) -> Tensor:
-        """KL of two Bernoulli distributions."""
-        both = own[..., :1].expand(*own.shape[:-1], 2)
-        return softmax_divergence(_log_probabilities(old), _log_probabilities(new), both)
+        """Σ_c p_old (log p_old − log p_new)."""
+        every = own[..., :1].expand(*own.shape[:-1], len(self.labels))
+        return softmax_divergence(self.log_probabilities(old), self.log_probabilities(new), every)
 
     def fisher_terms(self, f: Tensor, params: Params) -> tuple[Tensor, Tensor]:
-        """f and N(f | 0, 1)²/(Φ(f) Φ(−f)), the Fisher information of f."""
-        log_density = -0.5 * (f.square() + math.log(2 * math.pi))
-        log_p = _log_probabilities(f).sum(-1, keepdim=True)
-        return f, (2 * log_density - log_p).exp().detach()
+        """log p_c and p_c: the Fisher information is Σ_c p_c (∂ log p_c / ∂θ)²."""
+        return softmax_fisher_terms(self.log_probabilities(f))
 
     def sample(self, f: Tensor, params: Params, generator: torch.Generator) -> Tensor:
-        """Class 1 with probability Φ(f)."""
+        """Class c with probability p(class c | f)."""
+        reached = self.log_probabilities(f).exp().cumsum(-1)[..., :-1]
         draws = torch.rand(f.shape[:-1], dtype=f.dtype, device=f.device, generator=generator)
-        return (draws < torch.special.ndtr(f[..., 0])).long()
+        return (draws[..., None] > reached).sum(-1)
 
 
 # -- a selection criterion ---------------------------------------------------------------------------------------------

@@ -44,10 +44,10 @@ class Elimination:
     and without it A' = A − a aᵀ/A_jj, B' = B − (a bᵀ + b aᵀ)/A_jj + a aᵀ B_jj/A_jj², a and b being column j of A and B.
     """
 
-    def __init__(self, Phi: Tensor, noise: float) -> None:
+    def __init__(self, Phi: Tensor, u_noise: float) -> None:
         Phi = Phi.double()
         K = Phi @ Phi.mT
-        root = inverse_lower(cholesky(K, noise))
+        root = inverse_lower(cholesky(K, u_noise))
         self.A = root.mT @ root
         half = self.A @ K
         self.B = half @ half.mT

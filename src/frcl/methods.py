@@ -68,7 +68,7 @@ def _exact_gp(net: nn.Module, options: ExactGPOptions, *, device: Any, **_: Any)
     return ExactGP(net if options.of_network else None, options=options, device=device)
 
 
-METHODS: Registry[Method] = Registry("method")
+METHODS: Registry[Method] = Registry("method", of=Method)
 
 for _method in (
     Method("frcl", "functional regularisation at inducing points: the paper's method", FRCLOptions(), _frcl, False),

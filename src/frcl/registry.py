@@ -2,10 +2,11 @@
 
 import difflib
 import pkgutil
+import warnings
 from collections import UserDict
 from collections.abc import Iterable, Iterator
 from importlib import import_module, metadata
-from typing import TypeVar
+from typing import Any, TypeVar, get_args
 
 from frcl.errors import OptionError
 
@@ -26,18 +27,28 @@ def import_modules(package: str, path: Iterable[str]) -> None:
 
 
 class Registry(UserDict[str, T]):
-    """Named objects of one kind. Installed packages add to it through the entry point group `frcl.<plural>`."""
+    """Named objects of one kind. Installed packages add to it through the entry point group `frcl.<kind>s`.
 
-    def __init__(self, kind: str, plural: str | None = None) -> None:
-        self.kind = kind
+    They are instances of `of`, or with `of=type[Base]` subclasses. `plural` replaces `<kind>s` in the name of the group
+    where English has another plural. What cannot be added from another package is left out with one warning; asking for
+    it by name is refused with the reason.
+    """
+
+    def __init__(self, kind: str, plural: str | None = None, of: Any = object) -> None:
+        self.kind, self.of = kind, of
         self.group = f"frcl.{plural or kind + 's'}"
         super().__init__()
         self._plugins_loaded = False
+        self._broken: dict[str, str] = {}  # why a name of another package is not there
 
     def add(self, name: str, item: T) -> T:
         """Register `item` under `name`; returns it. A name that is taken is refused."""
         if name in self.data:
             raise OptionError(f"there is already a {self.kind} {name!r}; choose another name")
+        bases = get_args(self.of)
+        if not (isinstance(item, type) and issubclass(item, bases) if bases else isinstance(item, self.of)):
+            wanted = f"a subclass of {bases[0].__name__}" if bases else f"of type {self.of.__name__}"
+            raise OptionError(f"a {self.kind} is {wanted}, not {item!r}")
         self.data[name] = item
         return item
 
@@ -49,6 +60,8 @@ class Registry(UserDict[str, T]):
     def __contains__(self, name: object) -> bool:
         if name not in self.data:  # our own names load no plugins, which may import what is being imported
             self._load_plugins()
+        if name not in self.data and name in self._broken:
+            raise OptionError(self._broken[str(name)])
         return name in self.data
 
     def __iter__(self) -> Iterator[str]:
@@ -61,6 +74,18 @@ class Registry(UserDict[str, T]):
         if self._plugins_loaded:
             return
         self._plugins_loaded = True
+        refused = []
         for entry in metadata.entry_points(group=self.group):
-            if entry.name not in self.data:
-                self.data[entry.name] = entry.load()
+            try:
+                item = entry.load()
+                if self.data.get(entry.name) is not item:  # it may have registered itself
+                    self.add(entry.name, item)
+            except Exception as error:
+                package = entry.dist.name if entry.dist else entry.value
+                self._broken[entry.name] = (
+                    f"{self.kind} {entry.name!r} of package {package} (entry point group {self.group}) cannot be used: "
+                    f"{type(error).__name__}: {error}. Mend or uninstall the package."
+                )
+                refused.append(self._broken[entry.name])
+        for text in refused:  # last: a warning may be an error
+            warnings.warn(text, stacklevel=3)

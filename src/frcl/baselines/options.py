@@ -157,13 +157,13 @@ class FROMPOptions(TrainingOptions):
     points: int = option(40, "memorable points per task, balanced over its classes")
     points_per_class: int | None = option(None, "instead of `points`: this many for each class of a task")
     prior_precision: float = option(1e-3, "δ: precision of each weight before any data", POSITIVE)
-    noise: float = option(1e-5, "ε: added to the diagonal of the kernel of a class", POSITIVE)
+    jitter: float = option(1e-5, "ε: added to the diagonal of the kernel of a class", POSITIVE)
     fisher_examples: int | None = option(None, "examples over which Gauss–Newton matrices are averaged; None: all")
     clip_norm: float | None = option(1.0, "largest norm of a gradient, which is scaled down to it", POSITIVE)
     shared_head: bool = option(False, SHARED_HEAD)
 
     def regularisers(self) -> list[Regulariser]:
-        settings = self.points, self.points_per_class, self.prior_precision, self.noise, self.fisher_examples
+        settings = self.points, self.points_per_class, self.prior_precision, self.jitter, self.fisher_examples
         return [MemorablePast(self.tau, *settings)]
 
 

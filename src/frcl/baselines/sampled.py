@@ -16,13 +16,13 @@ from frcl.features import is_stackable, trained_parts
 from frcl.learners.types import Prediction
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.fisher import HEAD
-from frcl.regularisers.mean_field import MeanField, drawn, standard_noise
+from frcl.regularisers.mean_field import MeanField, drawn, standard_draws
 from frcl.regularisers.protocol import Kept
 from frcl.seeding import fork
 from frcl.trees import Params
 
 CHUNK, DRAWS = 1024, 10  # inputs, and drawn networks that they pass through, at once
-STEPS_AHEAD = 10  # steps whose noise is drawn at once: `samples` numbers for each weight and step
+STEPS_AHEAD = 10  # steps whose draws are made at once: `samples` numbers for each weight and step
 Network = Callable[[Params, Tensor], Tensor]  # weights, inputs [n, ...] → functions [n, C]
 
 
@@ -33,9 +33,9 @@ def sampled_functions(q: MeanField, network: Network, net: nn.Module, x: Tensor,
     """
     generator, parts = fork(seed, "prediction"), []
     for first in range(0, count, DRAWS):
-        each = [standard_noise(q.mean, 1, generator) for _ in range(min(count - first, DRAWS))]
-        noise = {name: torch.cat([one[name] for one in each]).to(x.device) for name in q.mean}
-        parts.append(_functions(network, net, drawn(q, noise), x))
+        each = [standard_draws(q.mean, 1, generator) for _ in range(min(count - first, DRAWS))]
+        draws = {name: torch.cat([one[name] for one in each]).to(x.device) for name in q.mean}
+        parts.append(_functions(network, net, drawn(q, draws), x))
     return torch.cat(parts)
 
 
@@ -82,10 +82,10 @@ class MeanFieldMethod(Baseline[O, Own]):
         std = {name: self._own.log_std[name] for name in shared}
         return MeanField({**shared, HEAD: head.mean}, {**std, HEAD: head.log_std})
 
-    def _noise(self, like: Params, steps: int, streams: Streams) -> Params:
-        """The noise of the networks that some steps draw from q, [steps, samples, ...]."""
-        noise = standard_noise(like, steps * self.options.samples, streams["likelihood"])
-        return {name: value.unflatten(0, (steps, self.options.samples)) for name, value in noise.items()}
+    def _draws(self, like: Params, steps: int, streams: Streams) -> Params:
+        """The draws of the networks that some steps take from q, [steps, samples, ...]."""
+        draws = standard_draws(like, steps * self.options.samples, streams["likelihood"])
+        return {name: value.unflatten(0, (steps, self.options.samples)) for name, value in draws.items()}
 
     def _drawn(self, q: MeanField, task: int, x: Tensor) -> Prediction:
         """The mean over networks drawn from q."""

@@ -112,8 +112,8 @@ class SFSVI(MeanFieldMethod[SFSVIOptions, Posterior]):
 
         def loss(q: MeanField, constants: Tree, x: Tensor, y: Tensor, draws: Tree) -> Terms:
             fixed, prior, rows = constants
-            noise, points = draws
-            nll = expected_loss(lambda w: F.cross_entropy(network({**fixed, **w}, x)[:, rows], y), q, noise)
+            of_weights, points = draws
+            nll = expected_loss(lambda w: F.cross_entropy(network({**fixed, **w}, x)[:, rows], y), q, of_weights)
             z = context_points(prior, x, points)
             p = prior.functions
             if not first:
@@ -124,7 +124,7 @@ class SFSVI(MeanFieldMethod[SFSVIOptions, Posterior]):
             return Terms(nll + kl, -nll, *((kl, zero) if first else (zero, kl)))
 
         def draw(steps: int, picked: Tensor) -> Drawn:
-            return Drawn(picked, (self._noise(like, steps, state.streams), self._points(steps, x)))
+            return Drawn(picked, (self._draws(like, steps, state.streams), self._points(steps, x)))
 
         constants = copied(fixed_parts(self.net)), prior, rows.own
         yield self._program(loss, constants, x, y, options.steps, draw, chunk=STEPS_AHEAD)

@@ -55,7 +55,7 @@ class VCL(MeanFieldMethod[VCLOptions, Posterior]):
     q is first trained on the task's coreset, with q itself as the prior; predictions never change the learner.
     """
 
-    own_type = Posterior
+    own_type, _shown = Posterior, ("coreset",)
 
     def __init__(self, net: nn.Module, options: VCLOptions, *, device: str | torch.device = "cpu") -> None:
         super().__init__(net, options, device=device)
@@ -89,7 +89,7 @@ class VCL(MeanFieldMethod[VCLOptions, Posterior]):
             x, y = x[rest], y[rest]
         yield self._program(
             self._loss, self._constants(own.prior, self._now.N), x, y, self.options.steps,
-            lambda steps, rows: Drawn(rows, self._noise(like, steps, streams)), chunk=STEPS_AHEAD,
+            lambda steps, rows: Drawn(rows, self._draws(like, steps, streams)), chunk=STEPS_AHEAD,
         )  # fmt: skip
 
     def _constants(self, prior: MeanField, N: float) -> Tree:
@@ -130,7 +130,7 @@ class VCL(MeanFieldMethod[VCLOptions, Posterior]):
         def draw(steps: int) -> Drawn:  # minibatches where they have fewer examples than the coreset
             some = len(x) > B
             rows = torch.randint(len(x), (steps, B), generator=streams["batches"], device=x.device) if some else None
-            return Drawn(rows, self._noise(q.mean, steps, streams))
+            return Drawn(rows, self._draws(q.mean, steps, streams))
 
         program = Program(
             net=self.net, loss=self._loss, optimiser=optimiser, constants=self._constants(q, len(x)), x=x, y=y,

@@ -304,45 +304,43 @@ class Case:
 
 CASES = (
     Case(Goal("past-kl", "past KL with its gradient, times faster than direct", 5, at_least=True), past_kl, 15, 3),
-    Case(Goal("frcl-step", "a step of FRCL, times a step on the cross-entropy", 4), frcl_step, 15, 3),
+    Case(Goal("frcl-step", "a step of FRCL, relative to a step on the cross-entropy", 4), frcl_step, 15, 3),
     Case(
-        Goal("plus-step", "a step of FRCL+, times a step on the cross-entropy", 4.5),
+        Goal("plus-step", "a step of FRCL+, relative to a step on the cross-entropy", 4.5),
         partial(frcl_step, **PLUS_STEP),
         15,
         3,
     ),
     *(
         Case(
-            Goal(f"{method}-step", f"a step of {method}, times one on the cross-entropy", 1.5),
+            Goal(f"{method}-step", f"a step of {method}, relative to one on the cross-entropy", 1.5),
             partial(baseline_step, method=method),
             15,
             3,
         )
         for method in BASELINES
     ),
-    Case(Goal("wide-step", "a step of FRCL on wide features, times a linear layer's", 3), wide_step, 15, 3),
-    Case(Goal("flat", "a step with many past tasks, times one with few", 1.15), flat, 15, 3),
-    Case(Goal("plus-flat", "a step of FRCL+ with many past tasks, times few", 1.15), partial(flat, **PLUS_STEP), 15, 3),
-    Case(Goal("replay-flat", "a step of replay with many past tasks, times few", 1.15), replay_flat, 15, 3),
+    Case(Goal("wide-step", "a step of FRCL on wide features, relative to a linear layer's", 3), wide_step, 15, 3),
+    Case(Goal("flat", "a step with many past tasks, relative to one with few", 1.15), flat, 15, 3),
+    Case(Goal("plus-flat", "FRCL+ with many past tasks, relative to few", 1.15), partial(flat, **PLUS_STEP), 15, 3),
+    Case(Goal("replay-flat", "replay with many past tasks, relative to few", 1.15), replay_flat, 15, 3),
     Case(Goal("trace-swap", "a swap proposal, times faster than direct", 50, at_least=True), trace_swap, 9, 3),
-    Case(Goal("prediction", "the mean of an old task, times network and linear layer", 1.2), prediction, 31, 5),
-    Case(Goal("one-example", "a prediction of one example, times network and linear layer", 5), one_example, 31, 5),
+    Case(Goal("prediction", "the mean of an old task, relative to network and linear layer", 1.2), prediction, 31, 5),
+    Case(Goal("one-example", "one example predicted, relative to network and linear layer", 5), one_example, 31, 5),
     Case(
-        Goal("plus-one-example", "the same of FRCL+, times network and linear layer", 5),
+        Goal("plus-one-example", "the same of FRCL+, relative to network and linear layer", 5),
         partial(one_example, **PLUS_STEP, prediction="head", head_variance=0.1),
         31,
         5,
     ),
     Case(
-        Goal(
-            "one-example-no-task", "the same where FRCL infers which of two tasks, times network and linear layer", 50
-        ),
+        Goal("one-example-no-task", "the same, the task inferred among two, relative to network and linear layer", 50),
         partial(one_example, task=None),
         31,
         5,
     ),
-    Case(Goal("no-task", "a prediction without the task, times network and all heads", 2), no_task, 5, 1),
-    Case(Goal("ten-seeds", "ten seeds together, times one after another", 0.5), ten_seeds, 3, 1, warm_ups=0),
+    Case(Goal("no-task", "a prediction without the task, relative to network and all heads", 2), no_task, 5, 1),
+    Case(Goal("ten-seeds", "ten seeds together, relative to one after another", 0.5), ten_seeds, 3, 1, warm_ups=0),
 )
 
 

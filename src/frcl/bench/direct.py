@@ -32,10 +32,10 @@ def direct_past_kl(Phi: Tensor, beliefs: Sequence[FunctionBelief], factors: Sequ
     return total
 
 
-def direct_trace(Phi: Tensor, index: Tensor, noise: float) -> Tensor:
+def direct_trace(Phi: Tensor, index: Tensor, u_noise: float) -> Tensor:
     """tr(K_X − K_XZ K̃⁻¹ K_ZX) from the features of all N inputs, without an N×N matrix."""
     Phi_z = Phi[index]
-    chol_K = torch.linalg.cholesky(Phi_z @ Phi_z.mT + noise * torch.eye(len(index), dtype=torch.float64))
+    chol_K = torch.linalg.cholesky(Phi_z @ Phi_z.mT + u_noise * torch.eye(len(index), dtype=torch.float64))
     explained: Tensor = torch.linalg.solve_triangular(chol_K, Phi_z @ Phi.mT, upper=False)  # [M, N]
     return Phi.square().sum() - explained.square().sum()
 

@@ -91,7 +91,7 @@ def beside_avalanche(size: Sizes, method: str) -> Pair:
 
 
 CASES = tuple(
-    Case(Goal(f"{method}-peer", f"a step of {method}, times a step of it in Avalanche", 1.0),
+    Case(Goal(f"{method}-peer", f"a step of {method}, relative to a step of it in Avalanche", 1.0),
          partial(beside_avalanche, method=method), 5, 1)
     for method in METHODS
 )  # fmt: skip

@@ -42,7 +42,7 @@ def completed(names: Collection[str]) -> Callable[[str], list[str]]:
 def keys(ctx: typer.Context, incomplete: str) -> list[str]:
     """What a shell completes `key=value` to: names of options, then the words that an option may have."""
     said = [*(ctx.params.get("method") or "").split(","), *ctx.args]  # a positional argument may not be read yet
-    chosen = [name for name in said if name in METHODS] or ["frcl"]
+    chosen = [name for name in METHODS if name in said] or ["frcl"]
     words = {f"{name}=": None for name in PLAIN}
     for part, options in (item for method in chosen for item in parts_of(method).items()):
         for own, hint in ((one.name, get_type_hints(type(options))[one.name]) for one in fields(options)):

@@ -35,7 +35,7 @@ class BenchmarkSpec:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # as a section of experiment/defaults.toml
 
 
-BENCHMARKS: Registry[BenchmarkSpec] = Registry("benchmark")
+BENCHMARKS: Registry[BenchmarkSpec] = Registry("benchmark", of=BenchmarkSpec)
 
 
 def known_name(name: str) -> str:

@@ -51,6 +51,11 @@ class State:
     input_floating: bool | None = None  # whether inputs are floats, once one was seen
     task_sums: Tasks = field(default_factory=Tasks)  # what the inference of the task keeps
 
+    @property
+    def number(self) -> int:
+        """The number of the task that is open; of the next one if none is."""
+        return len(self.past)
+
     def branch(self) -> Self:
         """A copy with streams of its own, to be changed and then taken over as a whole."""
         streams, regularisers = copy.deepcopy(self.streams), [copy.copy(one) for one in self.regularisers]
@@ -74,6 +79,7 @@ class SequentialLearner(Accounts, Generic[O, S]):
     _inference: TaskInference  # of the task of an input
     _saved_type: ClassVar[type[Any]]  # what is written, a SavedLearner
     _opens: ClassVar[str] = "fit()"  # what opens a task
+    _shown: ClassVar[tuple[str, ...]] = ()  # options that stand in the repr
     _way_out: ClassVar[str] = ""  # what else to do with an open task than to go on
 
     def __init__(self, net: nn.Module, options: O, device: str | torch.device | None) -> None:
@@ -84,6 +90,21 @@ class SequentialLearner(Accounts, Generic[O, S]):
         self.net = copy.deepcopy(net).to(self.device)
         self._watched = Watched(self.net)
         self._lock = StepLock()
+
+    def __repr__(self) -> str:
+        """The method, its network and regularisers, and what it knows."""
+        state = self._state
+        parts = [type(self.net).__name__, *(f"{name}={getattr(self.options, name)!r}" for name in self._shown)]
+        if self.regularisers:
+            parts.append(f"regularisers=[{', '.join(one.name for one in self.regularisers)}]")
+        learning = f", learning task {state.number} (step {self.step})" if state.current is not None else ""
+        knows = f"{len(state.past)} tasks learned{learning}, {self.memory_bytes():,} bytes kept"
+        return f"{self._method}({', '.join(parts)}; {knows})"
+
+    @property
+    def _method(self) -> str:
+        """What the method is called."""
+        return type(self.options).__name__.removesuffix("Options")
 
     @property
     def step(self) -> int:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from frcl.learners.mixture import check_task, checked_tasks, over_labels, summed
 from frcl.learners.types import Accounts, OnStep, Parts, Prediction
 from frcl.likelihoods import Gaussian, Label, as_values
 from frcl.likelihoods.base import refuse_what_looks_like_labels
-from frcl.options import NOT_NEGATIVE, SHARE, MethodOptions, changed, option
+from frcl.options import NOT_NEGATIVE, SHARE, MethodOptions, changed, option, shows_options
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,19 @@ class ExactGPOptions(MethodOptions):
         return max(1, features_within(self.memory))
 
 
+class ExactGPKeywords(TypedDict, total=False):
+    """The fields of `ExactGPOptions` as keywords, for the type checker; a test holds the two equal."""
+
+    memory: int | None
+    kind: FeatureKind
+    of_network: bool
+    per_task: bool
+    held_out: float
+    steps: int
+    batch_size: int
+    seed: int
+
+
 @dataclass(frozen=True)
 class ExactState:
     """Everything that changes."""
@@ -87,6 +100,7 @@ class SavedExact:
     tasks: Tasks
 
 
+@shows_options(ExactGPOptions())
 class ExactGP(Accounts):
     """A Gaussian process on features that are never trained: random ones, or those of a frozen network.
 
@@ -111,10 +125,11 @@ class ExactGP(Accounts):
         *,
         device: str | torch.device | None = None,
         options: ExactGPOptions | None = None,
-        **keywords: Any,
+        **keywords: Unpack[ExactGPKeywords],
     ) -> None:
-        counted = {} if features is None or isinstance(features, nn.Module) else {"features": features}
-        self.options = changed(ExactGPOptions() if options is None else options, {**counted, **keywords})
+        counted = not (features is None or isinstance(features, nn.Module))
+        given: dict[str, Any] = {"features": features, **keywords} if counted else dict(keywords)
+        self.options = changed(ExactGPOptions() if options is None else options, given)
         self.net: nn.Module | None = None
         self.device = torch.device("cpu" if device is None else device)
         if isinstance(features, nn.Module):

@@ -31,7 +31,7 @@ from frcl.learners.deploy import Deployed, example_of, frcl_module
 from frcl.learners.lockstep import Work, finish
 from frcl.learners.networks import describe
 from frcl.learners.objective import Objective
-from frcl.learners.options import PLUS, FRCLKeywords, FRCLOptions
+from frcl.learners.options import PLUS, FRCLKeywords, FRCLOptions, is_plus
 from frcl.learners.predict import Predictor
 from frcl.learners.state import CurrentTask, Declared, LearnerState, Score, Window, estimated_size, remember
 from frcl.learners.streaming import rehearse, settle, watch, with_new_labels
@@ -73,7 +73,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
     """
 
     _opens, _way_out = "fit() or observe()", ", or drop the task with abandon_task()"
-    _saved_type, _saved = checkpoint.Saved, checkpoint.saved
+    _shown, _saved_type, _saved = ("points",), checkpoint.Saved, checkpoint.saved
     _check_saved, _restored = checkpoint.check_settings, checkpoint.restored
 
     def __init__(
@@ -101,11 +101,9 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         """What a notebook shows."""
         return learner_html(repr(self), self.memory_parts(), self.tasks)
 
-    def __repr__(self) -> str:
-        state, names = self._state, ", ".join(one.name for one in self.regularisers)
-        learning = f", learning task {state.number} (step {self.step})" if state.current is not None else ""
-        knows = f"{len(state.past)} tasks learned{learning}, {self.memory_bytes():,} bytes kept"
-        return f"FRCL({type(self.net).__name__}, points={self.options.points}, regularisers=[{names}]; {knows})"
+    @property
+    def _method(self) -> str:
+        return "FRCLPlus" if is_plus(self.options) and not self.custom_regularisers else "FRCL"
 
     # -- learning ---------------------------------------------------------------------------------------
 

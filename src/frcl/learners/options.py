@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, Literal, TypedDict
 
 from frcl.budget import parsed_bytes
@@ -202,6 +202,16 @@ PLUS = FRCLOptions(
 Old tasks are predicted by their heads, which stay as they were. One configuration, chosen on validation data of Split-
 and Permuted-MNIST (docs/frcl-plus.md).
 """
+
+
+def is_plus(options: FRCLOptions) -> bool:
+    """Whether everything that FRCL+ changes is as in FRCL+."""
+    usual = FRCLOptions()
+    return all(
+        getattr(options, one.name) == getattr(PLUS, one.name)
+        for one in fields(PLUS)
+        if getattr(PLUS, one.name) != getattr(usual, one.name)
+    )
 
 
 class FRCLKeywords(TypedDict, total=False):

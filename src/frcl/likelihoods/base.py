@@ -94,7 +94,7 @@ class Likelihood(Protocol):
         return {"name": self.name, **asdict(self)}  # type: ignore[call-overload]
 
 
-LIKELIHOODS: Registry[type[Likelihood]] = Registry("likelihood")
+LIKELIHOODS: Registry[type[Likelihood]] = Registry("likelihood", of=type)
 
 L = TypeVar("L", bound=Likelihood)
 

@@ -46,7 +46,7 @@ def mean_field_kl(q: MeanField, p: MeanField) -> Tensor:
     return total
 
 
-def standard_noise(like: Mapping[str, Tensor], samples: int, generator: torch.Generator) -> Params:
+def standard_draws(like: Mapping[str, Tensor], samples: int, generator: torch.Generator) -> Params:
     """ε ~ N(0, I), [samples, ...] for each name, on the generator's device."""
     return {
         name: torch.randn(samples, *value.shape, generator=generator, dtype=value.dtype, device=generator.device)
@@ -54,19 +54,19 @@ def standard_noise(like: Mapping[str, Tensor], samples: int, generator: torch.Ge
     }
 
 
-def drawn(q: MeanField, noise: Params) -> Params:
-    """w = μ + σ ε: one draw for noise of the shape of w, S draws [S, ...] for noise [S, ...]."""
-    return {name: mean + q.log_std[name].exp() * noise[name] for name, mean in q.mean.items()}
+def drawn(q: MeanField, draws: Params) -> Params:
+    """w = μ + σ ε for draws ε of the shape of w, or S of them for draws [S, ...]."""
+    return {name: mean + q.log_std[name].exp() * draws[name] for name, mean in q.mean.items()}
 
 
-def expected_loss(loss: Callable[[Params], Tensor], q: MeanField, noise: Params) -> Tensor:
-    """E_q[loss(w)], estimated by the draws that the noise [S, ...] makes: unbiased, differentiable in q.
+def expected_loss(loss: Callable[[Params], Tensor], q: MeanField, draws: Params) -> Tensor:
+    """E_q[loss(w)], estimated by S draws ε [S, ...]: unbiased, differentiable in q.
 
     A draw at a time: as fast as torch.func.vmap on a CPU, and any network will do.
     """
-    draws = drawn(q, noise)
-    parts = zip(*(value.unbind() for value in draws.values()), strict=True)
-    return torch.stack([loss(dict(zip(draws, weights, strict=True))) for weights in parts]).mean()
+    weights = drawn(q, draws)
+    parts = zip(*(value.unbind() for value in weights.values()), strict=True)
+    return torch.stack([loss(dict(zip(weights, part, strict=True))) for part in parts]).mean()
 
 
 # -- coresets -------------------------------------------------------------------------------------------

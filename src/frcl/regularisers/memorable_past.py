@@ -106,7 +106,7 @@ class MemorablePast(Regulariser):
     points: int = 40
     points_per_class: int | None = None
     prior_precision: float = number(1e-3, positive=True)  # δ
-    noise: float = number(1e-5, positive=True)  # ε
+    jitter: float = number(1e-5, positive=True)  # ε
     examples: int | None = None  # over which F is averaged; None: all of the task
     x: list[StoredInputs] = remembered(list)
     precision: Params = remembered(positive=True)  # Ω of the shared weights
@@ -135,7 +135,7 @@ class MemorablePast(Regulariser):
         for one, Z, own in zip(task.past, inputs, self._head_precisions(task), strict=True):
             m, K = kernels(exact, task.fixed, *self._posterior(one.head, own), Z)
             targets.append(m.detach())
-            roots.append(inverse_lower(cholesky(K.detach(), self.noise)))
+            roots.append(inverse_lower(cholesky(K.detach(), self.jitter)))
         return Constants(stacked_points(inputs), padded(targets), padded(roots), make_block(task.past))
 
     def _head_precisions(self, task: Task) -> list[Tensor]:

@@ -222,7 +222,7 @@ def edit_lists(kept: Any, state: Sequence[Field[Any]], edit: Callable[[list[Any]
             setattr(kept, one.name, edit(value))
 
 
-REGULARISERS: Registry[type[Regulariser]] = Registry("regulariser")
+REGULARISERS: Registry[type[Regulariser]] = Registry("regulariser", of=type[Regulariser])
 
 
 def register(kind: type[Regulariser]) -> type[Regulariser]:

@@ -71,7 +71,7 @@ class Criterion:
     needs_classes: bool = False
 
 
-CRITERIA: Registry[Criterion] = Registry("criterion", "criteria")
+CRITERIA: Registry[Criterion] = Registry("criterion", "criteria", of=Criterion)
 CRITERIA.add("random", Criterion("random"))  # these two look at features alone: trace.py
 CRITERIA.add("trace", Criterion("trace"))
 

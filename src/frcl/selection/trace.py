@@ -18,15 +18,15 @@ from frcl.selection.base import Recipe, Selected
 REFRESH = 64  # proposals between two direct recomputations of the matrix that a search keeps
 
 
-def residual_projection(Phi_z: Tensor, noise: float) -> Tensor:
+def residual_projection(Phi_z: Tensor, u_noise: float) -> Tensor:
     """R = I − Φ_Zᵀ K̃_Z⁻¹ Φ_Z = σ² (Φ_ZᵀΦ_Z + σ² I)⁻¹, [K, K]: φᵀRφ is what Z leaves unexplained of k(x, x)."""
-    root = inverse_lower(cholesky(Phi_z.mT @ Phi_z, noise))
-    return noise * (root.mT @ root)
+    root = inverse_lower(cholesky(Phi_z.mT @ Phi_z, u_noise))
+    return u_noise * (root.mT @ root)
 
 
-def trace_term(gram: Tensor, Phi_z: Tensor, noise: float) -> Tensor:
+def trace_term(gram: Tensor, Phi_z: Tensor, u_noise: float) -> Tensor:
     """T(Z) = tr(K_X − K_XZ K̃_Z⁻¹ K_ZX) = tr(R G) [...], with G = Φ_XᵀΦ_X [..., K, K] (`gram`)."""
-    return (residual_projection(Phi_z, noise) * gram).sum((-2, -1))
+    return (residual_projection(Phi_z, u_noise) * gram).sum((-2, -1))
 
 
 class Exchange(NamedTuple):
@@ -91,16 +91,16 @@ class TraceSearch:
 
     Phi: Tensor
     start: Tensor
-    noise: float
+    u_noise: float
     slots: Tensor
     proposals: Tensor
 
 
-def trace_search(Phi: Tensor, start: Tensor, noise: float, steps: int, generator: torch.Generator) -> TraceSearch:
+def trace_search(Phi: Tensor, start: Tensor, u_noise: float, steps: int, generator: torch.Generator) -> TraceSearch:
     """A search of `steps` proposals, each of a random point of Z and a random example."""
     slots = torch.randint(len(start), (steps,), generator=generator, device=generator.device)
     proposals = torch.randint(len(Phi), (steps,), generator=generator, device=generator.device)
-    return TraceSearch(Phi, start, noise, slots, proposals)
+    return TraceSearch(Phi, start, u_noise, slots, proposals)
 
 
 def run_searches(searches: Sequence[TraceSearch]) -> list[Selected]:
@@ -109,7 +109,7 @@ def run_searches(searches: Sequence[TraceSearch]) -> list[Selected]:
         return []
     groups: dict[object, list[int]] = {}
     for i, one in enumerate(searches):
-        key = len(one.start), one.Phi.shape[1], len(one.slots), one.noise, one.Phi.device
+        key = len(one.start), one.Phi.shape[1], len(one.slots), one.u_noise, one.Phi.device
         groups.setdefault(key, []).append(i)
     found: dict[int, Selected] = {}
     with torch.inference_mode():  # on CUDA the searches may still be under way after it
@@ -134,7 +134,7 @@ class Swaps:
     def __init__(self, searches: Sequence[TraceSearch]) -> None:
         first = searches[0]
         S, M, K, steps, device = len(searches), len(first.start), first.Phi.shape[1], len(first.slots), first.Phi.device
-        self.noise, self.device = first.noise, device
+        self.u_noise, self.device = first.u_noise, device
         self.steps, self.has_few_points, self.may_look = steps, M <= K, device.type == "cpu"
         self.gram = torch.stack([_gram(search.Phi) for search in searches])
         self.index = torch.stack([search.start.to(device) for search in searches])
@@ -146,7 +146,7 @@ class Swaps:
         self.Phi_z, self.rows = self.table[:, :M], self.table.flatten(0, 1)
         self.P = self.direct()
         self.exchange = exchange_in_points if self.has_few_points else exchange_in_features
-        diagonal = [1.0 if self.has_few_points else -self.noise, self.noise]
+        diagonal = [1.0 if self.has_few_points else -self.u_noise, self.u_noise]
         self.known = torch.diag(torch.tensor(diagonal, dtype=torch.float64, device=device))
         going = torch.full_like(self.slots, M + steps) if self.has_few_points else self.slots
         coming = torch.arange(M, M + steps, device=device).expand_as(going)
@@ -158,13 +158,13 @@ class Swaps:
     def direct(self) -> Tensor:
         """P computed from Φ_Z."""
         if not self.has_few_points:
-            return residual_projection(self.Phi_z, self.noise)
-        root = inverse_lower(cholesky(self.Phi_z @ self.Phi_z.mT, self.noise))
+            return residual_projection(self.Phi_z, self.u_noise)
+        root = inverse_lower(cholesky(self.Phi_z @ self.Phi_z.mT, self.u_noise))
         return -(root.mT @ root)
 
     def run(self) -> None:
         """All proposals, one step of all searches after another."""
-        self.before = trace_term(self.gram, self.Phi_z, self.noise)  # T(Z) of each search, [S]
+        self.before = trace_term(self.gram, self.Phi_z, self.u_noise)  # T(Z) of each search, [S]
         step = self.step
         if self.device.type == "cuda" and self.steps >= REFRESH:  # fewer are not worth a recording
             step = captured(step, (self.table, self.index, self.P, self.clock), self.device)
@@ -174,7 +174,7 @@ class Swaps:
                 self.P.copy_(self.direct())
             for _ in range(min(REFRESH, self.steps - done)):
                 step()
-        self.after = trace_term(self.gram, self.Phi_z, self.noise)
+        self.after = trace_term(self.gram, self.Phi_z, self.u_noise)
 
     def step(self) -> None:
         """The next proposal of each search, accepted where T falls and the candidate is not in Z.
@@ -197,7 +197,7 @@ class Swaps:
         torch.where(changed.mT, pair[:, 1:], self.Phi_z, out=self.Phi_z)
 
 
-def trace_greedy(Phi: Tensor, M: int, noise: float) -> Selected:
+def trace_greedy(Phi: Tensor, M: int, u_noise: float) -> Selected:
     """Add M points one at a time, each the one that lowers the trace term most.
 
     Adding x lowers T by d(x)/(σ² + c(x)), c = φᵀRφ, d = φᵀRGRφ; both are updated for all N points with two
@@ -211,24 +211,24 @@ def trace_greedy(Phi: Tensor, M: int, noise: float) -> Selected:
     taken = torch.zeros(len(features), dtype=torch.bool, device=features.device)
     index = torch.empty(M, dtype=torch.long, device=features.device)
     for m in range(M):
-        best = (d / (noise + c)).masked_fill(taken, -torch.inf).argmax(0, keepdim=True)  # [1]
+        best = (d / (u_noise + c)).masked_fill(taken, -torch.inf).argmax(0, keepdim=True)  # [1]
         taken.index_fill_(0, best, True)
         index[m : m + 1] = best
         # R' = R − v vᵀ/s,  R'GR' = RGR − (v gᵀR + R g vᵀ)/s + v (vᵀg) vᵀ/s²
         v = R @ features.index_select(0, best)[0]  # [K]
         g = gram @ v
-        s = noise + c.index_select(0, best)[0]
+        s = u_noise + c.index_select(0, best)[0]
         along_v, along_Rg = features @ v, features @ (R @ g)
         R = R - torch.outer(v, v) / s
         c = c - along_v.square() / s
         d = d - 2 * along_v * along_Rg / s + along_v.square() * (v @ g) / s**2
-    after = trace_term(gram, features.index_select(0, index), noise)
+    after = trace_term(gram, features.index_select(0, index), u_noise)
     return Selected(index.cpu(), float(gram.diagonal().sum()), float(after))
 
 
-def trace_at(Phi: Tensor, index: Tensor, noise: float) -> float:
+def trace_at(Phi: Tensor, index: Tensor, u_noise: float) -> float:
     """T of the points in `index`."""
-    return float(trace_term(_gram(Phi), Phi[index.to(Phi.device)].double(), noise))
+    return float(trace_term(_gram(Phi), Phi[index.to(Phi.device)].double(), u_noise))
 
 
 def _gram(Phi: Tensor) -> Tensor:

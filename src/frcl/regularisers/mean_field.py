@@ -46,12 +46,10 @@ def mean_field_kl(q: MeanField, p: MeanField) -> Tensor:
     return total
 
 
-def standard_noise(like: Mapping[str, Tensor], samples: int, generator: torch.Generator) -> Params:
-    """ε ~ N(0, I), [samples, ...] for each name, on the generator's device."""
-    return {
-        name: torch.randn(samples, *value.shape, generator=generator, dtype=value.dtype, device=generator.device)
-        for name, value in like.items()
-    }
+def standard_noise(like: Mapping[str, Tensor], S: int, generator: torch.Generator) -> Params:
+    """ε ~ N(0, I), [S, ...] for each name, on the generator's device."""
+    device = generator.device
+    return {n: torch.randn(S, *v.shape, generator=generator, dtype=v.dtype, device=device) for n, v in like.items()}
 
 
 def drawn(q: MeanField, noise: Params) -> Params:
@@ -60,11 +58,8 @@ def drawn(q: MeanField, noise: Params) -> Params:
 
 
 def expected_loss(loss: Callable[[Params], Tensor], q: MeanField, noise: Params) -> Tensor:
-    """E_q[loss(w)], estimated by the draws that the noise [S, ...] makes: unbiased, differentiable in q.
-
-    A draw at a time: as fast as torch.func.vmap on a CPU, and any network will do.
-    """
-    draws = drawn(q, noise)
+    """E_q[loss(w)], estimated by the draws that the noise [S, ...] makes: unbiased, differentiable in q."""
+    draws = drawn(q, noise)  # taken one at a time: as fast as torch.func.vmap on a CPU, and any network will do
     parts = zip(*(value.unbind() for value in draws.values()), strict=True)
     return torch.stack([loss(dict(zip(draws, weights, strict=True))) for weights in parts]).mean()
 

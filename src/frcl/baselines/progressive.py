@@ -120,9 +120,8 @@ class Columns:
         own[COLUMN_HEAD] = head.detach().clone()
         if earlier:
             for i in self.joints:
-                weight = own[f"layers.{i}.weight"]
-                shape = (len(weight), earlier * weight.shape[1], *[1] * (weight.ndim - 2))
-                own[f"{LATERAL}{i}"] = weight.new_zeros(shape)
+                W = own[f"layers.{i}.weight"]
+                own[f"{LATERAL}{i}"] = W.new_zeros(len(W), earlier * W.shape[1], *[1] * (W.ndim - 2))
             own[f"{LATERAL}head"] = head.new_zeros(len(head), earlier * (head.shape[1] - 1))
         return own
 
@@ -191,8 +190,7 @@ class Progressive(Baseline[ProgressiveOptions, Grown]):
         )  # fmt: skip
 
     def _finish(self) -> None:
-        *earlier, own = self._own.columns
-        self._own.columns = [*earlier, copied(own)]
+        self._own.columns = [*self._own.columns[:-1], copied(self._own.columns[-1])]
 
     def _predict(self, task: int, x: Tensor, shared: Callable[[], Tensor]) -> Prediction:
         """From the task's own column and those before it, whose activations are in memory at once."""

@@ -297,8 +297,7 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
     @property
     def _saved_type(self) -> type[Saved]:  # type: ignore[override]
         """What is written, with what the method keeps for itself."""
-        kind: type[Saved] = make_dataclass("Saved", [("own", self.own_type)], bases=(Saved,))
-        return kind
+        return make_dataclass("Saved", [("own", self.own_type)], bases=(Saved,))
 
     def _check_saved(self, saved: Saved) -> None:
         if saved.options != asdict(self.options):

@@ -28,14 +28,11 @@ from frcl.trees import Params, Tree, copied
 
 
 class Parameters(NamedTuple):
-    """What is trained: shared weights, the head of the task [C, K], and those of past tasks [T, C, K] or None.
+    """What is trained."""
 
-    Where tasks share a head it is the whole of it, [R, K], a row for each label, and there are no others.
-    """
-
-    theta: Params
-    head: Tensor
-    heads: Tensor | None = None
+    theta: Params  # the shared weights
+    head: Tensor  # [C, K], of the task; where tasks share a head the whole of it, [R, K], a row for each label
+    heads: Tensor | None = None  # [T, C, K], of past tasks, where they are trained along
 
 
 class Constants(NamedTuple):
@@ -130,14 +127,11 @@ class Penalised(Baseline[TrainingOptions, Heads]):
             check_like(heads, tuple(block.shape), self.dtype, "the heads of past tasks")
 
     def _predict(self, task: int, x: Tensor, shared: Callable[[], Tensor]) -> Prediction:
-        """With a regulariser that is a posterior of the head (DLP) also the variance of the functions.
-
-        Then the mean of the softmax is by Monte Carlo, with the same draws at every call.
-        """
+        """With a regulariser that is a posterior of the head (DLP) also the variance of the functions."""
         Phi, likelihood = shared(), self._likelihoods[task]
         mean, shape = Phi @ self._heads()[task].mT, likelihood.draws_shape(1, training=False)
         for one in self._state.regularisers:
-            if (variance := one.head_variance(task, Phi)) is not None:
+            if (variance := one.head_variance(task, Phi)) is not None:  # by Monte Carlo, with the same draws every time
                 draws = torch.randn(shape, generator=fork(self.options.seed, "prediction"), dtype=mean.dtype)
                 probs = likelihood.predictive(mean, variance, draws.to(mean.device), {}).probs
                 return Prediction(mean, variance, probs, likelihood.classes)

@@ -108,24 +108,20 @@ class Columns:
         return self.logits(own, x, self.frozen(columns, x))
 
     def start(self, earlier: int, head: Tensor, generator: torch.Generator | None) -> Params:
-        """A new column: weights He-uniform from `generator` (on the CPU), or the network's own for None; laterals zero.
-
-        What the network holds fixed (requires_grad is False) is taken from it as it is.
-        """
+        """A new column: weights He-uniform from `generator` (on the CPU), or for None the network's; laterals zero."""
         own = {name: value.detach().clone() for name, value in self.net.named_parameters()}
         for i, module in enumerate(self.net.layers if generator is not None else ()):
             for name, given in module.named_parameters() if isinstance(module, nn.Linear | nn.Conv2d) else ():
                 value = torch.zeros_like(given, device="cpu", requires_grad=False)
                 if name == "weight":
                     nn.init.kaiming_uniform_(value, nonlinearity="relu", generator=generator)
-                if given.requires_grad:
+                if given.requires_grad:  # what the network holds fixed is taken from it as it is
                     own[f"layers.{i}.{name}"] = value.to(given.device)
         own[COLUMN_HEAD] = head.detach().clone()
         if earlier:
             for i in self.joints:
-                weight = own[f"layers.{i}.weight"]
-                shape = (len(weight), earlier * weight.shape[1], *[1] * (weight.ndim - 2))
-                own[f"{LATERAL}{i}"] = weight.new_zeros(shape)
+                W = own[f"layers.{i}.weight"]
+                own[f"{LATERAL}{i}"] = W.new_zeros(len(W), earlier * W.shape[1], *[1] * (W.ndim - 2))
             own[f"{LATERAL}head"] = head.new_zeros(len(head), earlier * (head.shape[1] - 1))
         return own
 
@@ -194,8 +190,7 @@ class Progressive(Baseline[ProgressiveOptions, Grown]):
         )  # fmt: skip
 
     def _finish(self) -> None:
-        *earlier, own = self._own.columns
-        self._own.columns = [*earlier, copied(own)]
+        self._own.columns = [*self._own.columns[:-1], copied(self._own.columns[-1])]
 
     def _predict(self, task: int, x: Tensor, shared: Callable[[], Tensor]) -> Prediction:
         """From the task's own column and those before it, whose activations are in memory at once."""

@@ -98,9 +98,8 @@ class VCL(MeanFieldMethod[VCLOptions, Posterior]):
     def _loss(self, q: MeanField, constants: Tree, x: Tensor, y: Tensor, draws: Params) -> Terms:
         N, prior, fixed = constants
         nll = expected_loss(lambda w: F.cross_entropy(self._network({**fixed, **w}, x), y), q, draws)
-        kl_head = mean_field_kl(q.at([HEAD]), prior) / N
-        shared = q.at([name for name in q.mean if name != HEAD])
-        kl_shared = (nll.new_zeros(()) + mean_field_kl(shared, prior)) / N
+        kl_head, shared = mean_field_kl(q, prior, [HEAD]) / N, [name for name in q.mean if name != HEAD]
+        kl_shared = (nll.new_zeros(()) + mean_field_kl(q, prior, shared)) / N
         return Terms(nll + kl_head + kl_shared, -nll, kl_head, kl_shared)
 
     def _finish(self) -> None:

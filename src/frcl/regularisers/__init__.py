@@ -1,7 +1,4 @@
-"""What keeps past tasks in place while a new one is learned: one protocol for all methods, one file each.
-
-Every module of this package is imported, so that a new regulariser is one new file.
-"""
+"""What keeps past tasks in place while a new one is learned: one protocol for all methods, one file each."""
 
 from frcl.registry import import_modules
 from frcl.regularisers.current_inputs import CurrentInputs

@@ -27,7 +27,7 @@ from frcl.checks import Seen, check_like
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.heads import divergence, functions_at, make_block
 from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, check_beginning, number, register, remembered
-from frcl.trees import Params, Tree, copied
+from frcl.trees import Params, Tree, copied, tree_map
 
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float, likelihood: Likelihood) -> Tensor:
@@ -73,13 +73,13 @@ class CurrentInputs(Regulariser):
         (theta, block, means), tau = constants, self.temperature
         with torch.no_grad():
             Phi_old = step.features({**step.theta, **theta}, step.x)
-        block = block.at(step.tasks)
+        if step.tasks is not None:
+            block, means = tree_map(lambda part: part[step.tasks], (block, means))
         old, new = functions_at(Phi_old, block.heads), functions_at(step.Phi, block.now(step))
         apart = divergence(1 / tau * old, 1 / tau * new, block)  # [k, B]
         if means is not None:
-            known = means if step.tasks is None else means[step.tasks]
             inputs = step.x if step.features.prepared else step.features.through_front(step.x)
-            apart = apart * (known @ centred(inputs.flatten(1)).mT).clamp_min(0.0)
+            apart = apart * (means @ centred(inputs.flatten(1)).mT).clamp_min(0.0)
         return self.weight * (tau**2 * (apart.mean(1).sum() * step.scale))
 
     def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:

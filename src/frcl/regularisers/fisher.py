@@ -29,10 +29,8 @@ def diagonal_fisher(
     exact      over all y, weighted by p(y | x): the Fisher information of the model
     sampled    one y per example, drawn from p(y | x) with `generator`: unbiased for it
     empirical  the target y: not the Fisher information, but what many call by its name
-
-    `learned` are the parameters of the likelihood.
     """
-    fixed, known = {name: value.detach() for name, value in params.items()}, learned or {}
+    fixed, known = detached(params), learned or {}  # `known` are the parameters of the likelihood
 
     def values(p: Params, one: Tensor) -> Tensor:
         return likelihood.fisher_terms(outputs(p, one[None]), known)[0][0]
@@ -46,8 +44,7 @@ def diagonal_fisher(
     for rows, targets in zip(x.split(size), y.split(size), strict=True):
         if mode == "exact":  # Σ_b Σ_r weight_br (∂ value_r(x_b)/∂θ)²
             weight = likelihood.fisher_terms(outputs(fixed, rows), known)[1]
-            jacobian = per_example(jacrev(values), fixed, rows)  # [B, R, ...]
-            for name, value in jacobian.items():
+            for name, value in per_example(jacrev(values), fixed, rows).items():  # [B, R, ...]
                 total[name] += torch.einsum("bc,bc...->...", weight, value.square())
             continue
         if mode == "sampled":

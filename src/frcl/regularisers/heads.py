@@ -16,7 +16,7 @@ from frcl.checks import expect
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.protocol import PastTask, Regulariser, Step
 from frcl.summary import padded
-from frcl.trees import Params, leaf, tree_map
+from frcl.trees import Params, leaf
 
 P = TypeVar("P", bound=PastTask)
 ValueOf = Callable[[Likelihood, Params, tuple[Tensor, ...]], Tensor]  # by what a likelihood learned, and functions
@@ -30,10 +30,6 @@ class HeadBlock(NamedTuple):
     kinds: tuple[Likelihood, ...]  # the different likelihoods among the tasks
     member: Tensor  # [T, kinds], one at the kind of a task
     params: tuple[Params, ...]  # what each kind's likelihoods learned, [T, 1, C] by name, zero at other tasks
-
-    def at(self, index: Tensor | None) -> HeadBlock:
-        """The tasks in `index` alone; None: all of them."""
-        return self if index is None else tree_map(lambda part: part[index], self)
 
     def now(self, step: Step) -> Tensor:
         """The heads of the tasks in use, as they are in a step: trained, but for padded rows, or as they were kept."""
@@ -94,9 +90,8 @@ def _by_kind(block: HeadBlock, value: ValueOf, *functions: Tensor) -> Tensor:
 
 def trained_heads(regularisers: Sequence[Regulariser], past: Sequence[PastTask]) -> Tensor | None:
     """The heads of past tasks as one trainable block [T, C, K], where a regulariser trains them along."""
-    if not past or not any(one.trains_heads for one in regularisers):
-        return None
-    return leaf(make_block(past).heads)
+    trains = past and any(one.trains_heads for one in regularisers)
+    return leaf(make_block(past).heads) if trains else None
 
 
 def with_trained_heads(past: Sequence[P], block: Tensor | None) -> list[P]:

@@ -6,7 +6,7 @@ What holds θ in variational continual learning (Nguyen et al., 2018): one task'
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple
 
 import torch
@@ -25,10 +25,6 @@ class MeanField(NamedTuple):
     mean: Params
     log_std: Params
 
-    def at(self, names: Sequence[str]) -> MeanField:
-        """The same tensors, of these names only."""
-        return MeanField(*({name: part[name] for name in names} for part in self))
-
 
 def isotropic(like: Mapping[str, Tensor], std: float) -> MeanField:
     """N(0, std² I) over weights of these names and shapes."""
@@ -36,22 +32,20 @@ def isotropic(like: Mapping[str, Tensor], std: float) -> MeanField:
     return MeanField(zero, {name: torch.full_like(value, math.log(std)) for name, value in zero.items()})
 
 
-def mean_field_kl(q: MeanField, p: MeanField) -> Tensor:
-    """KL(q ‖ p) = Σ_j ½ (σ_q²/σ_p² − 1 − log σ_q²/σ_p² + (μ_q − μ_p)²/σ_p²) over the weights of q; zero for q = p."""
+def mean_field_kl(q: MeanField, p: MeanField, names: Iterable[str] | None = None) -> Tensor:
+    """KL(q ‖ p) = Σ_j ½ (σ_q²/σ_p² − 1 − log σ_q²/σ_p² + (μ_q − μ_p)²/σ_p²), zero for q = p; of all weights or some."""
     total = torch.zeros(())
-    for name, mean in q.mean.items():
+    for name in q.mean if names is None else names:
         ratio = 2.0 * (q.log_std[name] - p.log_std[name])  # log σ_q²/σ_p²
-        moved = (mean - p.mean[name]) * torch.exp(-p.log_std[name])
+        moved = (q.mean[name] - p.mean[name]) * torch.exp(-p.log_std[name])
         total = total + 0.5 * (torch.expm1(ratio) - ratio + moved.square()).sum()
     return total
 
 
-def standard_draws(like: Mapping[str, Tensor], samples: int, generator: torch.Generator) -> Params:
-    """ε ~ N(0, I), [samples, ...] for each name, on the generator's device."""
-    return {
-        name: torch.randn(samples, *value.shape, generator=generator, dtype=value.dtype, device=generator.device)
-        for name, value in like.items()
-    }
+def standard_draws(like: Mapping[str, Tensor], S: int, generator: torch.Generator) -> Params:
+    """ε ~ N(0, I), [S, ...] for each name, on the generator's device."""
+    device = generator.device
+    return {n: torch.randn(S, *v.shape, generator=generator, dtype=v.dtype, device=device) for n, v in like.items()}
 
 
 def drawn(q: MeanField, draws: Params) -> Params:
@@ -60,16 +54,10 @@ def drawn(q: MeanField, draws: Params) -> Params:
 
 
 def expected_loss(loss: Callable[[Params], Tensor], q: MeanField, draws: Params) -> Tensor:
-    """E_q[loss(w)], estimated by S draws ε [S, ...]: unbiased, differentiable in q.
-
-    A draw at a time: as fast as torch.func.vmap on a CPU, and any network will do.
-    """
-    weights = drawn(q, draws)
+    """E_q[loss(w)], estimated by S draws ε [S, ...]: unbiased, differentiable in q."""
+    weights = drawn(q, draws)  # taken one at a time: as fast as torch.func.vmap on a CPU, and any network will do
     parts = zip(*(value.unbind() for value in weights.values()), strict=True)
     return torch.stack([loss(dict(zip(weights, part, strict=True))) for part in parts]).mean()
-
-
-# -- coresets -------------------------------------------------------------------------------------------
 
 
 def k_centres(x: Tensor, count: int, first: int = 0) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, number, register, remembered
-from frcl.regularisers.quadratic import running_sum
+from frcl.regularisers.quadratic import quadratic, running_sum
 from frcl.trees import Params, Tree, copied, tree_map
 
 
@@ -39,8 +39,7 @@ class PathIntegral(Regulariser):
 
     def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
         start, importance = constants
-        parts = [(importance[name] * (step.theta[name] - start[name]).square()).sum() for name in sorted(importance)]
-        return self.weight * torch.stack(parts).sum() if parts else None
+        return 2 * self.weight * quadratic(step.theta, start, importance) if start else None
 
     def follow(self, carry: Params, constants: Tree, gradient: Params, before: Params, after: Params) -> None:
         """ω ← ω − g Δθ, where g is the whole gradient less that of the penalty, 2c Ω (θ − θ*)."""

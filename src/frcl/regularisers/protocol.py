@@ -77,7 +77,7 @@ class Step(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """T/k, by which a sum over the tasks in use becomes an unbiased estimate of that over all past tasks."""
+        """T/k, by which a sum over the k tasks in use becomes an unbiased estimate of that over all T past tasks."""
         return 1.0 if self.tasks is None else self.past_tasks / len(self.tasks)
 
 
@@ -301,11 +301,8 @@ def copied_regularisers(given: Sequence[Regulariser]) -> list[Regulariser]:
 
 
 def stacked_points(inputs: Sequence[Tensor]) -> Tensor:
-    """The inducing inputs of T tasks, [T, M, ...], padded to the largest M.
-
-    Padding repeats a task's own first input, since a network may not accept an input made of zeros; it is masked out.
-    """
-    M = max(len(Z) for Z in inputs)
+    """The inducing inputs of T tasks, [T, M, ...], padded to the largest M by copies of a task's own first input."""
+    M = max(len(Z) for Z in inputs)  # padding is masked out, but a network may not accept an input made of zeros
     return torch.stack([torch.cat([Z, Z[:1].expand(M - len(Z), *Z.shape[1:])]) for Z in inputs])
 
 
@@ -327,10 +324,7 @@ class Unmoved(NamedTuple):
 @register
 @dataclass
 class FunctionalKL(Regulariser):
-    """The paper's: weight · Σ_i KL(q(u_i) ‖ p_θ(u_i)) / N over past tasks (equation 4), whole or sub-sampled (2.2).
-
-    From k of T tasks the sum is estimated by theirs × T/k, unbiased.
-    """
+    """The paper's: weight · Σ_i KL(q(u_i) ‖ p_θ(u_i)) / N over past tasks (equation 4), whole or sub-sampled (2.2)."""
 
     weight: float = number(1.0)
     name: ClassVar[str] = "functional-kl"

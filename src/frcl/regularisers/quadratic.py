@@ -124,12 +124,11 @@ class EWC(Regulariser):
     name: ClassVar[str] = "ewc"
 
     def constants(self, task: Task) -> Tree:
-        moving = [_moving(one, task.theta) for one in self.anchors]
-        own: list[Anchor] = [one for one in moving if one]  # weights may have been frozen in some tasks
+        own: list[Anchor] = [one for one in (_moving(each, task.theta) for each in self.anchors) if one]
         latest = {name: value for one in own for name, value in one.theta.items()}
         centre, precision = {}, {}
         for name, value in latest.items():
-            pairs = [(one.theta[name], one.precision[name]) for one in own if name in one.theta]
+            pairs = [(one.theta[name], one.precision[name]) for one in own if name in one.theta]  # else it was frozen
             total = torch.stack([omega for _, omega in pairs]).sum(0)
             shift = torch.stack([omega * (theta - value) for theta, omega in pairs]).sum(0)
             centre[name], precision[name] = value + shift / torch.where(total > 0, total, 1.0), total

@@ -126,9 +126,8 @@ class Replay(Regulariser):
 
     def _sampled(self, step: Step, constants: Constants, draws: Replayed) -> Tensor:
         """The same estimated from some buffers; padding of points and classes counts for nothing."""
-        tasks = step.tasks
-        x, y, counts = (part[tasks] for part in (constants.x, constants.y, constants.counts))
-        block = constants.block.at(tasks)
+        tasks, used = step.tasks, (constants.x, constants.y, constants.block, constants.counts)
+        x, y, block, counts = tree_map(lambda part: part[tasks], used)
         changes = tree_map(lambda value: value[tasks][:, : x.shape[1]].flatten(0, 1), draws.augment)
         Phi = step.features(step.theta, self._changed(x.flatten(0, 1), changes)).unflatten(0, x.shape[:2])
         loss = -log_prob(Phi @ block.now(step).mT, y, block)  # [k, M]

@@ -269,9 +269,8 @@ def _read_npz(path: Path, label: str | None) -> dict[str, Array]:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise DataError(f"cannot read {path} as an .npz file: {reason}; use numpy.savez(path, x=x, y=y)") from error
-    for name in arrays:
-        if name not in ARRAYS:
-            raise DataError(f"{path}: unknown array {name!r}{suggestion(name, ARRAYS)}")
+    for name in (name for name in arrays if name not in ARRAYS):
+        raise DataError(f"{path}: unknown array {name!r}{suggestion(name, ARRAYS)}")
     return arrays
 
 

@@ -53,8 +53,8 @@ def to_json(value: Any, tensors: dict[str, Tensor] | None = None, place: str = "
     if value is None or isinstance(value, bool | int | float | str):
         return None if tensors is None and isinstance(value, float) and math.isnan(value) else value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        if place and hasattr(value, "to_json"):
-            return value.to_json()
+        if place and (own := getattr(value, "to_json", None)) is not None:
+            return own()
         return {field.name: part(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)}
     if getattr(value, "_fields", None) is not None:
         return {name: part(name, item) for name, item in zip(value._fields, value, strict=True)}

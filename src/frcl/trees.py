@@ -31,7 +31,7 @@ def named_tensors(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     if isinstance(tree, Tensor):
         yield prefix, tree
         return
-    tree = tree._asdict() if hasattr(tree, "_asdict") else tree
+    tree = tree._asdict() if getattr(tree, "_fields", None) is not None else tree
     items = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, tuple | list) else ()
     for key, value in items:
         yield from named_tensors(value, f"{prefix}/{key}" if prefix else str(key))

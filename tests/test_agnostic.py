@@ -125,12 +125,12 @@ def test_rare_tasks_are_predicted_by_their_mean_and_the_others_in_full():
         return full[task] if rows is None else Prediction(*[full[task].probs[rows]] * 3, (0, 1))
 
     weights = torch.tensor([[1.0, 0.0], [0.5, 0.5], [1 - RARE, RARE], [1 - RARE / 2, RARE / 2], [0.9, 0.1]])
-    each = in_each_task(Beliefs(asked(), within, lambda task: quick[task]), weights)
+    each = in_each_task(Beliefs(asked(), within, lambda task: quick[task]), weights, range(2))
     assert asked_for == [(0, None), (1, [1, 2, 4])]
     close(each[0].probs, full[0].probs)
     close(each[1].probs[[1, 2, 4]], full[1].probs[[1, 2, 4]])
     close(each[1].probs[[0, 3]], quick[1].probs[[0, 3]])
-    whole = in_each_task(Beliefs(asked(), within), weights)  # nothing is cheaper: all in full
+    whole = in_each_task(Beliefs(asked(), within), weights, range(2))  # nothing is cheaper: all in full
     assert all(torch.equal(one.probs, own.probs) for one, own in zip(whole, full, strict=True))
 
 
@@ -411,6 +411,31 @@ def test_regression_tasks_are_mixed():
     sure = p.task_probs[60:, 1] > 0.999
     close(p.target_mean[60:][sure], own.target_mean[sure], rtol=0, atol=0.05)
     assert p.log_predictive(torch.cat([y for _, y in tasks])).isfinite().all()
+
+
+def test_only_the_tasks_that_are_named_have_a_part():
+    """Two regression tasks and one of classes: what was not named is no obstacle, and its labels are not shown."""
+    x = torch.linspace(-1, 1, 60)[:, None]
+    learner = FRCL(MLP(1, (16,)), points=10, steps=20)
+    for y in (torch.sin(3 * x[:, 0]), torch.cos(3 * x[:, 0]), (x[:, 0] > 0).long()):
+        learner.fit(x, y)
+    p, each = learner.predict(x[:3], task=[0, 1, 0]), [learner.predict(x[:3], task=k) for k in range(3)]
+    for row, task in enumerate((0, 1, 0)):
+        close(p.target_mean[row], each[task].target_mean[row])
+        close(p.target_variance[row], each[task].target_variance[row], rtol=1e-4, atol=1e-6)
+    close(learner.predict(x[:3], task=[2, 2, 2]).probs, each[2].probs)
+    for tasks in ([0, 2, 0], None):
+        with pytest.raises(TaskError, match="different kinds of targets"):
+            learner.predict(x[:3], task=tasks)
+
+
+@pytest.mark.parametrize("name", ["frcl", "finetune", "er", "exact-gp"])
+def test_the_labels_are_those_of_the_tasks_that_are_named(name):
+    learner = learner_of(name, steps=5)
+    p, whole = learner.predict(X, task=2 * (OF_TASK > 0).long()), learner.predict(X, task=OF_TASK)
+    assert p.classes == (0, 1, 4, 5)
+    close(p.probs[100:, 2:], whole.probs[100:, 4:], rtol=0, atol=1e-6)
+    assert learner.predict(X, task=torch.full((len(X),), 1)).classes == (2, 3)
 
 
 def test_a_stream_needs_no_task_number():

@@ -203,9 +203,9 @@ class SequentialLearner(Accounts, Generic[O, S]):
             inputs, finished = self._inputs(x), len(self._state.past)
             beliefs = self._beliefs(inputs)
             if task is not None:
-                numbers = checked_tasks(task, self._count, len(inputs), self._opens).to(self.device)
-                weights = torch.nn.functional.one_hot(numbers, self._count).to(self.dtype)
-                return mixed(in_each_task(beliefs, weights), weights, None, named=True)
+                named, place = checked_tasks(task, self._count, len(inputs), self._opens).unique(return_inverse=True)
+                weights = torch.nn.functional.one_hot(place, len(named)).to(self.device, self.dtype)
+                return mixed(in_each_task(beliefs, weights, named.tolist()), weights, None, named=True)
             if finished == 0 and self._state.current is not None:
                 raise TaskError("task 0 is still being learned: finish it first, or name it, as predict(x, task=0)")
             check_task(0, finished, self._opens)
@@ -224,7 +224,7 @@ class SequentialLearner(Accounts, Generic[O, S]):
         found = self._inference.infer(self._state.task_sums, beliefs.asked)
         probs = found.log_probs.exp().to(self.dtype)
         novelty = None if found.novelty is None else found.novelty.to(probs)
-        each = in_each_task(beliefs, probs)
+        each = in_each_task(beliefs, probs, range(probs.shape[1]))
         return mixed(each, probs, novelty) if len(each) > 1 else each[0], probs, novelty
 
     def _stands(self) -> tuple[object, ...]:

@@ -190,12 +190,11 @@ class ExactGP(Accounts):
         assert found.log_probs is not None
         labels = [label for own in self._state.labels for label in own]
         of_task = torch.tensor([k for k, own in enumerate(self._state.labels) for _ in own], device=self.device)
-        log_probs, keep = found.log_probs, slice(None)
+        log_probs, keep = found.log_probs, torch.arange(len(labels), device=self.device)
         if numbers is not None:
             log_probs = log_probs.masked_fill(of_task != numbers[:, None], -torch.inf).log_softmax(1)
-            if len(numbers.unique()) == 1:  # one task: its own labels alone
-                keep = (of_task == numbers[0]).nonzero()[:, 0]  # type: ignore[assignment]
-                labels = list(self._state.labels[int(numbers[0])])
+            keep = torch.isin(of_task, numbers).nonzero()[:, 0]  # the labels of the tasks that are named
+            labels = [labels[column] for column in keep.tolist()]
         probs = log_probs.exp().float()
         tasks = None if numbers is not None else summed(probs, of_task, len(self._state.labels))
         spread = found.variance[:, None].expand_as(found.mean).float()

@@ -140,23 +140,7 @@ class Ensemble(Accounts):
     def predict(self, x: Any, task: int | Sequence[int] | Tensor | None = None) -> Prediction:
         """The mean of the members' distributions; variances are those within members and between them together."""
         with self.members[0]._lock:
-            each = [member.predict(x, task) for member in self.members]
-        mean, variance = _mixture([one.mean for one in each], [one.variance for one in each])
-        probs = target_mean = target_variance = None
-        if each[0].probs is not None:
-            probs = torch.stack([one.probs for one in each if one.probs is not None]).mean(0)
-        else:
-            means = [one.target_mean for one in each if one.target_mean is not None]
-            variances = [one.target_variance for one in each if one.target_variance is not None]
-            target_mean, target_variance = _mixture(means, variances)
-
-        def density(y: Any) -> Tensor:
-            return torch.stack([one.log_predictive(y) for one in each]).logsumexp(0) - math.log(len(each))
-
-        tasks, novelty = (_average([getattr(one, name) for one in each]) for name in ("task_probs", "novelty"))
-        return Prediction(
-            mean, variance, probs, each[0].classes, target_mean, target_variance, density, tasks, novelty
-        )  # fmt: skip
+            return _averaged([member.predict(x, task) for member in self.members])
 
     def mean(self, x: Any, task: int) -> Tensor:
         """The mean of the functions alone, over the members."""
@@ -199,6 +183,30 @@ class Ensemble(Accounts):
         """Write the states to one file, atomically; `frcl.load` reads it, without a network where it is one of frcl."""
         state = self.state_dict()
         save_state(path, {**state["meta"], "network": describe(self.members[0].net)}, state["tensors"])
+
+
+def _averaged(each: Sequence[Prediction]) -> Prediction:
+    """The equal mixture of what the members predict."""
+    mean, variance = _mixture([one.mean for one in each], [one.variance for one in each])
+    probs = target_mean = target_variance = None
+    if each[0].probs is not None:
+        probs = torch.stack([one.probs for one in each if one.probs is not None]).mean(0)
+    else:
+        means = [one.target_mean for one in each if one.target_mean is not None]
+        variances = [one.target_variance for one in each if one.target_variance is not None]
+        target_mean, target_variance = _mixture(means, variances)
+
+    def density(y: Any) -> Tensor:
+        return torch.stack([one.log_predictive(y) for one in each]).logsumexp(0) - math.log(len(each))
+
+    def in_task(number: int) -> Prediction:
+        return _averaged([one.in_task(number) for one in each if one.in_task is not None])
+
+    tasks, novelty = (_average([getattr(one, name) for one in each]) for name in ("task_probs", "novelty"))
+    return Prediction(
+        mean, variance, probs, each[0].classes, target_mean, target_variance, density, tasks, novelty,
+        in_task if each[0].in_task is not None else None,
+    )  # fmt: skip
 
 
 def _average(values: Sequence[Tensor | None]) -> Tensor | None:

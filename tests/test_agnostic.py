@@ -1,5 +1,6 @@
 """Predictions without a task: the mixture against its definition, the inference of the task, every learner."""
 
+import copy
 from dataclasses import fields, replace
 
 import numpy as np
@@ -125,12 +126,12 @@ def test_rare_tasks_are_predicted_by_their_mean_and_the_others_in_full():
         return full[task] if rows is None else Prediction(*[full[task].probs[rows]] * 3, (0, 1))
 
     weights = torch.tensor([[1.0, 0.0], [0.5, 0.5], [1 - RARE, RARE], [1 - RARE / 2, RARE / 2], [0.9, 0.1]])
-    each = in_each_task(Beliefs(asked(), within, lambda task: quick[task]), weights)
+    each = in_each_task(Beliefs(asked(), within, lambda task: quick[task]), weights, range(2))
     assert asked_for == [(0, None), (1, [1, 2, 4])]
     close(each[0].probs, full[0].probs)
     close(each[1].probs[[1, 2, 4]], full[1].probs[[1, 2, 4]])
     close(each[1].probs[[0, 3]], quick[1].probs[[0, 3]])
-    whole = in_each_task(Beliefs(asked(), within), weights)  # nothing is cheaper: all in full
+    whole = in_each_task(Beliefs(asked(), within), weights, range(2))  # nothing is cheaper: all in full
     assert all(torch.equal(one.probs, own.probs) for one, own in zip(whole, full, strict=True))
 
 
@@ -453,21 +454,135 @@ def test_regression_tasks_are_mixed():
     assert p.log_predictive(torch.cat([y for _, y in tasks])).isfinite().all()
 
 
+def test_only_the_tasks_that_are_named_have_a_part():
+    """Two regression tasks and one of classes: what was not named is no obstacle, and its labels are not shown."""
+    x = torch.linspace(-1, 1, 60)[:, None]
+    learner = FRCL(MLP(1, (16,)), points=10, steps=20)
+    for y in (torch.sin(3 * x[:, 0]), torch.cos(3 * x[:, 0]), (x[:, 0] > 0).long()):
+        learner.fit(x, y)
+    p, each = learner.predict(x[:3], task=[0, 1, 0]), [learner.predict(x[:3], task=k) for k in range(3)]
+    for row, task in enumerate((0, 1, 0)):
+        close(p.target_mean[row], each[task].target_mean[row])
+        close(p.target_variance[row], each[task].target_variance[row], rtol=1e-4, atol=1e-6)
+    close(learner.predict(x[:3], task=[2, 2, 2]).probs, each[2].probs)
+    for tasks in ([0, 2, 0], None):
+        with pytest.raises(TaskError, match="different kinds of targets"):
+            learner.predict(x[:3], task=tasks)
+
+
+@pytest.mark.parametrize("name", ["frcl", "finetune", "er", "exact-gp"])
+def test_the_labels_are_those_of_the_tasks_that_are_named(name):
+    learner = learner_of(name, steps=5)
+    p, whole = learner.predict(X, task=2 * (OF_TASK > 0).long()), learner.predict(X, task=OF_TASK)
+    assert p.classes == (0, 1, 4, 5)
+    close(p.probs[100:, 2:], whole.probs[100:, 4:], rtol=0, atol=1e-6)
+    assert learner.predict(X, task=torch.full((len(X),), 1)).classes == (2, 3)
+
+
 def test_a_stream_needs_no_task_number():
     learner = FRCL(MLP(64, (32, 16)), points=12, lr=5e-3, task_features=60, labels=None)
     for x, y in TASKS[:2]:
         learner.start_task(labels=sorted(set(y.tolist())))
         for start in range(0, 300, 30):
             learner.observe(x[start : start + 30], y[start : start + 30])
+        p = learner.predict(X[:50])
+        assert float((p.labels == Y[:50]).double().mean()) > 0.9
+        assert p.classes == ((0, 1) if y[0] < 2 else (0, 1, 2, 3)), "the open task has its part"
         if y[0] < 2:
-            with pytest.raises(TaskError, match=r"task 0 is still being learned.*predict"):
-                learner.predict(X)
             learner.end_task()
-    assert learner.predict(X[:100]).classes == (0, 1), "the second task is still open"
+    for _ in range(2):
+        p = learner.predict(X[:100])
+        assert p.classes == (0, 1, 2, 3)
+        assert float((p.task_probs.argmax(1) == OF_TASK[:100]).double().mean()) > 0.9
+        if learner.step:
+            learner.end_task()
+
+
+WAYS = [(way, space) for way in ("auto", "summaries", "exact", "both") for space in ("weight", "function")]
+
+
+def in_stream(tasks, way="auto", space="weight", stretch=25):
+    """Learners in a stream with a detector, after each stretch; minibatches are those of every call."""
+    learner = FRCL(
+        MLP(64, (32, 16)), points=20, lr=5e-3, stream_steps=2, task_features=60, task_inference=way, inference=space,
+        search_steps=20, detector=frcl.BoundaryDetector(),
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    for number in tasks:
+        x, y = TASKS[number]
+        for _ in range(stretch):
+            rows = torch.randint(len(x), (32,), generator=generator)
+            log = learner.observe(x[rows], y[rows])
+            yield learner, number, log
+
+
+@pytest.mark.parametrize(("way", "space"), WAYS)
+def test_the_open_task_of_a_stream_answers_too(way, space):
+    """Also in the first stretch, and where a task has returned; sums infer the task as if it ended here."""
+    known = 0
+    for step, (learner, number, log) in enumerate(in_stream((0, 1, 0), way, space), 1):
+        known = max(known, log.task + 1)
+        if step % 25 not in (5, 0):
+            continue
+        p, done = learner.predict(X[:100]), copy.deepcopy(learner)
+        rows = OF_TASK[:100] == number
+        assert p.classes == tuple(range(2 * known))
+        assert p.task_probs.shape == (100, known)
+        assert float((p.labels == Y[:100])[rows].double().mean()) > 0.55, "0.5 if it were not for its labels"
+        assert p.novelty.isfinite().all()
+        own = learner.predict(X[:100], task=log.task).probs
+        close(p.in_task(log.task).probs, own)
+        columns = slice(2 * log.task, 2 * log.task + 2)
+        close(p.probs[:, columns], p.task_probs[:, log.task, None] * own, rtol=0, atol=1e-3)
+        done.end_task()
+        if way in ("auto", "exact") and done._state.task_sums.blocks:
+            assert torch.equal(done.predict(X[:100]).task_probs, p.task_probs)
+        elif known > 1:
+            assert float((p.task_probs[rows, log.task] > 0.5).double().mean()) > 0.6
+    assert known == 2
+    assert log.task == 0
+
+
+@pytest.mark.parametrize("way", ["auto", "summaries", "exact", "both"])
+def test_asking_changes_nothing_of_what_is_learned(way):
+    """Bit for bit: logs, state and what is predicted in the end, with predictions after every minibatch and without."""
+    logs = []
+    for both in zip(*(in_stream((0, 1, 0, 2), way) for _ in range(2)), strict=True):
+        (asked_often, quiet), _, (one, other) = zip(*both, strict=True)
+        asked_often.predict(X[:10]).in_task(0)
+        assert repr(one) == repr(other)  # a statistic may be NaN
+        logs.append(one)
+    assert any(one.returned for one in logs)
+    for _ in range(2):
+        states = [learner.state_dict() for learner in (asked_often, quiet)]
+        assert states[0]["meta"] == states[1]["meta"]
+        assert same_tensors(*(state["tensors"] for state in states))
+        assert torch.equal(asked_often.predict(X).probs, quiet.predict(X).probs)
+        if quiet.step:
+            for learner in (asked_often, quiet):
+                learner.end_task()
+
+
+def test_a_restored_stream_answers_as_the_one_that_was_saved(tmp_path):
+    for step, (learner, _, _) in enumerate(in_stream((0, 1)), 1):
+        if step in (10, 40):
+            learner.save(tmp_path / "learner.frcl")
+            loaded = frcl.load(tmp_path / "learner.frcl")
+            assert torch.equal(loaded.predict(X).probs, learner.predict(X).probs)
+    with pytest.raises(TaskError, match="still being learned"):
+        learner.export()
     learner.end_task()
-    p = learner.predict(X[:100])
-    assert p.classes == (0, 1, 2, 3)
-    assert float((p.task_probs.argmax(1) == OF_TASK[:100]).double().mean()) > 0.9
+    program, p = learner.export().module(), learner.predict(X)
+    close(program(X)[0], p.probs, rtol=0, atol=1e-3)
+
+
+def test_a_stream_without_sums_of_a_past_task_goes_by_the_points():
+    learner, plain = (learner_of(tasks=TASKS[:2], steps=20, task_inference=way) for way in ("auto", "summaries"))
+    for one in (learner, plain):
+        one.forget(0)  # with all sums
+        one.observe(*(part[:40] for part in TASKS[2]))
+    assert torch.equal(learner.predict(X).task_probs, plain.predict(X).task_probs)
+    assert plain.predict(X).task_probs.shape == (150, 2)
 
 
 def test_a_task_being_learned_has_no_part_unless_it_is_named():
@@ -493,6 +608,15 @@ def test_an_ensemble_averages_its_members():
         close(getattr(p, name), (getattr(each[0], name) + getattr(each[1], name)) / 2, rtol=1e-5, atol=1e-6)
     assert p.classes == (0, 1, 2, 3)
     assert ensemble.predict(X, task=OF_TASK.clamp_max(1)).classes == (0, 1, 2, 3)
+    for k in range(2):
+        own, named = p.in_task(k), ensemble.predict(X, task=k)
+        assert own.classes == named.classes
+        for name in ("probs", "mean", "variance"):
+            close(getattr(own, name), getattr(named, name), rtol=0, atol=1e-6)
+    assert named.in_task is None
+    ensemble.forget(0)
+    with pytest.raises(TaskError, match="changed since"):
+        p.in_task(0)
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,12 @@ import pytest
 import torch
 
 from frcl import CheckpointError, DataError, OptionError
+from frcl.cli.console import say_result
 from frcl.experiment import runner
 from frcl.experiment.config import resolve
 from frcl.experiment.environment import describe
 from frcl.experiment.keeper import CHECKPOINT, Interrupted, Observer, read_checkpoint
-from frcl.experiment.metrics import score, score_boundaries
+from frcl.experiment.metrics import evaluated, score, score_boundaries
 from frcl.experiment.results import MEASURED, Result, SeedRecord, read_result
 from frcl.files import alone_in, load_state, save_state
 from frcl.learners.types import Prediction
@@ -274,6 +275,33 @@ def test_hidden_boundaries(tmp_path):
     assert result.tasks == ("0/1", "2/3", "4/5")
     above = [s for s, v in zip(found["statistic_step"], found["statistic"], strict=True) if v > 5.0]
     assert found["found"] == above
+
+
+def test_hidden_boundaries_without_the_task(tmp_path, capsys):
+    """The open task has its part; the inferred task counts where the tasks found are the true ones, one to one."""
+    result = runner.run(tiny(HIDDEN, seeds=[0], scenario="class"), tmp_path / "run", Observer())
+    assert np.isfinite(result.agnostic[0][np.tril_indices(3)]).all()
+    assert result.agnostic_accuracy.mean > 0.55
+    assert result.agnostic_nll is not None
+    learned_as = read_checkpoint(tmp_path / "run")[0].records[0].learned_as
+    found = len(result.boundaries.found) == 2 and learned_as == [0, 1, 2]
+    assert (result.task_accuracy is not None) == found
+    say_result(result, tmp_path / "report.html")
+    lines = capsys.readouterr().out.splitlines()
+    first = next(line for line in lines if line.startswith("average accuracy"))
+    assert "without the task" in first
+
+
+def test_the_inferred_task_is_not_scored_where_tasks_found_are_others():
+    """Two true tasks learned as one, or one as two."""
+    benchmark = runner.benchmark_of(tiny(), 0)
+    learner = runner.new_learner(tiny(), benchmark, 0)
+    for number in (0, 1):
+        learner.fit(benchmark.task(number).train.x, benchmark.task(number).train.y)
+    for learned_as, scored in (([0, 1], True), ([1, 0], True), ([0, 0], False), ([1], False)):
+        row = evaluated(learner, benchmark, learned_as, whole=False)[1]
+        assert (row.task_accuracy is not None) == scored
+        assert len(row.accuracy) == len(learned_as)
 
 
 def test_a_stream_whose_open_task_has_returned_is_evaluated(tmp_path, monkeypatch):

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import frcl
-from frcl import MLP, ExactGP, TaskError, codec
+from frcl import MLP, CheckpointError, ExactGP, TaskError, codec
+from frcl.exact.linear import POWERS
 from frcl.files import save_state
 from frcl.methods import METHODS
 from streams import same_tensors
@@ -156,6 +157,34 @@ def test_an_exact_gp_is_as_if_it_had_never_learned_the_task(gone, network, per_t
     assert a.classes == b.classes
     for name in ("mean", "variance", "probs", "novelty", "task_probs"):
         assert torch.equal(getattr(a, name), getattr(b, name))
+
+
+@pytest.mark.parametrize("per_task", [False, True])
+@pytest.mark.parametrize("gone", [0, 1, 2])
+def test_what_was_measured_on_a_task_is_forgotten_with_it(gone, per_task):
+    """The losses by which the power is chosen: those of later tasks stay as measured, all else is bit for bit."""
+    learner, never = (ExactGP(30, per_task=per_task, held_out=0.3) for _ in range(2))
+    for number in range(3):
+        learner.fit(*task(number))
+        if number != gone:
+            never.fit(*task(number))
+    left = [one for number, one in enumerate(learner._state.losses) if number != gone]
+    learner.forget(gone, *(() if per_task else task(gone)))
+    assert learner._state.losses == left
+    total = [sum(each) for each in zip(*left, strict=True)]
+    assert learner._model.power == POWERS[total.index(min(total))]
+    assert left[:gone] == never._state.losses[:gone]
+    assert same_tensors(learner.state_dict()["tensors"], never.state_dict()["tensors"])
+    if gone == 2:
+        assert learner.state_dict()["meta"] == never.state_dict()["meta"]
+        assert torch.equal(learner.predict(X).probs, never.predict(X).probs)
+    again = ExactGP(30, per_task=per_task, held_out=0.3)
+    again.load_state_dict(learner.state_dict())
+    assert torch.equal(again.predict(X).probs, learner.predict(X).probs)
+    state = learner.state_dict()
+    state["meta"]["state"]["losses"] = left[:1]
+    with pytest.raises(CheckpointError, match="losses of powers"):
+        again.load_state_dict(state)
 
 
 def test_an_exact_regression_forgets_up_to_rounding():

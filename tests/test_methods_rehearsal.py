@@ -414,6 +414,7 @@ def test_labels_may_appear_at_any_time_and_no_boundary_is_needed(name):
         p = learner.predict(x)
         assert p.classes == tuple(sorted(seen))
         torch.testing.assert_close(p.probs.sum(1), torch.ones(10))
+    torch.testing.assert_close(p.in_task(0).probs, p.probs)  # the stream is one task
     assert set(learner._own.labels) == set(range(7))
     assert learner._own.seen == 8 * 180
     assert len(learner._own.memory.row) == 30

@@ -39,7 +39,9 @@ LATER = {
     "exact Gaussian process": "exact learners/exact_gp methods:_exact_gp",
     "task inference and predictions without the task": """inference learners/mixture learners/types:Beliefs
         learners/base:SequentialLearner._over_tasks learners/base:SequentialLearner._stands
-        learners/base:SequentialLearner._ended learners/predict:Predictor.beliefs learners/predict:Predictor._at_mean
+        learners/base:SequentialLearner._ended learners/base:SequentialLearner._sums
+        learners/base:SequentialLearner._answering learners/base:State.window learners/state:LearnerState.window
+        learners/predict:Predictor._points_in learners/predict:Predictor.beliefs learners/predict:Predictor._at_mean
         learners/predict:Predictor._classes_at_points learners/predict:Predictor.targets_at_points
         learners/options:FRCLOptions.inference_of_task baselines/options:TrainingOptions.inference_of_task
         learners/base:SequentialLearner._beliefs learners/base:SequentialLearner._in_task learners/frcl:FRCL._beliefs

@@ -134,10 +134,9 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             targets = self._targets(y, classes, first=first)
             if first:
                 self.learner_ = self._new_learner(len(X), classes)
-                self._stream = _Stream()
             rows = self._inputs(X)
             if stream:
-                self._stream.observe(self.learner_, rows, targets)
+                _observe(self.learner_, rows, targets)
             else:
                 self._fit_task(rows, targets)
         except BaseException:
@@ -204,7 +203,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
     def _predicted(self, X: Any) -> Prediction:
         check_is_fitted(self)
         rows = self._inputs(validate_data(self, X, reset=False, dtype=np.float64))
-        return self._stream.predict(self.learner_, rows)
+        one = len(self.learner_.tasks) == 1 and not self.learner_.step  # nothing has to be inferred
+        return self.learner_.predict(rows, task=0 if one else None)
 
     # -- copies ---------------------------------------------------------------------------------------------
 
@@ -212,58 +212,29 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         state: dict[str, Any] = dict(super().__getstate__())
         if "learner_" in state:
             learner = state["learner_"]
-            state |= {"learner_": (learner.state_dict(), copy.deepcopy(learner.net).cpu()), "_stream": None}
+            state |= {"learner_": (learner.state_dict(), copy.deepcopy(learner.net).cpu())}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "learner_" in state:
             own, net = state["learner_"]
-            self.learner_, self._stream = _copy(own, net, self.device), _Stream()
+            learner = restored(own, net, device=self.device)
+            assert isinstance(learner, FRCL)
+            self.learner_ = learner
 
 
-class _Stream:
-    """Minibatches of a stream, and predictions while its last task is open."""
-
-    def __init__(self) -> None:
-        self.closed: FRCL | None = None  # a copy of the learner in which the open task has ended
-
-    def observe(self, learner: FRCL, rows: Tensor, targets: Tensor) -> None:
-        """One minibatch. A label that the open task does not have ends it; the next one has all labels so far."""
-        self.closed = None
-        try:
-            learner.observe(rows, targets)
-        except LabelError:
-            if learner.step:
-                learner.end_task()
-            known = {label for one in learner.tasks for label in one.likelihood.classes or ()}
-            labels = sorted(known | set(targets.tolist()))
-            learner.start_task(labels=labels if len(labels) > 1 else [*labels, NOTHING])
-            learner.observe(rows, targets)
-
-    def predict(self, learner: FRCL, rows: Tensor) -> Prediction:
-        """As if the open task ended here; before it has as many rows as points, by the open task alone."""
-        if not learner.step:
-            return _over_all(learner, rows)
-        if self.closed is None:
-            copied = _copy(learner.state_dict(), learner.net, learner.device)
-            try:
-                copied.end_task()
-            except DataError:
-                return learner.predict(rows, task=len(learner.tasks))
-            self.closed = copied
-        return _over_all(self.closed, rows)
-
-
-def _copy(state: dict[str, Any], net: nn.Module, device: str | torch.device | None) -> FRCL:
-    found = restored(state, net, device=device)
-    assert isinstance(found, FRCL)
-    return found
-
-
-def _over_all(learner: FRCL, rows: Tensor) -> Prediction:
-    """Over all tasks; where there is one, nothing has to be inferred."""
-    return learner.predict(rows, task=0 if len(learner.tasks) == 1 else None)
+def _observe(learner: FRCL, rows: Tensor, targets: Tensor) -> None:
+    """A minibatch of a stream. A label that the open task does not have ends it; the next one has all labels so far."""
+    try:
+        learner.observe(rows, targets)
+    except LabelError:
+        if learner.step:
+            learner.end_task()
+        known = {label for one in learner.tasks for label in one.likelihood.classes or ()}
+        labels = sorted(known | set(targets.tolist()))
+        learner.start_task(labels=labels if len(labels) > 1 else [*labels, NOTHING])
+        learner.observe(rows, targets)
 
 
 class FRCLClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]

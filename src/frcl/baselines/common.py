@@ -179,8 +179,7 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
             task = replace(self._task(), features=replace(self.features, bfloat16=False), head=head)
             for one in state.regularisers:
                 one.end(task, x, y, state.streams["selection"])
-            if self._inference.sums is not None:
-                state.task_sums = self._ended(state.task_sums, current.likelihood, x, y)
+            state.task_sums = self._ended(current.likelihood, x, y)
             state.past = [*state.past, Finished(current.likelihood, int(current.N), head)]
             state.current = state.optimiser = None
 

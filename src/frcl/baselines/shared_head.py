@@ -122,7 +122,7 @@ class SharedHead(Baseline[O, Own]):
         """One softmax over the labels of all finished tasks, unless sums over all examples infer the task."""
         if self._inference.sums is not None:
             return super()._over_tasks(beliefs)
-        return self._over_labels(with_bias(beliefs.asked.features()), range(len(self._state.past)))
+        return self._over_labels(with_bias(beliefs.asked.features()), range(self._answering))
 
     def _over_labels(self, Phi: Tensor, tasks: Sequence[int]) -> tuple[Prediction, Tensor, None]:
         """p(y | x) over the labels of some tasks; a label of several tasks is as probable in each of them."""
@@ -133,16 +133,12 @@ class SharedHead(Baseline[O, Own]):
         task_probs = probs @ (member / member.sum(0)).mT
         return over_labels(probs, labels, task_probs, None), task_probs, None
 
-    def predict(self, x: Any, task: int | Sequence[int] | Tensor | None = None) -> Prediction:
-        """What is believed about x: over all labels ever seen, or over those of a task.
-
-        While a stream is observed this includes the labels that it has shown so far.
-        """
+    @property
+    def _answering(self) -> int:
+        """While a stream is observed these are all, with the labels that it has shown so far."""
         current = self._state.current
-        if task is not None or current is None or current.data_mark != STREAM or not self.learns_at_once:
-            return super().predict(x, task)
-        with self._lock, torch.no_grad():
-            return self._over_labels(self._features(self._inputs(x)), range(self._count))[0]
+        observed = current is not None and current.data_mark == STREAM and self.learns_at_once
+        return self._count if observed else len(self._state.past)
 
     # -- streams -----------------------------------------------------------------------------------------------------
 

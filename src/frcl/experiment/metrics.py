@@ -202,7 +202,7 @@ class AgnosticRow:
 
     accuracy: list[float]
     scores: Scores
-    task_accuracy: float | None  # share of inputs whose most probable task is the right one
+    task_accuracy: float | None  # share of inputs whose most probable task is the right one, where each is one found
     novelty_auroc: float | None  # novelty of inputs of the next task against those of the tasks so far
 
 
@@ -228,7 +228,7 @@ def evaluated(
             continue
         rows.append(score(p, split.y))
         found.append(judge(p, split.y) if whole else Scores(rows[-1]))
-        if p.task_probs is not None:
+        if p.task_probs is not None and sorted(tasks) == list(range(p.task_probs.shape[1])):
             right.append(float((p.task_probs.argmax(1) == task).double().mean()))
         seen.append(p.novelty)
     if len(rows) < len(tasks):

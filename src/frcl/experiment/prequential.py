@@ -159,7 +159,7 @@ class Progress:
 
 
 class Evaluation:
-    """A learner and a stream: `step` predicts a minibatch in the task that is open, then learns from it.
+    """A learner and a stream: `step` predicts a minibatch in the task of the last one, then learns from it.
 
     With a `tracker` the prediction is that of learner and tracker together. `keep_scores` records the boundary scores,
     for other detectors. `save` and `load` go on with it later, exactly.
@@ -188,7 +188,7 @@ class Evaluation:
         classes: tuple[Label, ...] = ()
         share = 0.0
         if learner.step:
-            found = learner.predict(x, task=learner._state.number)
+            found = learner.predict(x, task=progress.stretches[-1].task if progress.stretches else None)
             if found.labels is None or found.probs is None or found.classes is None:
                 raise DataError("a prequential accuracy needs labels; the targets of this stream are numbers")
             own, classes = found.probs, found.classes
@@ -210,9 +210,8 @@ class Evaluation:
             progress.stretches.append(Stretch(log.task, t, t, log.returned, log.change, 0.0))
         elif progress.stretches[-1].change and learner.detector is not None:
             progress.stretches[-1].change = learner.detector.change  # what came since may show it
-            progress.stretches[-1].task, known = log.task, progress.stretches[-1].returned or log.returned
-            progress.stretches[-1].returned = known
-        progress.stretches[-1].last = t
+        now = progress.stretches[-1]
+        now.task, now.last, now.returned = log.task, t, now.returned or log.returned
         return log
 
     def result(self, true: Sequence[int] | None = None, tolerance: int = 10) -> StreamResult:

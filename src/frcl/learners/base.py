@@ -56,6 +56,11 @@ class State:
         """The number of the task that is open; of the next one if none is."""
         return len(self.past)
 
+    @property
+    def window(self) -> Any:
+        """A sample of the open task of a stream, where one is held; None otherwise."""
+        return None
+
     def branch(self) -> Self:
         """A copy with streams of its own, to be changed and then taken over as a whole."""
         streams, regularisers = copy.deepcopy(self.streams), [copy.copy(one) for one in self.regularisers]
@@ -195,6 +200,11 @@ class SequentialLearner(Accounts, Generic[O, S]):
         """The number of tasks that have been learned or are being learned."""
         return len(self._state.past) + (self._state.current is not None)
 
+    @property
+    def _answering(self) -> int:
+        """The number of tasks that have a part where none is named."""
+        return len(self._state.past) if self._state.window is None else self._count
+
     def _number(self, task: int) -> int:
         """The number of a task that has been learned or is being learned."""
         return check_task(task, self._count, self._opens)
@@ -212,21 +222,23 @@ class SequentialLearner(Accounts, Generic[O, S]):
     def predict(self, x: Any, task: int | Sequence[int] | Tensor | None = None) -> Prediction:
         """What is believed about x: over everything ever learned, or in a task, or each input in a task of its own.
 
-        Without a task p(y | x) = Σ_k p(k | x) p(y | x, k), over all labels of all finished tasks; one label in several
-        tasks is one label. `task_probs` has p(k | x).
+        Without a task p(y | x) = Σ_k p(k | x) p(y | x, k), over all labels of all tasks; one label in several tasks is
+        one label. `task_probs` has p(k | x).
+        The open task of a stream has its part as it is now. A task that fit() has begun, half trained as it is, has one
+        only where it is named.
         """
         with self._lock, torch.no_grad():
-            inputs, finished = self._inputs(x), len(self._state.past)
             if isinstance(task, int | np.integer):
-                return self._in_task(inputs, self._number(task))
+                return self._in_task(self._inputs(x), self._number(task))
+            inputs, known = self._inputs(x), self._answering
             beliefs = self._beliefs(inputs)
             if task is not None:
-                numbers = checked_tasks(task, self._count, len(inputs), self._opens).to(self.device)
-                weights = torch.nn.functional.one_hot(numbers, self._count).to(self.dtype)
-                return mixed(in_each_task(beliefs, weights), weights, None, named=True)
-            if finished == 0 and self._state.current is not None:
+                named, place = checked_tasks(task, self._count, len(inputs), self._opens).unique(return_inverse=True)
+                weights = torch.nn.functional.one_hot(place, len(named)).to(self.device, self.dtype)
+                return mixed(in_each_task(beliefs, weights, named.tolist()), weights, None, named=True)
+            if known == 0 and self._state.current is not None:
                 raise TaskError("task 0 is still being learned: finish it first, or name it, as predict(x, task=0)")
-            check_task(0, finished, self._opens)
+            check_task(0, known, self._opens)
             stands, (whole, probs, novelty) = self._stands(), self._over_tasks(beliefs)
 
         def in_task(number: int) -> Prediction:
@@ -239,20 +251,30 @@ class SequentialLearner(Accounts, Generic[O, S]):
 
     def _over_tasks(self, beliefs: Beliefs) -> tuple[Prediction, Tensor, Tensor | None]:
         """What is believed where no task is named, p(task | x) and the novelty of each input."""
-        found = self._inference.infer(self._state.task_sums, beliefs.asked)
+        found = self._inference.infer(self._sums(), beliefs.asked)
         probs = found.log_probs.exp().to(self.dtype)
         novelty = None if found.novelty is None else found.novelty.to(probs)
-        each = in_each_task(beliefs, probs)
+        each = in_each_task(beliefs, probs, range(probs.shape[1]))
         return mixed(each, probs, novelty) if len(each) > 1 else each[0], probs, novelty
 
     def _stands(self) -> tuple[object, ...]:
         """Equal as long as predictions stay the same."""
         return self._state, self.step, self._watched.version()
 
-    def _ended(self, kept: Tasks, likelihood: Likelihood, x: Tensor, y: Tensor, number: int | None = None) -> Tasks:
+    def _sums(self) -> Tasks:
+        """What the inference keeps, as if the open task of a stream ended here; made once for each minibatch."""
+        current, window, kept = self._state.current, self._state.window, self._state.task_sums
+        if window is None or len(kept.blocks) < len(self._state.past):
+            return kept
+        if window.sums is None or window.sums[0] != window.seen:
+            x, y = window.data()
+            window.sums = window.seen, self._ended(current.likelihood, x, y, current.returned)
+        return window.sums[1]  # type: ignore[no-any-return]
+
+    def _ended(self, likelihood: Likelihood, x: Tensor, y: Tensor, number: int | None = None) -> Tasks:
         """What the inference keeps after one more task with these examples, or more of task `number`, in sums."""
-        assert self._inference.sums is not None
-        return self._inference.sums.ended(kept, x, y, likelihood, number)
+        kept, sums = self._state.task_sums, self._inference.sums
+        return kept if sums is None else sums.ended(kept, x, y, likelihood, number)
 
     # -- keeping -------------------------------------------------------------------------------------------------
 

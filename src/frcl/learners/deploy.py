@@ -221,7 +221,7 @@ def frcl_module(learner: Any, task: int | None) -> DeployedFRCL:
     """Of an FRCL: of one past task, or of all of them."""
     state, model, predictor = learner._state, learner._model, learner._predictor
     count, one = len(state.past), None if task is None else learner._number(task)
-    if one == count or not count:
+    if not count or (state.window is not None if one is None else state.opened(one)):
         raise TaskError("a task that is still being learned cannot be exported; end it first")
     numbers = range(count) if one is None else [one]
     kinds = {None if summary.likelihood.classes is None else "classes" for summary in state.past}

@@ -125,19 +125,7 @@ class Ensemble(Accounts):
     def predict(self, x: Any, task: int | Sequence[int] | Tensor | None = None) -> Prediction:
         """The mean of the members' distributions; variances are those within members and between them together."""
         with self.members[0]._lock:
-            each = [member.predict(x, task) for member in self.members]
-        names = ("mean", "variance", "probs", "target_mean", "target_variance", "task_probs", "novelty")
-        parts = {name: [part for one in each if (part := getattr(one, name)) is not None] for name in names}
-        stacked = {name: torch.stack(part) for name, part in parts.items() if part}  # [members, n, ...]
-        found: dict[str, Any] = {name: part.mean(0) for name, part in stacked.items()}
-        for mean, variance in (("mean", "variance"), ("target_mean", "target_variance")):
-            if mean in stacked:
-                found[variance] += stacked[mean].var(0, correction=0)
-
-        def density(y: Any) -> Tensor:
-            return torch.stack([one.log_predictive(y) for one in each]).logsumexp(0) - math.log(len(each))
-
-        return Prediction(**found, classes=each[0].classes, density=density)
+            return _averaged([member.predict(x, task) for member in self.members])
 
     def mean(self, x: Any, task: int) -> Tensor:
         """The mean of the functions alone, over the members."""
@@ -180,6 +168,26 @@ class Ensemble(Accounts):
         """Write the states to one file, atomically; `frcl.load` reads it, without a network where it is one of frcl."""
         state = self.state_dict()
         save_state(path, {**state["meta"], "network": describe(self.members[0].net)}, state["tensors"])
+
+
+def _averaged(each: Sequence[Prediction]) -> Prediction:
+    """The equal mixture of what the members predict."""
+    names = ("mean", "variance", "probs", "target_mean", "target_variance", "task_probs", "novelty")
+    parts = {name: [part for one in each if (part := getattr(one, name)) is not None] for name in names}
+    stacked = {name: torch.stack(part) for name, part in parts.items() if part}  # [members, n, ...]
+    found: dict[str, Any] = {name: part.mean(0) for name, part in stacked.items()}
+    for mean, variance in (("mean", "variance"), ("target_mean", "target_variance")):
+        if mean in stacked:
+            found[variance] += stacked[mean].var(0, correction=0)
+
+    def density(y: Any) -> Tensor:
+        return torch.stack([one.log_predictive(y) for one in each]).logsumexp(0) - math.log(len(each))
+
+    def in_task(number: int) -> Prediction:
+        return _averaged([one.in_task(number) for one in each if one.in_task is not None])
+
+    within = None if each[0].in_task is None else in_task
+    return Prediction(**found, classes=each[0].classes, density=density, in_task=within)
 
 
 def load(

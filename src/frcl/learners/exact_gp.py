@@ -84,7 +84,7 @@ class ExactState:
     """Everything that changes."""
 
     labels: list[list[Label]] = field(default_factory=list)  # of each task, in the order of its columns
-    losses: list[float] = field(default_factory=list)  # with each of POWERS, on examples held out of every task
+    losses: list[list[float]] = field(default_factory=list)  # of each task, with each of POWERS on what was held out
     outputs: int = 0  # width of numeric targets; 0: the targets are labels
     input_shape: tuple[int, ...] | None = None
     input_floating: bool | None = None
@@ -177,8 +177,8 @@ class ExactGP(Accounts):
             if state != self._state:
                 raise TaskError(f"these are not exactly the examples of task {number}: there are other labels")
         tasks = without(self._model.tasks, number, old)
-        labels = [own for i, own in enumerate(self._state.labels) if i != number]
-        self._state = replace(self._state, labels=labels) if labels else ExactState()
+        labels, losses = ([*own[:number], *own[number + 1 :]] for own in (self._state.labels, self._state.losses))
+        self._state = replace(self._state, labels=labels, losses=losses) if labels else ExactState()
         self._model = self._model_of(tasks)
 
     # -- prediction -------------------------------------------------------------------------------------
@@ -205,12 +205,11 @@ class ExactGP(Accounts):
         assert found.log_probs is not None
         labels = [label for own in self._state.labels for label in own]
         of_task = torch.tensor([k for k, own in enumerate(self._state.labels) for _ in own], device=self.device)
-        log_probs, keep = found.log_probs, slice(None)
+        log_probs, keep = found.log_probs, torch.arange(len(labels), device=self.device)
         if numbers is not None:
             log_probs = log_probs.masked_fill(of_task != numbers[:, None], -torch.inf).log_softmax(1)
-            if len(numbers.unique()) == 1:  # one task: its own labels alone
-                keep = (of_task == numbers[0]).nonzero()[:, 0]  # type: ignore[assignment]
-                labels = list(self._state.labels[int(numbers[0])])
+            keep = torch.isin(of_task, numbers).nonzero()[:, 0]  # the labels of the tasks that are named
+            labels = [labels[column] for column in keep.tolist()]
         probs = log_probs.exp().float()
         tasks = None if numbers is not None else summed(probs, of_task, len(self._state.labels))
         spread = found.variance[:, None].expand_as(found.mean).float()
@@ -264,7 +263,8 @@ class ExactGP(Accounts):
         widths = [len(block.squares) for block in tasks.blocks]
         if widths != [own.outputs or len(labels) for labels in own.labels]:
             raise CheckpointError("the labels of this state do not fit its sums")
-        if len(own.losses) not in (0, len(POWERS)) or not all(map(math.isfinite, own.losses)):
+        sound = [len(one) in (0, len(POWERS)) and all(map(math.isfinite, one)) for one in own.losses]
+        if len(sound) != len(widths) or not all(sound):
             raise CheckpointError("the losses of powers in this state are damaged")
         self._state, self._random = own, None
         self._model = self._model_of(tasks)
@@ -294,8 +294,7 @@ class ExactGP(Accounts):
             targets = self._targets(y, state, number)
             new, losses = self._model.of(inputs, targets), state.losses
             if held_out and not state.outputs:
-                found = self._model.losses(inputs, targets, new, held_out)
-                losses = [one + other for one, other in zip(found, losses or [0.0] * len(found), strict=True)]
+                losses = [*losses[:-1], self._model.losses(inputs, targets, new, held_out)]
         tasks = added(self._model.tasks, number, new, own_gram=self.options.per_task)
         shape, floating = tuple(inputs.shape[1:]), inputs.is_floating_point()
         self._state = replace(state, input_shape=shape, input_floating=floating, losses=losses)
@@ -303,18 +302,20 @@ class ExactGP(Accounts):
 
     def _model_of(self, tasks: Tasks) -> ExactModel:
         """The model of these sums, with the power of the least loss."""
-        losses = self._state.losses
+        losses = [sum(each) for each in zip(*filter(None, self._state.losses), strict=True)]
         power = POWERS[losses.index(min(losses))] if any(losses) else TEMPER
         return ExactModel(self.features, not self._state.outputs, tasks, power)
 
     def _with_targets(self, y: Any, number: int) -> ExactState:
         """The state with what these targets of a task bring: labels that it has not had, or the width of numbers."""
         state, values = self._state, as_values(y)
-        labels = [*state.labels, *([[]] if number == len(state.labels) else [])]
+        if number == len(state.labels):
+            state = replace(state, labels=[*state.labels, []], losses=[*state.losses, []])
+        labels = list(state.labels)
         if isinstance(values, Tensor) and values.is_floating_point():
             refuse_what_looks_like_labels(values)
             outputs = Gaussian.from_targets(values, None, {}).outputs
-            if state.labels and state.outputs != outputs:
+            if self._state.labels and state.outputs != outputs:
                 raise DataError(f"the targets are {outputs} numbers; earlier ones were {state.outputs or 'labels'}")
             return replace(state, labels=labels, outputs=outputs)
         if state.outputs:

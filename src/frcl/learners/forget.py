@@ -18,7 +18,7 @@ def forget(self: Any, task: int, x: Any = None, y: Any = None) -> None:
     the tasks share is left as it is and may still know something of the task: the weights of the network, the scale
     of the features, and running sums over all tasks (the Fisher information of `Curvature`, the importances of
     `PathIntegral`, the standard deviations of VCL). With a frozen network nothing of it is shared but the scale;
-    an `ExactGP` is then equal to one that never learned the task.
+    an `ExactGP` is then equal to one that never learned the task, but for the power that `held_out` chooses.
 
     `x` and `y` are the data of the task, as fit() was given them. They are needed where the inference of the task
     cannot do without its sums over all examples (`task_inference` "exact" or "both"). By default ("auto") the sums of

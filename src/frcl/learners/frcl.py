@@ -263,7 +263,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         return tuple(self._state.past)
 
     def _beliefs(self, x: Tensor) -> Beliefs:
-        return self._predictor.beliefs(self._state, x)
+        return self._predictor.beliefs(self._state, x, self._state.window)
 
     def _in_task(self, x: Tensor, number: int) -> Prediction:
         return self._predictor.in_task(self._state, x, number)
@@ -345,11 +345,10 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
         with self._lock:
             after = self._state.branch()
             number = len(after.past) if current.returned is None else current.returned
-            complete = len(after.task_sums.blocks) == len(after.past)
             summary = yield from close_task(self._model, current, after, x, y)
             after.past[-1] = summary = replace(summary, profile=profile)
-            if self._inference.sums is not None and complete:
-                after.task_sums = self._ended(after.task_sums, summary.likelihood, x, y, current.returned)
+            if len(self._state.task_sums.blocks) == len(self._state.past):  # else those of some task are missing
+                after.task_sums = self._ended(summary.likelihood, x, y, current.returned)
             if current.returned is not None:
                 settle(after, number)
             if self.options.memory is not None:

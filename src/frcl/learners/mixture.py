@@ -79,14 +79,14 @@ def over_labels(
     return Prediction(mean, variance, own, classes, density=density, task_probs=task_probs, novelty=novelty)
 
 
-def in_each_task(beliefs: Beliefs, weights: Tensor) -> list[Prediction]:
-    """What is believed in each task, to be mixed with these weights [n, T].
+def in_each_task(beliefs: Beliefs, weights: Tensor, tasks: Sequence[int]) -> list[Prediction]:
+    """What is believed in each of T tasks, to be mixed with these weights [n, T].
 
     Where a weight is below RARE the class probabilities are those of the mean functions, without their variance, which
     costs most of a prediction: the mixture changes by less than RARE for each such task.
     """
     each = []
-    for task, weight in enumerate(weights.unbind(1)):
+    for task, weight in zip(tasks, weights.unbind(1), strict=True):
         rows = (weight >= RARE).nonzero()[:, 0]
         quick = beliefs.at_mean(task) if len(rows) < len(weight) else None
         if quick is None or quick.probs is None:
@@ -113,7 +113,7 @@ def mixed(each: Sequence[Prediction], task_probs: Tensor, novelty: Tensor | None
     if len(targets) < len(each) or len({one.mean.shape for one in each}) > 1:
         raise TaskError(
             "the tasks have different kinds of targets, classes and numbers or numbers of different width, so that "
-            "they have no common distribution; name a task"
+            "they have no common distribution; name one task"
         )
     mean, variance = mixture_moments([(one.mean, one.variance) for one in each], task_probs)
     target = mixture_moments([(one.target_mean, one.target_variance) for one in each], task_probs)  # type: ignore[misc]

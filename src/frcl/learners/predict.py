@@ -18,7 +18,7 @@ from frcl.errors import NumericalError
 from frcl.features import in_chunks, network_failures
 from frcl.inference import Asked, Points
 from frcl.learners.objective import Objective
-from frcl.learners.state import LearnerState
+from frcl.learners.state import LearnerState, Window
 from frcl.learners.task import Model
 from frcl.learners.types import Beliefs, Prediction, Summary
 from frcl.likelihoods import Predictive, best_temperature, tempered
@@ -47,8 +47,11 @@ class Predictor:
         self._model, self._watched = model, watched
         self._heads: WeakKeyDictionary[LearnerState, Heads] = WeakKeyDictionary()
 
-    def beliefs(self, state: LearnerState, x: Tensor) -> Beliefs:
-        """What can be said about x; the features of x are computed once, when they are first needed."""
+    def beliefs(self, state: LearnerState, x: Tensor, window: Window | None = None) -> Beliefs:
+        """What can be said about x; the features of x are computed once, when they are first needed.
+
+        With its `window` the open task of a stream is among those that an input may belong to.
+        """
 
         @functools.cache
         def Phi() -> Tensor:
@@ -67,7 +70,10 @@ class Predictor:
 
         def points() -> list[Points]:
             each = state.summaries()
-            return [Points(one.Z, self._model.features(one.Z)[:, :-1], self._classes_at_points(one)) for one in each]
+            found = [Points(one.Z, self._model.features(one.Z)[:, :-1], self._classes_at_points(one)) for one in each]
+            if window is not None:  # a task that returned takes the place of its summary
+                found[state.number : state.number + 1] = [self._points_in(window, state)]
+            return found
 
         heads = self._current(state)
         version = heads.version, len(state.past), weakref.ref(state)
@@ -108,6 +114,15 @@ class Predictor:
         if summary.likelihood.classes is not None:
             return self.targets_at_points(summary)
         return torch.zeros(len(summary.Z), dtype=torch.int64, device=summary.Z.device)
+
+    def _points_in(self, window: Window, state: LearnerState) -> Points:
+        """As many examples of the open task as it will have points, or all if they are fewer."""
+        assert state.current is not None
+        likelihood, (x, y) = state.current.likelihood, window.data()
+        M = min(len(x), self._model.points(likelihood))
+        rows = torch.arange(M, device=x.device) * len(x) // M
+        classes = y[rows] if likelihood.classes is not None else torch.zeros_like(rows)
+        return Points(x[rows], self._model.features(x[rows])[:, :-1], classes)
 
     def targets_at_points(self, summary: Summary) -> Tensor:
         """What q(u) says of the targets at the inducing points: classes, or numbers [M, C]."""

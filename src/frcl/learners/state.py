@@ -14,6 +14,7 @@ from torch import Tensor
 from frcl.boundary import BoundaryDetector, Decision
 from frcl.engine.train import Optimiser, StreamSteps
 from frcl.errors import DataError, NumericalError, TaskError
+from frcl.exact.model import Tasks
 from frcl.features import network_failures
 from frcl.graphs import Captured
 from frcl.learners.base import State
@@ -43,6 +44,7 @@ class Window:
         self.capacity = capacity
         self.seen = self.minibatches = 0
         self._held: tuple[Tensor, Tensor] | None = None  # inputs and targets, with room for `capacity` of them
+        self.sums: tuple[int, Tasks] | None = None  # after how many examples; with those of past tasks
         self._came = torch.zeros(capacity, dtype=torch.int64)  # the minibatch that an example came with, from 1
 
     def add(self, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
@@ -167,6 +169,11 @@ class LearnerState(State):
         if self.current is None or self.current.returned is None:
             return len(self.past)
         return self.current.returned
+
+    @property
+    def window(self) -> Window | None:
+        """A sample of the open task of a stream; None where no stream has an open task."""
+        return None if self.current is None else self.current.window or None
 
     def estimate_size(self, seen: int) -> None:
         """Set N of the open task to what it is after `seen` examples; the step reads it from a tensor."""

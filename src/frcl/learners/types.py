@@ -104,7 +104,7 @@ class Prediction:
     novelty          how unlike everything learned each input is, [n]: about 1 for inputs like those learned; None where
                      the method has no such measure
     in_task          where no task was named: in_task(k) is predict(x, task=k) without another pass through the network,
-                     as long as the learner has not changed; None for some learners
+                     as long as the learner has not changed; None otherwise
 
     Probabilities are those of f divided by the task's temperature, where it has one. Where no task was named, `mean`
     and `variance` are those of the indicators of the classes, or of the mixture of the tasks' functions for numeric

@@ -93,8 +93,7 @@ class SequentialLearner(Accounts, Generic[O, S]):
         self.options, self.dtype = options, first.dtype
         self.device = first.device if device is None else torch.device(device)
         self.net = copy.deepcopy(net).to(self.device)
-        self._watched = Watched(self.net)
-        self._lock = StepLock()
+        self._watched, self._lock = Watched(self.net), StepLock()
 
     def __repr__(self) -> str:
         """The method, its network and regularisers, and what it knows."""
@@ -223,9 +222,8 @@ class SequentialLearner(Accounts, Generic[O, S]):
         """What is believed about x: over everything ever learned, or in a task, or each input in a task of its own.
 
         Without a task p(y | x) = Σ_k p(k | x) p(y | x, k), over all labels of all tasks; one label in several tasks is
-        one label. `task_probs` has p(k | x).
-        The open task of a stream has its part as it is now. A task that fit() has begun, half trained as it is, has one
-        only where it is named.
+        one label, and `task_probs` has p(k | x). The open task of a stream has its part as it is now; one that fit()
+        has begun, half trained as it is, has one only where it is named.
         """
         with self._lock, torch.no_grad():
             if isinstance(task, int | np.integer):
@@ -278,7 +276,7 @@ class SequentialLearner(Accounts, Generic[O, S]):
 
     # -- keeping -------------------------------------------------------------------------------------------------
 
-    forget = forget
+    forget, export, export_onnx = forget, export, export_onnx
 
     def _drop(self, number: int) -> None:
         """Take a task out of what is beside the state's past and regularisers, and empty caches."""
@@ -295,8 +293,6 @@ class SequentialLearner(Accounts, Generic[O, S]):
             f"{type(self).__name__} has no export; it is for FRCL, FRCLPlus, Ensemble, ExactGP, and methods with a "
             "linear head for each task and no uncertainty, such as EWC"
         )
-
-    export, export_onnx = export, export_onnx
 
     @property
     def regularisers(self) -> tuple[Regulariser, ...]:

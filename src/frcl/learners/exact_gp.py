@@ -74,7 +74,7 @@ class ExactState:
     losses: list[float] = field(default_factory=list)  # with each of POWERS, on examples held out of every task
     outputs: int = 0  # width of numeric targets; 0: the targets are labels
     input_shape: tuple[int, ...] | None = None
-    input_floating: bool | None = None
+    input_dtype: torch.dtype | None = None
 
 
 @dataclass
@@ -282,8 +282,7 @@ class ExactGP(Accounts):
                 found = self._model.losses(inputs, targets, new, held_out)
                 losses = [one + other for one, other in zip(found, losses or [0.0] * len(found), strict=True)]
         tasks = added(self._model.tasks, number, new, own_gram=self.options.per_task)
-        shape, floating = tuple(inputs.shape[1:]), inputs.is_floating_point()
-        self._state = replace(state, input_shape=shape, input_floating=floating, losses=losses)
+        self._state = replace(state, input_shape=tuple(inputs.shape[1:]), input_dtype=inputs.dtype, losses=losses)
         self._model = self._model_of(tasks)
 
     def _model_of(self, tasks: Tasks) -> ExactModel:

@@ -139,9 +139,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
                 self._prepare(X, y)
             targets = self._targets(y, classes, first=first)
             if first:
-                self.learner_, self._made_with = self._new_learner(len(X), classes), self.get_params(deep=False)
+                self.learner_ = self._new_learner(len(X), classes)
                 self._stream = _Stream()
-            self._warn_of_changes()
             rows = self._inputs(X)
             if stream:
                 self._stream.observe(self.learner_, rows, targets)
@@ -157,6 +156,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
     def _partial(self, X: Any, y: Any, classes: Any = None) -> Self:
         if self.boundaries not in ("calls", "detect"):
             raise OptionError(f'boundaries is "calls" or "detect", not {self.boundaries!r}')
+        if "learner_" in self.__dict__:
+            self._warn_of_changes()
         return self._learn(X, y, classes, first="learner_" not in self.__dict__, stream=self.boundaries == "detect")
 
     def _fit_task(self, rows: Tensor, targets: Tensor) -> None:
@@ -178,6 +179,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
                 warnings.warn(text, UserWarning, stacklevel=4)
 
     def _new_learner(self, rows: int, classes: Any) -> FRCL:
+        self._made_with = self.get_params(deep=False)
         bases = {"frcl+": PLUS, "frcl": FRCLOptions()}
         if self.method not in bases:
             raise OptionError(f'method is "frcl+" or "frcl", not {self.method!r}')

@@ -1,7 +1,7 @@
 """`frcl tune`: chooses options on validation data; saves every trial, and goes on after a kill."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any
@@ -62,12 +62,8 @@ def tune(
         folder = flags.out or free_folder(f"{Path(name).stem}-{tuned}-tune")
         search.write(folder, overwrite=place.overwrite)
     else:
-        folder, search = place.resume, Search.read(place.resume)
-        jobs = [search.config(options) for options in combinations(search.grid)]
         said = {"benchmark": benchmark, "method": method, "--by": by, "--trials": trials, "--extend": extend}
-        made = {"--by": search.by, "--trials": search.trials}
-        made["--extend"] = search.extensions if search.trials is None else 0
-        refuse_other(folder, flags, place, jobs, said, made, flags.settings or [], tries or [])
+        folder, search = place.resume, _resumed(place.resume, flags, place, said, tries or [])
     shown = ", ".join(f"{name}={json.dumps(values)}" for name, values in search.grid.items())
     tell(f"tuning {search.method} on {search.benchmark}: {shown}")
 
@@ -97,6 +93,16 @@ def tune(
     chosen = " ".join(f"--set {name}={value}" for name, value in found[0].options.items())
     tell(f"trials: {folder}")
     return tell(f"chosen by {search.by}, with {found[0].show().strip()} on validation data: {chosen}")
+
+
+def _resumed(folder: Path, flags: Flags, place: Place, said: Mapping[str, Any], tries: Sequence[str]) -> Search:
+    """The search in a folder, of which nothing else may be said."""
+    search = Search.read(folder)
+    jobs = [search.config(options) for options in combinations(search.grid)]
+    extend = search.extensions if search.trials is None else 0
+    made = {"--by": search.by, "--trials": search.trials, "--extend": extend}
+    refuse_other(folder, flags, place, jobs, said, made, flags.settings or [], tries)
+    return search
 
 
 def edge_wins(name: str, edge: float, value: float) -> str:

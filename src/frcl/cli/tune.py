@@ -46,10 +46,7 @@ def tune(
 
     Every trial is a run in the folder of the search: frcl tune --resume FOLDER goes on after an interruption.
     """
-    if engine not in ("grid", "ray"):
-        raise OptionError(f"--engine {engine} is unknown; choose grid or ray")
-    if extend and (engine == "ray" or trials is not None):
-        raise OptionError(f"--extend {extend} is for trials of every combination: not with --trials or --engine ray")
+    _check_engine(engine, extend, trials)
     tell: Callable[[str], None] = (lambda _: None) if flags.as_json or flags.quiet else say
     if place.resume is None:
         tuned, name, layer = _shared(flags, method, benchmark)
@@ -93,6 +90,13 @@ def tune(
     chosen = " ".join(f"--set {name}={value}" for name, value in found[0].options.items())
     tell(f"trials: {folder}")
     return tell(f"chosen by {search.by}, with {found[0].show().strip()} on validation data: {chosen}")
+
+
+def _check_engine(engine: str, extend: int | None, trials: int | None) -> None:
+    if engine not in ("grid", "ray"):
+        raise OptionError(f"--engine {engine} is unknown; choose grid or ray")
+    if extend and (engine == "ray" or trials is not None):
+        raise OptionError(f"--extend {extend} is for trials of every combination: not with --trials or --engine ray")
 
 
 def _resumed(folder: Path, flags: Flags, place: Place, said: Mapping[str, Any], tries: Sequence[str]) -> Search:

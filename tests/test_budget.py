@@ -204,6 +204,33 @@ def test_the_bound_holds_after_every_task(kind, tmp_path):
     assert learner.predict(task(0)[0], task=0).mean.isfinite().all()
 
 
+@pytest.mark.parametrize("kind", ["classes", "gaussian", "frozen"])
+@pytest.mark.parametrize("inference", ["exact", "both"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_sums_that_will_not_fit_are_refused_before_the_task_is_learned(kind, inference, stream):
+    """Their size is known before; what is needed at least is no more than what is kept then."""
+    x, y = regression(0) if kind == "gaussian" else blobs((0, 1, 2), 60, 0)
+
+    def make(memory):
+        net = MLP(4, (8, 6), seed=1).requires_grad_(kind != "frozen")
+        return FRCL(net, points=4, steps=3, task_inference=inference, task_features=50, memory=memory)
+
+    free = make(None)
+    free.fit(x, y)
+    with pytest.raises(BudgetError, match=r"one point of each and what else is kept take [\d,]+") as refused:
+        (lambda learner: learner.observe if stream else learner.fit)(make(100))(x, y)
+    assert "abandon_task" not in str(refused.value)
+    least = int(refused.value.args[0].rpartition("take ")[2].partition(". ")[0].replace(",", ""))
+    sums = free.memory_parts()["sums"]
+    assert sums < least <= free.memory_bytes()
+    with pytest.raises(BudgetError):
+        make(least - 1).fit(x, y)
+    learner = make(least)
+    learner.fit(x, y)
+    assert learner.memory_bytes() <= least
+    assert len(learner.tasks[0].Z) == 1
+
+
 def test_a_task_that_was_thinned_is_still_known():
     tasks = [blobs((3 * i, 3 * i + 1, 3 * i + 2), 150, i) for i in range(6)]
     memory = 2 * 20 * 4 * (4 + 3 + 3 * 9)

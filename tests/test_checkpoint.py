@@ -277,3 +277,17 @@ def test_files_have_the_mode_that_the_user_wants(tmp_path):
     finally:
         os.umask(before)
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+
+
+def test_equal_states_are_equal_files(tmp_path):
+    """Byte for byte, in whatever order their parts come; also with a name outside of ASCII."""
+    parts = {"w": torch.randn(3, 2), "é": torch.arange(5), "none": torch.zeros(0)}
+    found = set()
+    for number in range(12):
+        order = reversed(parts.items()) if number % 2 else parts.items()
+        save_state(tmp_path / "state", {"a": 1, "b": 2} if number % 2 else {"b": 2, "a": 1}, dict(order))
+        found.add((tmp_path / "state").read_bytes())
+    assert len(found) == 1
+    meta, tensors = load_state(tmp_path / "state")
+    assert meta == {"a": 1, "b": 2}
+    assert same_tensors(tensors, parts)

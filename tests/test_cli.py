@@ -177,6 +177,8 @@ def test_compare_is_readable_in_80_columns_and_in_a_pipe(done, inside, monkeypat
         ("tune ewc split-digits --try stren", {"strength="}),
         ("tune ewc split-digits --by e", {"ece"}),
         ("list pn", {"pnc"}),
+        ("data o", {"omniglot"}),
+        ("data mni", {"mnist"}),
         ("comp", {"compare"}),
     ],
 )

@@ -165,6 +165,44 @@ def test_a_method_with_heads_in_onnxruntime(tmp_path):
     check(learner, 1, tmp_path)
 
 
+class Scaled(MLP):
+    """A network of integers."""
+
+    def forward(self, x):
+        return super().forward(x / 255)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+@pytest.mark.parametrize("kind", ["frcl", "ewc", "exact-gp"])
+def test_integers_keep_their_type(kind, dtype, tmp_path):
+    """Also after the state was written and read: the program takes what was learned."""
+    x = torch.randint(256, (60, 4), generator=torch.Generator().manual_seed(0)).to(dtype)
+    y = (x[:, 0] > x[:, 1]).long()
+    learner = {
+        "frcl": lambda: frcl.FRCL(Scaled(4, (8,)), **SMALL),
+        "ewc": lambda: make_learner(Scaled(4, (8,)), replace(METHODS["ewc"].options, steps=5), seed=0, method="ewc"),
+        "exact-gp": lambda: frcl.ExactGP(20),
+    }[kind]()
+    learner.fit(x, y)
+    check(learner, 0, x=x)
+    state, twin = learner.state_dict(), learner
+    if kind == "frcl":
+        learner.save(tmp_path / "learner.safetensors")
+        twin = frcl.load(tmp_path / "learner.safetensors", net=Scaled(4, (8,)))
+        with pytest.raises(frcl.CheckpointError, match="not a type of tensors"):
+            twin.load_state_dict({**state, "meta": {**state["meta"], "input_dtype": "torch.nn"}})
+    twin.load_state_dict(state)
+    check(twin, 0, x=x)
+
+
+@pytest.mark.slow
+def test_bytes_in_onnxruntime(tmp_path):
+    images = torch.randint(256, (80, 1, 12, 12), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    tasks = [(images, (images[:, 0, k, 0] > 127).long() + 2 * k) for k in range(2)]
+    net = torch.nn.Sequential(torch.nn.Flatten(), Scaled(144, (8,)))
+    check(taught(tasks, net=net), None, tmp_path, images[:10])
+
+
 def test_string_labels_and_a_learner_that_goes_on(tmp_path):
     """The program is a copy: what is learned afterwards does not change it."""
     learner = taught([(x, np.array(["ant", "bee", "cat"])[y % 3]) for x, y in TASKS])

@@ -380,9 +380,46 @@ def test_a_frozen_network_gives_the_features(tmp_path):
     close(learner.features(X), whole_features(net(X).detach()), rtol=0, atol=0)
     assert float((learner.predict(X).labels == torch.cat([y[:40] for _, y in TASKS])).double().mean()) > 0.9
     learner.save(tmp_path / "gp.frcl")
-    assert torch.equal(frcl.load(tmp_path / "gp.frcl", net).predict(X).probs, learner.predict(X).probs)
-    with pytest.raises(CheckpointError, match="network"):
+    assert learner.memory_bytes() == 4 * (41 * 42 // 2 + 41 * 6 + 6 + 3)  # the network is not of the data
+    other = MLP(64, (40,), last="relu", seed=4)
+    for given in ((), (net,), (other,)):  # the weights are in the file
+        loaded = frcl.load(tmp_path / "gp.frcl", *given)
+        assert torch.equal(loaded.predict(X).probs, learner.predict(X).probs)
+        assert not any(p.requires_grad for p in loaded.net.parameters())
+        assert loaded.memory_bytes() == learner.memory_bytes()
+    before = loaded.predict(X).probs
+    doctored = learner.state_dict()
+    doctored["meta"]["state"]["losses"] = [1.0]
+    next(value for name, value in doctored["tensors"].items() if name.startswith("net/")).add_(1)
+    for state, message in ((doctored, "losses"), (ExactGP(MLP(64, (41,))).state_dict(), "does not fit this network"),
+                           (ExactGP(60).state_dict(), "other options or features")):  # fmt: skip
+        with pytest.raises(CheckpointError, match=message):
+            loaded.load_state_dict(state)
+    assert torch.equal(loaded.predict(X).probs, before)
+
+
+class Flat(torch.nn.Linear):
+    """A network that only the user has."""
+
+    def __init__(self):
+        super().__init__(64, 12)
+
+
+def test_a_frozen_network_of_ones_own_is_made_from_the_file_where_that_is_allowed(tmp_path):
+    learner = ExactGP(Flat())
+    learner.fit(*TASKS[0])
+    learner.save(tmp_path / "gp.frcl")
+    with pytest.raises(CheckpointError, match=r"allow=\['test_exact\.Flat'\]"):
         frcl.load(tmp_path / "gp.frcl")
+    loaded = frcl.load(tmp_path / "gp.frcl", allow=["test_exact.Flat"])
+    assert torch.equal(loaded.predict(X).probs, learner.predict(X).probs)
+    closed = ExactGP(torch.nn.Sequential(torch.nn.Linear(64, 12)))
+    closed.fit(*TASKS[0])
+    closed.save(tmp_path / "gp.frcl")
+    with pytest.raises(CheckpointError, match="give one of the same shape"):
+        frcl.load(tmp_path / "gp.frcl")
+    loaded = frcl.load(tmp_path / "gp.frcl", torch.nn.Sequential(torch.nn.Linear(64, 12)))
+    assert torch.equal(loaded.predict(X).probs, closed.predict(X).probs)
 
 
 def test_the_size_is_given_in_features_or_bytes():

@@ -340,6 +340,49 @@ def test_the_command_takes_the_options_of_a_run(command, tmp_path):
     assert "the largest value" not in command("finetune", "split-digits", "--dry-run").out
 
 
+SHORT = ("finetune", "split-digits", "--steps", "5", "--tasks", "1", "--try", "lr=[1e-3,1e-2]", "--seeds", "1")
+
+
+def test_options_beside_resume_are_those_of_the_folder(command):
+    begun = (*SHORT, "--set", "network.widths=[8]")
+    command(*begun, "--extend", "0", "--out", "here", "--quiet")
+    for same in ((), begun, ("--try", "learner.lr=[0.01,0.001]", "--by", "accuracy", "--extend", "0")):
+        command("--resume", "here", "--quiet", *same)
+    for other, named in (
+        (("--try", "lr=[1e-3,1]"), r"learner.lr is [0.001, 0.01] there, not [0.001, 1]"),
+        (("--set", "network.widths=[9]"), "network.widths is [8] there, not [9]"),
+        (("--seeds", "2", "--tasks", "2"), "seeds is [0] there, not [0, 1]"),
+        (("--seeds", "2", "--tasks", "2"), "stream.tasks is 1 there, not 2"),
+        (("ewc",), "method is ['finetune'] there, not ['ewc']"),
+        (("finetune", "permuted-digits"), "benchmark is 'split-digits' there, not 'permuted-digits'"),
+        (("--by", "nll"), "--by is 'accuracy' there, not 'nll'"),
+        (("--trials", "2"), "--trials is None there, not 2"),
+        (("--extend", "1"), "--extend is 0 there, not 1"),
+        (("--overwrite",), "leave out --dry-run, --overwrite and --out"),
+        (("--out", "there"), "leave out --dry-run, --overwrite and --out"),
+    ):
+        said = command("--resume", "here", *other, code=2).err
+        assert named in said, said
+
+
+def test_a_search_may_be_overwritten(command, tmp_path):
+    """Its trials are removed; what else is in the folder stays."""
+    command(*SHORT, "--extend", "0", "--out", "here", "--quiet")
+    for name in ("mine", "ray"):
+        (tmp_path / "here" / name).mkdir()
+    command(*SHORT, "--out", "here", code=2)
+    other = [*SHORT[:-3], "lr=[1e-4,1e-3]", *SHORT[-2:], "--set", "network.widths=[9]", "--extend", "0"]
+    command(*other, "--out", "here", "--quiet", "--overwrite")
+    found = {path.name for path in (tmp_path / "here").iterdir() if path.is_dir()}
+    assert found == {"lr=0.0001", "lr=0.001", "mine"}
+    assert "widths = [9]" in (tmp_path / "here" / "lr=0.001" / "config.toml").read_text()
+
+
+@pytest.mark.parametrize("other", [("--trials", "2"), ("--engine", "ray")])
+def test_a_grid_is_extended_where_every_combination_is_tried(command, other):
+    assert "not with --trials or --engine ray" in command(*SHORT, "--extend", "2", *other, code=2).err
+
+
 def test_the_command_says_that_it_extends_the_grid(command, tmp_path):
     said = command(
         "finetune",

@@ -4,6 +4,7 @@ import copy
 import pickle
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -169,6 +170,57 @@ def test_a_stream_that_has_only_begun_predicts_by_its_open_task():
     model.partial_fit(X[1::5], y[1::5])
     assert model.predict_proba(X).shape == (150, 3)
     assert model.learner_.tasks == ()
+
+
+@pytest.mark.parametrize("first", [1, 2, 20])
+def test_the_numbers_of_a_stream_are_never_taken_for_labels(first):
+    """Not y in {0, 1}, and not one or two rows, which are ±1 when they are standardised."""
+    generator = np.random.default_rng(0)
+    X = generator.normal(size=(400, 3))
+    y = (X[:, 0] > 0).astype(float)
+    model = FRCLRegressor(boundaries="detect", random_state=0, **{**SMALL, "points": 20})
+    for start in [0, *range(first, 400, 20)]:
+        rows = slice(start, first if start == 0 else start + 20)
+        model.partial_fit(X[rows], y[rows])
+    assert model.predict(X).shape == (400,)
+    assert model.score(X, y) > 0.3
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_a_stream_is_standardised_by_more_than_its_first_minibatch(first):
+    """A few unusual rows at its beginning do not decide the scale of all others."""
+    X, y = load_digits(return_X_y=True)
+    X, y = X[y < 2], y[y < 2]
+    model = FRCLClassifier((32, 32), points=20, learning_rate=5e-3, boundaries="detect", random_state=0)
+    model.partial_fit(X[:first] * 1e-4, y[:first], classes=[0, 1])
+    for start in range(first, 330, 20):
+        model.partial_fit(X[start : start + 20], y[start : start + 20])
+    seen = np.r_[X[:first] * 1e-4, X[first : 340 + first]]
+    np.testing.assert_allclose(model._mean, seen.mean(0), atol=1e-12)
+    varies = seen.std(0) > 0
+    np.testing.assert_allclose(model._scale[varies], seen.std(0)[varies])
+    assert model.learner_.tasks == ()
+    assert model.score(X, y) > 0.95
+
+
+def test_a_minibatch_that_fails_leaves_mean_and_scale():
+    X, y = IRIS
+    model = FRCLClassifier(boundaries="detect", random_state=0, **{**SMALL, "points": 20}).partial_fit(X, y)
+    before = model.predict_proba(X)
+    with pytest.raises(LabelError):
+        model.partial_fit(X * 100, y.astype(str))
+    np.testing.assert_array_equal(model.predict_proba(X), before)
+
+
+def test_a_parameter_that_comes_too_late_is_warned_of():
+    X, y = IRIS
+    model = FRCLClassifier(random_state=0, **SMALL).partial_fit(X[y < 2], y[y < 2])
+    with pytest.warns(UserWarning, match=r"points is 8 in what has been learned; 9 needs fit\(\), from the start"):
+        model.set_params(points=9).partial_fit(X[y == 2], y[y == 2])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.fit(X, y).set_params(steps=20, verbose=False, hidden_layer_sizes=[16, 16]).partial_fit(X, y + 3)
+    assert [len(one.Z) for one in model.learner_.tasks] == [9, 9]
 
 
 # -- with the rest of scikit-learn ------------------------------------------------------------------------------

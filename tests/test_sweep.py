@@ -66,6 +66,53 @@ def test_plans_that_cannot_be(settings, message):
         planned(["frcl"], settings)
 
 
+SHORT = ("split-digits", "--steps", "5", "--tasks", "1", "--seeds", "1", "--set", "network.widths=[8]")
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path):
+    """`frcl sweep`, in a folder of its own."""
+
+    def call(*arguments, code=0):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["frcl", "sweep", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        said = capsys.readouterr()
+        assert end.value.code == code, said.err
+        return said
+
+    return call
+
+
+def test_options_beside_resume_are_those_of_the_folder(command):
+    begun = (*SHORT, "--method", "finetune,ewc", "--set", "lr=[1e-3,1e-2]", "--set", "strength=3")
+    command(*begun, "--out", "here", "--quiet")
+    for same in ((), begun, ("--method", "ewc,finetune", "--set", "strength=3.0")):
+        command("--resume", "here", "--quiet", *same)
+    for other, named in (
+        (("--set", "lr=[1e-3]"), "learner.lr is [0.001, 0.01] there, not [0.001]"),
+        (("--set", "lr=[1e-3,1e-2,1e-1]"), "learner.lr is [0.001, 0.01] there, not [0.001, 0.01, 0.1]"),
+        (("--set", "strength=4"), "learner.strength is [3.0] there, not [4]"),
+        (("--seeds", "2"), "seeds is [0] there, not [0, 1]"),
+        (("--method", "ewc"), "method is ['ewc', 'finetune'] there, not ['ewc']"),
+        (("permuted-digits",), "benchmark is 'split-digits' there"),
+        (("--overwrite",), "leave out --dry-run, --overwrite and --out"),
+    ):
+        said = command("--resume", "here", *other, code=2).err
+        assert named in said, said
+
+
+def test_a_sweep_may_be_overwritten(command, tmp_path):
+    """Its runs are removed; what else is in the folder stays."""
+    command(*SHORT, "--method", "finetune", "--set", "lr=[1e-3,1e-2]", "--out", "here", "--quiet")
+    (tmp_path / "here" / "mine").mkdir()
+    command(*SHORT, "--method", "finetune", "--out", "here", code=2)
+    command(*SHORT, "--method", "finetune", "--set", "lr=[1e-2,1e-4]", "--out", "here", "--quiet", "--overwrite")
+    found = {path.name for path in (tmp_path / "here").iterdir() if path.is_dir()}
+    assert found == {"finetune,lr=0.01", "finetune,lr=0.0001", "mine", "tables"}
+
+
 def test_a_plan_is_written_and_read(tmp_path):
     jobs = planned(["frcl", "ewc"], ["points=[5,10]"])
     write_plan(tmp_path / "new", jobs)

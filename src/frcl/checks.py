@@ -20,7 +20,7 @@ class Seen(Protocol):
 
     net: Params
     input_shape: tuple[int, ...] | None
-    input_floating: bool | None
+    input_dtype: torch.dtype | None
 
 
 def expect(fits: bool, what: str) -> None:
@@ -37,7 +37,8 @@ def check_like(x: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, wha
 def check_inputs(x: Tensor, saved: Seen, dtype: torch.dtype, what: str) -> None:
     """Refuse stored inputs that are not like those of the learner."""
     expect(x.ndim > 1 and len(x) > 0 and tuple(x.shape[1:]) == saved.input_shape, f"{what}: inputs of another shape")
-    fits = x.dtype == dtype if saved.input_floating else not x.is_floating_point() and not x.is_complex()
+    floating = saved.input_dtype is not None and saved.input_dtype.is_floating_point
+    fits = x.dtype == dtype if floating else not x.is_floating_point() and not x.is_complex()
     expect(fits, f"{what}: inputs are {x.dtype}")
 
 

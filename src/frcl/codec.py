@@ -20,6 +20,7 @@ from frcl.errors import CheckpointError, FrclError
 from frcl.options import LARGEST_INT
 
 T = TypeVar("T")
+DTYPES = {str(one): one for one in vars(torch).values() if isinstance(one, torch.dtype)}
 TENSOR = "tensor"  # {"tensor": name} stands for a tensor
 MOST_AXES = 3  # of an array
 WORDS = {
@@ -52,6 +53,8 @@ def to_json(value: Any, tensors: dict[str, Tensor] | None = None, place: str = "
         return {TENSOR: place}
     if value is None or isinstance(value, bool | int | float | str):
         return None if tensors is None and isinstance(value, float) and math.isnan(value) else value
+    if isinstance(value, torch.dtype):
+        return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         if place and (own := getattr(value, "to_json", None)) is not None:
             return own()
@@ -123,6 +126,10 @@ class _Reader:
             if value not in args:
                 raise Damaged(f'"{where}" is {short(value)}, not {" or ".join(map(repr, args))}')
             return value
+        if kind is torch.dtype:
+            if value not in DTYPES:
+                raise Damaged(f'"{where}" is {short(value)}, not a type of tensors')
+            return DTYPES[value]
         if kind is Any:
             return self._any(value, where) if self.tensors is not None else value
         return _number(kind, value, where) if kind in (int, float) else _typed(kind, value, where)

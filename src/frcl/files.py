@@ -225,7 +225,17 @@ def save_state(path: str | Path, meta: Mapping[str, Any], tensors: Mapping[str, 
     local = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     text = json.dumps(meta, sort_keys=True)
     header = {"format": FORMAT, "version": str(VERSION), "meta": text, "digest": _digest(text, local)}
-    write_atomically(path, to_bytes(local, metadata=header))
+    write_atomically(path, _in_order(to_bytes(local, metadata=header)))
+
+
+def _in_order(content: bytes) -> bytes:
+    """A safetensors file with its meta data sorted, so that equal states are equal files: the writer has any order."""
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, memoryview(content)[start:]])
 
 
 def load_state(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -184,6 +184,12 @@ class Exact:
             new = new._replace(cross=cross, squares=torch.cat([none, new.squares]))
         return added(kept, number, new, own_gram=False)
 
+    def least_bytes(self, kept: Tasks, x: Tensor, columns: int) -> int:
+        """Bytes that one more task of inputs like x adds at least, with 32 bits per sum."""
+        self._go_on_with(kept)
+        K = self.features(self.features.read(x[:1])).shape[1]
+        return 4 * ((kept.gram is None) * K * (K + 1) // 2 + (K + 1) * columns + 1)
+
     def of(self, kept: Tasks, x: Tensor, y: Tensor, likelihood: Likelihood) -> Sums:
         """The sums of the examples of a task, of the features that the others have; numeric targets are one class."""
         self._go_on_with(kept)

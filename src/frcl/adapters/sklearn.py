@@ -2,10 +2,12 @@
 
 The network is built from the width of the data, inputs are standardised by the first data, and predictions name no
 task: the task of an input is inferred. Calculations are in float64, so that a prediction does not depend on the batch.
+In a stream the first data are the minibatches of its first task, at most 1,000 rows.
 """
 
 import copy
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 
 from frcl.boundary import BoundaryDetector
 from frcl.errors import DataError, LabelError, OptionError
+from frcl.experiment.prequential import RunningScaler
 from frcl.features import MLP
 from frcl.inference import FromSummaries
 from frcl.learners.ensemble import restored
@@ -33,6 +36,7 @@ Array = NDArray[Any]
 EPOCHS, FEWEST, MOST = 40, 200, 5000  # steps="auto": passes over the data, between these numbers of steps
 LIMIT = 5.0  # standardised inputs are compressed from here on: a column may vary much more in later data
 BIAS = 2.0  # biases of the network are uniform in ±2/√(inputs of the layer): few columns need kinks off the origin
+AT_ANY_TIME = ("steps", "verbose")  # parameters that partial_fit reads again
 NOTHING = -1  # code of the second label of a task with one class
 
 
@@ -128,8 +132,10 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         before = dict(self.__dict__)
         learner = None if first else self.learner_.state_dict()
         try:
-            X, y = self._checked(X, y, reset=first)
+            X, y = self._checked(X, y, reset=first, least=2 if first and not stream else 1)
             if first:
+                self._scalers: dict[str, RunningScaler] = {}
+            if first or (stream and not self.learner_.tasks):  # what is kept of a task is standardised as it was
                 self._prepare(X, y)
             targets = self._targets(y, classes, first=first)
             if first:
@@ -149,6 +155,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
     def _partial(self, X: Any, y: Any, classes: Any = None) -> Self:
         if self.boundaries not in ("calls", "detect"):
             raise OptionError(f'boundaries is "calls" or "detect", not {self.boundaries!r}')
+        if "learner_" in self.__dict__:
+            self._warn_of_changes()
         return self._learn(X, y, classes, first="learner_" not in self.__dict__, stream=self.boundaries == "detect")
 
     def _fit_task(self, rows: Tensor, targets: Tensor) -> None:
@@ -158,11 +166,19 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         index = torch.arange(max(n, learner.options.points)) % n
         self._declare(targets)
         learner.fit(
-            rows[index], targets[index], likelihood=self._likelihood, size=n,
-            steps=auto if self.steps == "auto" else self.steps, progress=bool(self.verbose),
+            rows[index], targets[index], size=n, progress=bool(self.verbose),
+            steps=auto if self.steps == "auto" else self.steps,
         )  # fmt: skip
 
+    def _warn_of_changes(self) -> None:
+        """Parameters that were set since the learner was made, and that it cannot follow."""
+        for name, kept in self._made_with.items():
+            if name not in AT_ANY_TIME and not np.array_equal(now := getattr(self, name), kept):
+                text = f"{name} is {kept!r} in what has been learned; {now!r} needs fit(), from the start"
+                warnings.warn(text, UserWarning, stacklevel=4)
+
     def _new_learner(self, rows: int, classes: Any) -> FRCL:
+        self._made_with = self.get_params(deep=False)
         bases = {"frcl+": PLUS, "frcl": FRCLOptions()}
         if self.method not in bases:
             raise OptionError(f'method is "frcl+" or "frcl", not {self.method!r}')
@@ -171,7 +187,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         own = {
             "points": self.points if stream or not isinstance(self.points, int) else min(self.points, rows),
             "batch_size": self.batch_size, "lr": self.learning_rate, "task_inference": self.task_inference,
-            "seed": seed, **(self.options or {}),
+            "seed": seed, **(self.options or {}), **self._fixed,
         }  # fmt: skip
         if self.network is None:
             net: nn.Module = tabular_network(self.n_features_in_, self.hidden_layer_sizes, seed)
@@ -191,12 +207,19 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _prepare(self, X: Array, y: Array) -> None:
         """Mean and scale of the columns; one that does not vary takes the mean scale of the others."""
-        with np.errstate(over="ignore"):
-            self._mean, scale = X.mean(0), X.std(0)
+        self._mean, scale = self._moments("inputs", X)
         if not (np.isfinite(self._mean).all() and np.isfinite(scale).all()):
             raise DataError("the inputs are too large to be standardised; scale them first")
         varies = scale > 10 * np.finfo(float).eps * np.abs(self._mean)
         self._scale = np.where(varies, scale, scale[varies].mean() if varies.any() else 1.0)
+
+    def _moments(self, name: str, values: Array) -> tuple[Array, Array]:
+        """Mean and standard deviation of columns with these rows, and with those of minibatches before."""
+        scaler = copy.copy(self._scalers.get(name, RunningScaler()))
+        scaler.learn(torch.tensor(values))
+        self._scalers = {**self._scalers, name: scaler}
+        own = scaler.state
+        return own.mean.numpy(), (own.squares / own.count).sqrt().numpy()
 
     # -- prediction -----------------------------------------------------------------------------------------
 
@@ -244,7 +267,7 @@ class FRCLClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         All labels seen, sorted; the columns of `predict_proba`.
     """
 
-    _likelihood = None
+    _fixed: Mapping[str, Any] = {}
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
         """Learn one more task, or a minibatch of a stream; labels may be new in any call.
@@ -272,8 +295,8 @@ class FRCLClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         found: Array = self.classes_[best]
         return found
 
-    def _checked(self, X: Any, y: Any, *, reset: bool) -> tuple[Array, Array]:
-        X, y = validate_data(self, X, y, reset=reset, dtype=np.float64, ensure_min_samples=2 if reset else 1)
+    def _checked(self, X: Any, y: Any, *, reset: bool, least: int) -> tuple[Array, Array]:
+        X, y = validate_data(self, X, y, reset=reset, dtype=np.float64, ensure_min_samples=least)
         check_classification_targets(y)
         return X, column_or_1d(y)
 
@@ -303,7 +326,7 @@ class FRCLRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     __doc__ = f"""A regressor that learns tasks one after another; y may have several columns.
 {(_Estimator.__doc__ or "").partition("data.")[2]}"""
 
-    _likelihood = "gaussian"
+    _fixed: Mapping[str, Any] = {"likelihood": "gaussian"}  # never by what the numbers look like
 
     def partial_fit(self, X: Any, y: Any) -> Self:
         """Learn one more task, or a minibatch of a stream."""
@@ -324,17 +347,17 @@ class FRCLRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         tags.target_tags.multi_output = True
         return tags
 
-    def _checked(self, X: Any, y: Any, *, reset: bool) -> tuple[Array, Array]:
+    def _checked(self, X: Any, y: Any, *, reset: bool, least: int) -> tuple[Array, Array]:
         X, y = validate_data(
             self, X, y, reset=reset, dtype=np.float64, multi_output=True, y_numeric=True,
-            ensure_min_samples=2 if reset else 1,
+            ensure_min_samples=least,
         )  # fmt: skip
         return X, np.asarray(y, dtype=np.float64)
 
     def _prepare(self, X: Array, y: Array) -> None:
         super()._prepare(X, y)
         self._flat = y.ndim == 1
-        self._y_mean, scale = y.mean(0), y.std(0)
+        self._y_mean, scale = self._moments("targets", y)
         self._y_scale = np.where(scale > 0, scale, 1.0)
 
     def _targets(self, y: Array, classes: Any, *, first: bool) -> Tensor:

@@ -166,7 +166,7 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
             state.current = Current(likelihood, N, data_mark(x, targets))
             state.current.N *= self._begin(x, targets, K) or 1.0
             state.optimiser = self._new_optimiser()
-            state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
+            state.input_shape, state.input_dtype = tuple(x.shape[1:]), x.dtype
             for one in state.regularisers:
                 one.begin(replace(self._task(), examples=len(targets)))
         return targets

@@ -175,7 +175,7 @@ class SharedHead(Baseline[O, Own]):
             likelihood = Softmax(tuple(sorted({*seen, *labels})))
             state.own = self._grown(likelihood.labels, K)
             state.current = Current(likelihood, 0.0, STREAM) if now is None else replace(now, likelihood=likelihood)
-            state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
+            state.input_shape, state.input_dtype = tuple(x.shape[1:]), x.dtype
             state.optimiser = self._new_optimiser()
             if old is not None:
                 state.optimiser.restore(_padded(old.state(), state.optimiser))

@@ -19,11 +19,11 @@ from frcl.cli.bench import bench
 from frcl.cli.check import check
 from frcl.cli.compare import Paths, compare, show_comparison
 from frcl.cli.console import err, out, safe, say, say_result, show_table
-from frcl.cli.options import Benchmark, Flags, Json, MethodNames, Quiet, free_folder, methods, shares_flags
+from frcl.cli.options import Benchmark, Flags, Json, MethodNames, Quiet, completed, free_folder, methods, shares_flags
 from frcl.cli.stream import stream
 from frcl.cli.sweep import sweep
 from frcl.cli.tune import tune
-from frcl.data.files import data_status, fetch
+from frcl.data.files import DATASETS, data_status, fetch
 from frcl.data.registry import BENCHMARKS
 from frcl.distributed import ProcessError, data_parallel
 from frcl.errors import FrclError, OptionError
@@ -37,6 +37,7 @@ from frcl.options import described
 from frcl.report import find_runs, read_run, write_report, write_tables
 
 FAILED, USAGE, STOPPED = 1, 2, 130
+FETCHED = {*BENCHMARKS, *(one.name for one in DATASETS)}
 DATA = "A data set or benchmark to make sure of, as mnist or split-cifar."
 
 
@@ -137,7 +138,7 @@ def list_names(method: OneMethod = None) -> None:
 
 @app.command("data")
 def data_files(
-    name: Annotated[str | None, Argument(help=DATA)] = None,
+    name: Annotated[str | None, Argument(help=DATA, autocompletion=completed(FETCHED))] = None,
     data: Annotated[Path | None, Option(help="Folder to look in first, and to download to.")] = None,
 ) -> None:
     """Show which data files are at hand and verified; with a name, download what is missing."""

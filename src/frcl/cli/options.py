@@ -112,15 +112,17 @@ class Flags:
             note(f"method {method} has no option {', '.join(dict.fromkeys(skipped))}: skipped")
         return [*found, {"method": method}]
 
-    def chosen(self, benchmark: str | None, method: str | None) -> tuple[str, list[str]]:
-        """The benchmark and the methods: as said, or else as in the config file, or the defaults."""
+    def chosen(
+        self, benchmark: str | None, method: str | None, otherwise: tuple[str, str] = ("split-digits", "frcl")
+    ) -> tuple[str, list[str]]:
+        """The benchmark and the methods: as said, or else as in the config file, or `otherwise`."""
         file = {} if self.config is None else read_toml(self.config)
-        methods = (method or str(file.get("method", "frcl"))).split(",")
+        methods = (method or str(file.get("method", otherwise[1]))).split(",")
         for one in methods:
             METHODS[one]
         if len(set(methods)) < len(methods):
             raise OptionError(f"--method {method} names a method twice")
-        return known_name(benchmark or str(file.get("benchmark", "split-digits"))), methods
+        return known_name(benchmark or str(file.get("benchmark", otherwise[0]))), methods
 
 
 def shares_flags(command: Callable[..., Any]) -> Callable[..., Any]:

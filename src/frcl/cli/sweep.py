@@ -2,10 +2,10 @@
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Option
@@ -13,13 +13,24 @@ from typer import Option
 from frcl.cli.compare import show_comparison
 from frcl.cli.console import bar, note, say
 from frcl.cli.options import Benchmark, Flags, MethodNames, completed, free_folder, shares_flags
+from frcl.codec import short
 from frcl.distributed import is_launched
 from frcl.errors import FrclError, OptionError
+from frcl.experiment.config import Config, differing, saved
 from frcl.experiment.display import in_words
 from frcl.experiment.keeper import Interrupted
 from frcl.experiment.results import Result
 from frcl.experiment.runner import check
-from frcl.experiment.sweep import Engine, carried_out, in_processes, in_turn, plan, read_plan, write_plan
+from frcl.experiment.sweep import (
+    Engine,
+    carried_out,
+    differing_values,
+    in_processes,
+    in_turn,
+    plan,
+    read_plan,
+    write_plan,
+)
 from frcl.files import alone_in
 from frcl.report import find_runs, write_report, write_tables
 
@@ -30,7 +41,8 @@ ADDRESS = (
 JOBS = "Without Ray: how many jobs at a time, each in a process of its own."
 CPUS = "With Ray: CPUs for each job."
 GPUS = "With Ray: GPUs for each job, as 1 or 0.25; by default 1 on CUDA."
-RESUME = "Go on with what is in this folder; of the other options only those are needed that say where."
+RESUME = "Go on with what is in this folder; options may be said again, but no others. None is needed but where."
+OVERWRITE = "Replace the sweep or search that is in the folder: its runs are removed."
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,7 @@ class Place:
     cpus: Annotated[float, Option(min=0.0, help=CPUS)] = 1.0
     gpus: Annotated[float | None, Option(min=0.0, help=GPUS)] = None
     resume: Annotated[Path | None, Option(help=RESUME)] = None
+    overwrite: Annotated[bool, Option("--overwrite", help=OVERWRITE)] = False
 
     def engine(self, device: str) -> Engine:
         """What carries out jobs that compute on this device."""
@@ -58,6 +71,32 @@ class Place:
         return float(device.startswith("cuda")) if self.gpus is None else self.gpus
 
 
+def refuse_other(
+    folder: Path, flags: Flags, place: Place, jobs: Sequence[Config], said: Mapping[str, Any],
+    made: Mapping[str, Any], fixed: Sequence[str], lists: Sequence[str],
+) -> None:  # fmt: skip
+    """Refuse what is said beside --resume and is not what the jobs of the folder were made with.
+
+    `said` has the benchmark, the method, and what is in `made` beside the jobs; None where it was not said. `fixed` are
+    settings of all jobs, `lists` those with values to try.
+    """
+    if flags.dry_run or place.overwrite or flags.out not in (None, folder):
+        raise OptionError("--resume goes on with what is in its folder: leave out --dry-run, --overwrite and --out")
+    first, methods = jobs[0], list(dict.fromkeys(job.method for job in jobs))
+    name, names = flags.chosen(said["benchmark"], said["method"], (first.benchmark, ",".join(methods)))
+    pairs: dict[str, tuple[Any, Any]]
+    pairs = {"benchmark": (first.benchmark, name), "method": (sorted(methods), sorted(names))}
+    pairs |= {key: (value, said[key]) for key, value in made.items() if said[key] is not None}
+    found = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+    layers = {one: flags.layers(one, methods, fixed) for one in methods}
+    for job in jobs:
+        found |= differing(job, *layers[job.method])
+    found |= differing_values(jobs, lists)
+    if found:
+        named = "; ".join(f"{key} is {short(own)} there, not {short(other)}" for key, (own, other) in found.items())
+        raise OptionError(f"{folder} was begun with other options: {named}. Leave them out, or begin in another folder")
+
+
 @shares_flags
 def sweep(flags: Flags, place: Place, benchmark: Benchmark = None, method: MethodNames = None) -> None:
     """Learn with several methods and options, as in --method frcl,ewc --set lr=[1e-3,1e-2], and write one report.
@@ -66,10 +105,14 @@ def sweep(flags: Flags, place: Place, benchmark: Benchmark = None, method: Metho
     for an option that is a list itself give a list of lists. Any process may be killed: frcl sweep --resume FOLDER
     ends with the results of an uninterrupted sweep.
     """
-    folder = place.resume or _planned(flags, benchmark, method)
+    folder = place.resume or _planned(flags, place, benchmark, method)
     if folder is None:
         return
     texts, found, silent = read_plan(folder), dict[str, Result | str](), flags.quiet or flags.as_json
+    if place.resume is not None and texts:
+        jobs = [saved(tomllib.loads(text)) for text in texts.values()]
+        said = {"benchmark": benchmark, "method": method}
+        refuse_other(folder, flags, place, jobs, said, {}, (), flags.settings or [])
     cuda = next((text for text in texts.values() if tomllib.loads(text).get("device") != "cpu"), None)
     engine = place.engine("cuda" if cuda else "cpu")
     with alone_in(folder), bar("jobs", len(texts), quiet=silent) as advance:
@@ -84,7 +127,7 @@ def sweep(flags: Flags, place: Place, benchmark: Benchmark = None, method: Metho
         _report(folder, {job: found[job] for job in texts}, flags)
 
 
-def _planned(flags: Flags, benchmark: str | None, method: str | None) -> Path | None:
+def _planned(flags: Flags, place: Place, benchmark: str | None, method: str | None) -> Path | None:
     """The folder of a new sweep with its plan; none with --dry-run."""
     name, methods = flags.chosen(benchmark, method)
     skipped: dict[str, None] = {}
@@ -100,7 +143,7 @@ def _planned(flags: Flags, benchmark: str | None, method: str | None) -> Path | 
             check(config)
         return None
     folder = flags.out or free_folder(f"{Path(name).stem}-sweep")
-    write_plan(folder, planned)
+    write_plan(folder, planned, overwrite=place.overwrite)
     return folder
 
 

@@ -1,7 +1,7 @@
 """`frcl tune`: chooses options on validation data; saves every trial, and goes on after a kill."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,17 +11,22 @@ from typer import Argument, Option
 
 from frcl.cli.console import bar, say
 from frcl.cli.options import Benchmark, Flags, completed, free_folder, keys, methods, shares_flags
-from frcl.cli.sweep import Place
+from frcl.cli.sweep import Place, refuse_other
 from frcl.errors import OptionError
 from frcl.experiment.config import over, to_toml
 from frcl.experiment.keeper import Interrupted
 from frcl.experiment.runner import check
+from frcl.experiment.sweep import combinations
 from frcl.experiment.tune import BY, EXTENSIONS, Search, Trial, grid_of, own_grid
 from frcl.experiment.tune import tune as search_in
 from frcl.files import alone_in
 
 TRY = "Values to try instead of the method's own, as in curvature=[0.3,1.0]; repeatable."
-EXTEND = "How often a grid whose smallest or largest value wins is extended beyond it; 0: never."
+EXTEND = (
+    f"How often a grid whose smallest or largest value wins is extended beyond it, {EXTENSIONS} by default; 0: never. "
+    "Not with --trials or --engine ray."
+)
+DECIDES = f"What decides: {', '.join(BY)}; accuracy by default."
 ENGINE = "grid: every combination, or --trials of them; ray: Ray Tune, Optuna chooses and ASHA ends poor trials early."
 
 
@@ -33,28 +38,29 @@ def tune(
     benchmark: Benchmark = None,
     trials: Annotated[int | None, Option(min=1, help="Only this many combinations, chosen by Optuna.")] = None,
     tries: Annotated[list[str] | None, Option("--try", help=TRY, autocompletion=keys)] = None,
-    by: Annotated[str, Option(help=f"What decides: {', '.join(BY)}.", autocompletion=completed(BY))] = "accuracy",
-    extend: Annotated[int, Option(min=0, help=EXTEND)] = EXTENSIONS,
+    by: Annotated[str | None, Option(help=DECIDES, autocompletion=completed(BY))] = None,
+    extend: Annotated[int | None, Option(min=0, help=EXTEND)] = None,
     engine: Annotated[str, Option(help=ENGINE, autocompletion=completed(("grid", "ray")))] = "grid",
 ) -> None:
     """Choose options among a grid on validation data of the first tasks; test data is never touched.
 
     Every trial is a run in the folder of the search: frcl tune --resume FOLDER goes on after an interruption.
     """
-    if engine not in ("grid", "ray"):
-        raise OptionError(f"--engine {engine} is unknown; choose grid or ray")
+    _check_engine(engine, extend, trials)
     tell: Callable[[str], None] = (lambda _: None) if flags.as_json or flags.quiet else say
     if place.resume is None:
         tuned, name, layer = _shared(flags, method, benchmark)
-        search = Search(tuned, name, layer, own_grid(tries or [], tuned) or grid_of(tuned), by, trials, extend)
+        decided = by or "accuracy", trials, EXTENSIONS if extend is None else extend
+        search = Search(tuned, name, layer, own_grid(tries or [], tuned) or grid_of(tuned), *decided)
         if flags.dry_run:
             config = search.config({name: values[0] for name, values in search.grid.items()})
             typer.echo(to_toml(config), nl=False)
             return check(config)
         folder = flags.out or free_folder(f"{Path(name).stem}-{tuned}-tune")
-        search.write(folder)
+        search.write(folder, overwrite=place.overwrite)
     else:
-        folder, search = place.resume, Search.read(place.resume)
+        said = {"benchmark": benchmark, "method": method, "--by": by, "--trials": trials, "--extend": extend}
+        folder, search = place.resume, _resumed(place.resume, flags, place, said, tries or [])
     shown = ", ".join(f"{name}={json.dumps(values)}" for name, values in search.grid.items())
     tell(f"tuning {search.method} on {search.benchmark}: {shown}")
 
@@ -84,6 +90,23 @@ def tune(
     chosen = " ".join(f"--set {name}={value}" for name, value in found[0].options.items())
     tell(f"trials: {folder}")
     return tell(f"chosen by {search.by}, with {found[0].show().strip()} on validation data: {chosen}")
+
+
+def _check_engine(engine: str, extend: int | None, trials: int | None) -> None:
+    if engine not in ("grid", "ray"):
+        raise OptionError(f"--engine {engine} is unknown; choose grid or ray")
+    if extend and (engine == "ray" or trials is not None):
+        raise OptionError(f"--extend {extend} is for trials of every combination: not with --trials or --engine ray")
+
+
+def _resumed(folder: Path, flags: Flags, place: Place, said: Mapping[str, Any], tries: Sequence[str]) -> Search:
+    """The search in a folder, of which nothing else may be said."""
+    search = Search.read(folder)
+    jobs = [search.config(options) for options in combinations(search.grid)]
+    extend = search.extensions if search.trials is None else 0
+    made = {"--by": search.by, "--trials": search.trials, "--extend": extend}
+    refuse_other(folder, flags, place, jobs, said, made, flags.settings or [], tries)
+    return search
 
 
 def edge_wins(name: str, edge: float, value: float) -> str:

@@ -137,6 +137,20 @@ def saved(layer: Mapping[str, Any]) -> Config:
     return resolve(layer.get("benchmark", ""), {name: value for name, value in layer.items() if name != "benchmark"})
 
 
+def differing(config: Config, *layers: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The options of a configuration that layers would change: what they are, and what they would be."""
+    own = tomllib.loads(to_toml(config))
+    made, said = (by_name(one) for one in (config, resolve(own.pop("benchmark"), own, *layers)))
+    return {name: (value, said[name]) for name, value in made.items() if said[name] != value}
+
+
+def by_name(config: Config) -> dict[str, Any]:
+    """Plain values by name, those of parts as `learner.lr`."""
+    values = to_dict(config)
+    parts = {f"{part}.{name}": value for part in PARTS for name, value in values[part].items()}
+    return parts | {name: values[name] for name in PLAIN}
+
+
 def _benchmark_defaults(benchmark: str, method: str, options: Any) -> dict[str, Any]:
     """Network, training and options of the method, from the benchmark's section of defaults.toml or its spec."""
     carried = BENCHMARKS[benchmark].defaults if benchmark in BENCHMARKS else {}

@@ -6,6 +6,7 @@ A job is one run: all seeds of one configuration. An engine carries out jobs, ea
 import itertools
 import json
 import re
+import shutil
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,10 +19,21 @@ from typing import Any, get_origin, get_type_hints
 
 from frcl.errors import BusyError, DataError, FrclError, OptionError
 from frcl.experiment import runner
-from frcl.experiment.config import PARTS, Config, foreign, parts_of, read_toml, resolve, saved, setting_for, to_toml
+from frcl.experiment.config import (
+    PARTS,
+    Config,
+    by_name,
+    foreign,
+    parts_of,
+    read_toml,
+    resolve,
+    saved,
+    setting_for,
+    to_toml,
+)  # fmt: skip
 from frcl.experiment.keeper import Observer
 from frcl.experiment.results import RESULT, Result, read_result
-from frcl.files import VERSION, read_document, write_atomically
+from frcl.files import VERSION, alone_in, read_document, write_atomically
 
 FORMAT, PLAN = "frcl-sweep", "sweep.json"
 ATTEMPTS = 5  # times that processes are started again after one was killed
@@ -96,15 +108,41 @@ def job_name(options: Mapping[str, Any], *before: str) -> str:
     return name if len(name) <= LONGEST else f"{name[: LONGEST - 9]}-{sha256(text.encode()).hexdigest()[:8]}"
 
 
-def write_plan(folder: Path, jobs: Mapping[str, Config]) -> None:
-    """Write the jobs of a new sweep into its folder."""
+def write_plan(folder: Path, jobs: Mapping[str, Config], *, overwrite: bool = False) -> None:
+    """Write the jobs of a new sweep into its folder; `overwrite`: also where one is there, whose runs are removed."""
+    old = read_plan(folder) if overwrite and (folder / PLAN).exists() else {}
+    content = {"format": FORMAT, "jobs": {name: to_toml(config) for name, config in jobs.items()}}
+    begin(folder / PLAN, content, old.__contains__ if overwrite else None)
+
+
+def begin(path: Path, content: Mapping[str, Any], own: Callable[[str], bool] | None) -> None:
+    """Begin a sweep or a search by its file. One that is there is refused; or else its folders, `own`, are removed."""
+    folder, kind = path.parent, path.stem
     folder.mkdir(parents=True, exist_ok=True)
-    if (folder / PLAN).exists():
-        raise OptionError(
-            f"{folder} already holds a sweep; go on with `frcl sweep --resume {folder}`, or choose another --out"
-        )
-    content = {"format": FORMAT, "version": VERSION, "jobs": {name: to_toml(config) for name, config in jobs.items()}}
-    write_atomically(folder / PLAN, (json.dumps(content, indent=1) + "\n").encode())
+    with alone_in(folder):
+        if path.exists() and own is None:
+            raise OptionError(
+                f"{folder} already holds what `frcl {kind}` wrote: go on with `frcl {kind} --resume {folder}`, or "
+                "choose another --out, or --overwrite"
+            )
+        for run in folder.iterdir() if path.exists() else ():
+            if own is not None and own(run.name) and run.is_dir():
+                shutil.rmtree(run)
+        write_atomically(path, (json.dumps({**content, "version": VERSION}, indent=1) + "\n").encode())
+
+
+def differing_values(jobs: Sequence[Config], settings: Sequence[str]) -> dict[str, tuple[Any, Any]]:
+    """The options whose values in `settings`, such as `points=[10,40]`, are not those of the jobs, with both."""
+    found, methods = dict[str, tuple[Any, Any]](), list(dict.fromkeys(job.method for job in jobs))
+    for method, text in itertools.product(methods, settings):
+        layer = setting_for(text, method, methods)
+        if not foreign(layer, method, methods):
+            name, values = values_of(layer, method)
+            said = [None if value == "none" else value for value in values]
+            made = [by_name(job).get(name) for job in jobs if job.method == method]
+            if any(one not in made for one in said) or any(one not in said for one in made):
+                found[name] = ([one for i, one in enumerate(made) if one not in made[:i]], said)
+    return found
 
 
 def read_plan(folder: Path) -> dict[str, str]:

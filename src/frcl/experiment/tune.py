@@ -16,8 +16,8 @@ from frcl.codec import Damaged, from_json
 from frcl.errors import DataError, FrclError, NumericalError, OptionError
 from frcl.experiment.config import Config, bundled, parse_setting, resolve, to_toml
 from frcl.experiment.results import MetricName, Result
-from frcl.experiment.sweep import Engine, carried_out, combinations, in_turn, job_name
-from frcl.files import VERSION, read_document, write_atomically
+from frcl.experiment.sweep import Engine, begin, carried_out, combinations, in_turn, job_name
+from frcl.files import read_document
 from frcl.methods import METHODS
 
 BY: dict[str, MetricName] = {
@@ -88,15 +88,11 @@ class Search:
             raise OptionError("tuning learns from the training data alone: leave train_on as it is")
         return replace(config, stream=replace(config.stream, test_on="validation"))
 
-    def write(self, folder: Path) -> None:
-        """Begin a new search in a folder."""
-        folder.mkdir(parents=True, exist_ok=True)
-        if (folder / SEARCH).exists():
-            raise OptionError(
-                f"{folder} already holds a search; go on with `frcl tune --resume {folder}`, or choose another --out"
-            )
-        content = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        write_atomically(folder / SEARCH, (json.dumps(content, indent=1) + "\n").encode())
+    def write(self, folder: Path, *, overwrite: bool = False) -> None:
+        """Begin a new search in a folder; with `overwrite` also where one is there, whose trials are removed."""
+        first = next(iter(Search.read(folder).grid), "") if overwrite and (folder / SEARCH).exists() else ""
+        own = (lambda name: name == "ray" or name.startswith(f"{first}=")) if overwrite else None
+        begin(folder / SEARCH, {"format": FORMAT, **asdict(self)}, own)
 
     @classmethod
     def read(cls, folder: Path) -> Search:

@@ -48,7 +48,7 @@ class State:
     past: list[Any] = field(default_factory=list)  # what is kept of each finished task
     current: Any = None  # the task being learned
     input_shape: tuple[int, ...] | None = None
-    input_floating: bool | None = None  # whether inputs are floats, once one was seen
+    input_dtype: torch.dtype | None = None  # of the inputs, once one was seen
     task_sums: Tasks = field(default_factory=Tasks)  # what the inference of the task keeps
 
     @property
@@ -341,7 +341,7 @@ def checked_inputs(learner: Any, x: Any, y: Any | None) -> Tensor:
     tensor = x.detach() if isinstance(x, Tensor) else torch.as_tensor(numeric_array(x, "inputs"))
     if tensor.layout != torch.strided:
         raise DataError("inputs are a sparse tensor; expected a dense one: call .to_dense()")
-    shape, known, floating = tuple(tensor.shape), learner._state.input_shape, learner._state.input_floating
+    shape, known, kind = tuple(tensor.shape), learner._state.input_shape, learner._state.input_dtype
     if len(shape) < 2 or shape[0] == 0:
         expected = "[examples, ...] with at least one example and one more dimension"
         raise DataError(f"inputs must be {expected}; got shape {shape}")
@@ -349,8 +349,9 @@ def checked_inputs(learner: Any, x: Any, y: Any | None) -> Tensor:
         raise DataError(f"each input has shape {shape[1:]}; earlier ones had {known}, and all tasks share one network")
     if tensor.is_complex():
         raise DataError("inputs are complex; expected real numbers")
-    if floating is not None and tensor.is_floating_point() != floating:
-        raise DataError(f"inputs are {tensor.dtype}; earlier ones were {'floats' if floating else 'integers'}")
+    if kind is not None and tensor.is_floating_point() != kind.is_floating_point:
+        earlier = "floats" if kind.is_floating_point else "integers"
+        raise DataError(f"inputs are {tensor.dtype}; earlier ones were {earlier}")
     if tensor.is_floating_point():
         tensor = tensor.to(learner.dtype)
         if not (math.isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())):

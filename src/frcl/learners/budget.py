@@ -9,6 +9,7 @@ from torch import Tensor
 from frcl.budget import Elimination, allowed_bytes, parsed_bytes, randomly_thinned, thinned
 from frcl.errors import BudgetError
 from frcl.features import network_failures, trained_parts
+from frcl.inference import Exact
 from frcl.learners.base import memory_of
 from frcl.learners.options import FRCLOptions
 from frcl.learners.state import CurrentTask, LearnerState
@@ -48,10 +49,13 @@ def reduced(summary: Summary, rows: Tensor) -> Summary:
     return replace(summary, points=points, belief=belief, before=None, after=None)
 
 
-def check_memory(model: Model, state: LearnerState, current: CurrentTask, x: Tensor) -> None:
-    """Refuse to begin a task of inputs like x for which there will be no room.
+def check_memory(
+    model: Model, state: LearnerState, current: CurrentTask, x: Tensor, y: Tensor, sums: Exact | None
+) -> None:
+    """Refuse to begin a task of inputs like x, with encoded targets y, for which there will be no room.
 
-    What regularisers add when the task ends is not known before.
+    `sums` are what infers the task of an input from all examples, if anything does. What regularisers add when the task
+    ends is not known before.
     """
     options, q = model.options, current.params.posterior
     C, n, item = *q.mean.shape, q.mean.element_size()
@@ -59,6 +63,10 @@ def check_memory(model: Model, state: LearnerState, current: CurrentTask, x: Ten
     copies = heads * (1 + any(one.trains_heads for one in state.regularisers))
     numbers = C + len(q.factor) + copies * C * n + sum(one.numel() for one in current.params.likelihood.values())
     own = total_bytes(stored_inputs(x[:1])) + item * numbers
+    if sums is not None and len(state.task_sums.blocks) == len(state.past):
+        columns = 1 if current.likelihood.classes is None else len(y.unique())
+        with network_failures(), torch.no_grad():
+            own += sums.least_bytes(state.task_sums, x, columns)
     kept = sum(memory_of(state, state.kept(), trained_parts(model.net)).values())
     _refuse(options, len(state.past) + 1, kept + own - sum(freed(one) for one in state.past), "Use more memory.")
 

@@ -281,7 +281,7 @@ def example_of(learner: Any) -> Tensor:
     state = learner._state
     if state.input_shape is None:
         raise TaskError("nothing has been learned yet; call fit() first")
-    return torch.zeros(2, *state.input_shape, dtype=learner.dtype if state.input_floating else torch.int64)
+    return torch.zeros(2, *state.input_shape, dtype=state.input_dtype)
 
 
 # -- export ----------------------------------------------------------------------------------------------------------

@@ -25,8 +25,10 @@ from frcl.features import check_features, check_network, network_failures
 from frcl.files import save_state
 from frcl.learners.base import checked_inputs
 from frcl.learners.deploy import Deployed, exact_gp_module, example_of, export, export_onnx
+from frcl.learners.loaded import check_fits
 from frcl.learners.lockstep import Work
 from frcl.learners.mixture import check_task, checked_tasks, over_labels, summed
+from frcl.learners.networks import describe
 from frcl.learners.types import Accounts, OnStep, Parts, Prediction
 from frcl.likelihoods import Gaussian, Label, as_values
 from frcl.likelihoods.base import refuse_what_looks_like_labels
@@ -87,7 +89,7 @@ class ExactState:
     losses: list[list[float]] = field(default_factory=list)  # of each task, with each of POWERS on what was held out
     outputs: int = 0  # width of numeric targets; 0: the targets are labels
     input_shape: tuple[int, ...] | None = None
-    input_floating: bool | None = None
+    input_dtype: torch.dtype | None = None
 
 
 @dataclass
@@ -95,7 +97,7 @@ class SavedExact:
     """Everything that is written; sums as `stored` gives them."""
 
     exact_gp: dict[str, Any]  # options
-    own_network: bool
+    net: dict[str, Tensor] | None  # weights of the frozen network, where the features are its outputs
     state: ExactState
     tasks: Tasks
 
@@ -252,13 +254,16 @@ class ExactGP(Accounts):
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides what happens next, exactly: {"meta": JSON-able, "tensors": by name}."""
         kept = stored(self._model.tasks)
-        return codec.pack(SavedExact(asdict(self.options), self.net is not None, self._state, kept))
+        net = None if self.net is None else self.net.state_dict()
+        return codec.pack(SavedExact(asdict(self.options), net, self._state, kept))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where the learner that gave `state` was; refused as a whole if it does not fit."""
         saved = codec.unpack(SavedExact, state, self.device)
-        if saved.exact_gp != asdict(self.options) or saved.own_network != (self.net is not None):
+        if saved.exact_gp != asdict(self.options) or (saved.net is None) != (self.net is None):
             raise CheckpointError("the state was made by a learner with other options or features")
+        if self.net is not None and saved.net is not None:
+            check_fits(self.net.state_dict(), saved.net)
         own, tasks = saved.state, restored(saved.tasks)
         widths = [len(block.squares) for block in tasks.blocks]
         if widths != [own.outputs or len(labels) for labels in own.labels]:
@@ -266,13 +271,15 @@ class ExactGP(Accounts):
         sound = [len(one) in (0, len(POWERS)) and all(map(math.isfinite, one)) for one in own.losses]
         if len(sound) != len(widths) or not all(sound):
             raise CheckpointError("the losses of powers in this state are damaged")
+        if self.net is not None and saved.net is not None:
+            self.net.load_state_dict(saved.net)
         self._state, self._random = own, None
         self._model = self._model_of(tasks)
 
     def save(self, path: str | Path) -> None:
-        """Write the state to one file, atomically; `frcl.load` reads it. A network of the user is not in it."""
-        state = self.state_dict()
-        save_state(path, state["meta"], state["tensors"])
+        """Write the state to one file, atomically; `frcl.load` reads it, without a network where it is one of frcl."""
+        state, network = self.state_dict(), None if self.net is None else describe(self.net)
+        save_state(path, {**state["meta"], "network": network}, state["tensors"])
 
     # -- one addition -----------------------------------------------------------------------------------
 
@@ -296,8 +303,7 @@ class ExactGP(Accounts):
             if held_out and not state.outputs:
                 losses = [*losses[:-1], self._model.losses(inputs, targets, new, held_out)]
         tasks = added(self._model.tasks, number, new, own_gram=self.options.per_task)
-        shape, floating = tuple(inputs.shape[1:]), inputs.is_floating_point()
-        self._state = replace(state, input_shape=shape, input_floating=floating, losses=losses)
+        self._state = replace(state, input_shape=tuple(inputs.shape[1:]), input_dtype=inputs.dtype, losses=losses)
         self._model = self._model_of(tasks)
 
     def _model_of(self, tasks: Tasks) -> ExactModel:
@@ -350,14 +356,14 @@ class ExactGP(Accounts):
 
 
 def restored_exact_gp(state: dict[str, Any], net: Any, device: str | torch.device | None) -> ExactGP:
-    """The learner whose state this is; `net` is its frozen network, where it has one."""
-    own = state["meta"].get("own_network")
-    if own is True and not isinstance(net, nn.Module):
-        raise CheckpointError("this is an ExactGP on the features of a network, which is not in the file; give it")
+    """The learner whose state this is; `net` is a network of the shape of its own, where it has one."""
+    own = state["meta"].get("net") is not None
+    if own and not isinstance(net, nn.Module):
+        raise CheckpointError("this is an ExactGP on the features of a network; give one of the same shape")
     try:
         options = changed(ExactGPOptions(), dict(state["meta"]["exact_gp"]))
     except (TypeError, ValueError, OptionError) as error:
         raise CheckpointError(f"the checkpoint's options cannot be read: {error}") from error
-    learner = ExactGP(net if own is True else None, device=device, options=options)
+    learner = ExactGP(net if own else None, device=device, options=options)
     learner.load_state_dict(state)
     return learner

@@ -149,7 +149,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
             with self._changing() as state:
                 current = open_task(self._model, target, N, state, *learned, len(learned[0]), stream=False)
                 if self.options.memory is not None:
-                    check_memory(self._model, state, current, inputs)
+                    check_memory(self._model, state, current, inputs, encoded, self._inference.sums)
                 current.data_mark = data_mark(inputs, encoded, *given)
         else:
             if current.data_mark is None:
@@ -332,7 +332,7 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
             guess = estimated_size([one.size for one in state.past], len(x))
             current = open_task(self._model, likelihood, size or int(guess), state, x, y, window, stream=True)
             if self.options.memory is not None:
-                check_memory(self._model, state, current, x)
+                check_memory(self._model, state, current, x, y, self._inference.sums)
             current.window, current.estimated = Window(window), size is None
 
     def _close(

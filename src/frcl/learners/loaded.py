@@ -44,7 +44,7 @@ class SavedLearner:
     streams: dict[str, Tensor]
     regularisers: list[Any]  # the state of each
     input_shape: tuple[int, ...] | None
-    input_floating: bool | None
+    input_dtype: torch.dtype | None
     task_sums: Tasks
 
 
@@ -55,7 +55,7 @@ def saved_parts(learner: SequentialLearner[Any, Any]) -> dict[str, Any]:
         "device": learner.device.type, "net": dict(learner.net.state_dict()),
         "trained": list(trained_parts(learner.net)), "streams": state.streams.state(),
         "regularisers": [one.state() for one in state.regularisers],
-        "input_shape": state.input_shape, "input_floating": state.input_floating,
+        "input_shape": state.input_shape, "input_dtype": state.input_dtype,
         "task_sums": stored(state.task_sums),
     }  # fmt: skip
 
@@ -73,7 +73,7 @@ def restored_parts(learner: SequentialLearner[Any, Any], saved: SavedLearner, pa
         streams.restore(saved.streams)
     return {
         "streams": streams, "regularisers": regularisers, "input_shape": saved.input_shape,
-        "input_floating": saved.input_floating, "task_sums": restored(saved.task_sums),
+        "input_dtype": saved.input_dtype, "task_sums": restored(saved.task_sums),
     }  # fmt: skip
 
 
@@ -142,12 +142,13 @@ def check_equal(given: Mapping[str, Any], found: Mapping[str, Any]) -> None:
 
 def width_of(net: nn.Module, saved: SavedLearner, dtype: torch.dtype, device: torch.device) -> int:
     """K, with the bias: what the network gives for inputs of the shape in the state; 0 before the first one."""
-    shape, floating = saved.input_shape, saved.input_floating
-    expect((shape is None) == (floating is None), "input_shape and input_floating belong together")
-    if shape is None:
+    shape, kind = saved.input_shape, saved.input_dtype
+    if shape is None or kind is None:
+        expect(shape is None and kind is None, "input_shape and input_dtype belong together")
         return 0
+    expect(kind == dtype or not (kind.is_floating_point or kind.is_complex), f"inputs are {kind}")
     expect(bool(shape) and all(side >= 1 for side in shape), f"input_shape is {list(shape)}")
-    probe = torch.zeros((), dtype=dtype if floating else torch.int64, device=device).expand(1, *shape)
+    probe = torch.zeros((), dtype=kind, device=device).expand(1, *shape)
     try:
         with torch.no_grad():
             return int(net(probe).shape[1]) + 1

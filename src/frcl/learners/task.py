@@ -215,7 +215,7 @@ def open_task(
     optimiser = Optimiser(params, options.lr, natural, model.rule)
     current = CurrentTask(likelihood, N, params, optimiser, Z=Z)
     state.current, state.declared = current, None
-    state.input_shape, state.input_floating = tuple(x.shape[1:]), x.is_floating_point()
+    state.input_shape, state.input_dtype = tuple(x.shape[1:]), x.dtype
     return current
 
 

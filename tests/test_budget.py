@@ -308,8 +308,8 @@ def test_sizes_count_for_what_is_left():
         learner.fit(*blobs((0, 1), 60, i))
     assert {len(one.Z) for one in learner.tasks} != {12}
     assert isinstance(learner.regularisers[1], CurrentInputs)
-    targets, _ = learner.regularisers[2].constants(learner._model.task(learner._state, learner.likelihood(0), 60.0))
-    torch.testing.assert_close(targets.weight.sum(1), torch.full((3,), 60.0))
+    _, weight, _ = learner.regularisers[2].constants(learner._model.task(learner._state, learner.likelihood(0), 60.0))
+    torch.testing.assert_close(weight.sum(1), torch.full((3,), 60.0))
 
 
 def test_a_temperature_that_is_chosen_last_has_its_place():

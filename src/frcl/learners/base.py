@@ -350,8 +350,7 @@ def checked_inputs(learner: Any, x: Any, y: Any | None) -> Tensor:
     if tensor.is_complex():
         raise DataError("inputs are complex; expected real numbers")
     if kind is not None and tensor.is_floating_point() != kind.is_floating_point:
-        earlier = "floats" if kind.is_floating_point else "integers"
-        raise DataError(f"inputs are {tensor.dtype}; earlier ones were {earlier}")
+        raise DataError(f"inputs are {tensor.dtype}; earlier ones were {('integers', 'floats')[kind.is_floating_point]}")
     if tensor.is_floating_point():
         tensor = tensor.to(learner.dtype)
         if not (math.isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())):

@@ -341,7 +341,7 @@ def checked_inputs(learner: Any, x: Any, y: Any | None) -> Tensor:
     tensor = x.detach() if isinstance(x, Tensor) else torch.as_tensor(numeric_array(x, "inputs"))
     if tensor.layout != torch.strided:
         raise DataError("inputs are a sparse tensor; expected a dense one: call .to_dense()")
-    shape, known, kind = tuple(tensor.shape), learner._state.input_shape, learner._state.input_dtype
+    shape, known, old = tuple(tensor.shape), learner._state.input_shape, learner._state.input_dtype
     if len(shape) < 2 or shape[0] == 0:
         expected = "[examples, ...] with at least one example and one more dimension"
         raise DataError(f"inputs must be {expected}; got shape {shape}")
@@ -349,8 +349,8 @@ def checked_inputs(learner: Any, x: Any, y: Any | None) -> Tensor:
         raise DataError(f"each input has shape {shape[1:]}; earlier ones had {known}, and all tasks share one network")
     if tensor.is_complex():
         raise DataError("inputs are complex; expected real numbers")
-    if kind is not None and tensor.is_floating_point() != kind.is_floating_point:
-        raise DataError(f"inputs are {tensor.dtype}; earlier ones were {('integers', 'floats')[kind.is_floating_point]}")
+    if old is not None and tensor.is_floating_point() != old.is_floating_point:
+        raise DataError(f"inputs are {tensor.dtype}; earlier ones were {('integers', 'floats')[old.is_floating_point]}")
     if tensor.is_floating_point():
         tensor = tensor.to(learner.dtype)
         if not (math.isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())):

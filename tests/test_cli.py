@@ -142,9 +142,10 @@ def test_compare_is_readable_in_80_columns_and_in_a_pipe(done, inside, monkeypat
     pipe = inside("compare", *names).stdout
     assert "…" not in pipe
     assert "─" not in pipe, "no frames"
-    rows = [line.split() for line in pipe.splitlines()]
-    shown = f"{100 * source['average_accuracy']['mean']:.2f}"
-    assert sum(shown in row for row in rows) == 2
+    scores, _, rest = pipe.partition("Task inferred %")
+    shown, inferred = (f"{100 * source[key]['mean']:.2f}" for key in ("average_accuracy", "task_accuracy"))
+    assert sum(shown in line.split() for line in scores.splitlines()) == 2
+    assert sum(inferred in line.split() for line in rest.splitlines()) == 2
     assert f"{source['nll']['mean']:.4f}" in pipe
     assert pipe.count("Difference in average accuracy") == 1
     assert sum("frcl (first) − frcl (longer-than-most)" in line for line in pipe.splitlines()) == 1

@@ -81,7 +81,7 @@ def test_the_content_is_on_the_screen(browser, reports, width):
     boxes = browser.evaluate(
         "[...document.querySelectorAll('.drawing svg, .sheets img')].map(n => [n.clientWidth, n.clientHeight])"
     )
-    assert len(boxes) == 12
+    assert len(boxes) == 13
     assert all(across > min(250, width / 2) and high > 60 for across, high in boxes)
     assert browser.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
     columns = browser.evaluate("getComputedStyle(document.querySelector('.grid')).gridTemplateColumns")
@@ -130,7 +130,7 @@ def test_a_screen_reader_gets_words_for_every_picture(browser, reports):
     nodes = [node for node in browser.call("Accessibility.getFullAXTree")["nodes"] if not node.get("ignored")]
     named = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes]
     pictures = [name for role, name in named if role in ("image", "img")]
-    assert len(pictures) == 12
+    assert len(pictures) == 13
     assert all(len(name) > 30 for name in pictures)
     roles = [role for role, _ in named]
     for landmark in ("banner", "navigation", "main", "contentinfo"):

@@ -61,7 +61,7 @@ def test_accuracy_in_csv_has_every_seed_the_right_way_round(runs, tmp_path):
 
 
 def test_markdown_and_latex_say_the_same_rounded(runs):
-    results, metrics, accuracy, _, paired = tables(runs)
+    results, metrics, accuracy, _, _, paired = tables(runs)
     mean, std = runs[0].result.average_accuracy.mean, runs[0].result.average_accuracy.std
     assert f"| frcl | split-digits | 3 | {100 * mean:.2f} ± {100 * std:.2f} |" in markdown(results)
     assert rf"frcl & split-digits & 3 & {100 * mean:.2f} $\pm$ {100 * std:.2f} &" in latex(results)

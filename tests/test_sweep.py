@@ -268,7 +268,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     )
     assert outcome(tmp_path / "alone") == outcome(tmp_path / "here" / "finetune,lr=0.01")
     assert set(json.loads(call("--resume", "here", "--json").out)) == set(names)
-    assert "already holds a sweep" in call(*options, "--out", "here", code=2).err
+    assert "already holds what `frcl sweep` wrote" in call(*options, "--out", "here", code=2).err
     monkeypatch.setattr(sys, "argv", ["frcl", "resume", "here"])
     with pytest.raises(SystemExit):
         main()

@@ -16,7 +16,7 @@ from torch import Tensor
 from frcl import Regulariser
 from frcl.baselines.options import TrainingOptions
 from frcl.data import BenchmarkSpec, Request, Split, Task, TaskList
-from frcl.likelihoods.base import ClassLikelihood, at_class, softmax_divergence, softmax_fisher_terms
+from frcl.likelihoods.base import ClassLikelihood, at_class, softmax_divergence
 from frcl.linalg import gaussian_expectation_nodes
 from frcl.methods import Method, baseline
 from frcl.options import NOT_NEGATIVE, option
@@ -111,7 +111,7 @@ class Ordinal(ClassLikelihood):
 
     def fisher_terms(self, f: Tensor, params: Params) -> tuple[Tensor, Tensor]:
         """log p_c and p_c: the Fisher information is Σ_c p_c (∂ log p_c / ∂θ)²."""
-        return softmax_fisher_terms(self.log_probabilities(f))
+        return super().fisher_terms(self.log_probabilities(f), params)
 
     def sample(self, f: Tensor, params: Params, generator: torch.Generator) -> Tensor:
         """Class c with probability p(class c | f)."""

@@ -19,6 +19,7 @@ from frcl.exact.fixed import FeatureKind, RandomFeatures, whole_features
 from frcl.exact.linear import Sums, features_within
 from frcl.exact.model import CHUNK, Believed, ExactModel, Tasks, added
 from frcl.features import FeatureMap, trained_parts
+from frcl.frozen import CHUNK as FRONT_CHUNK
 from frcl.likelihoods import Likelihood
 
 LEAST = 50  # of random features; with fewer the points say more of the task
@@ -138,7 +139,8 @@ class NetworkFeatures:
                 "the network is trained now, and the sums from which the task is inferred are of its features as they "
                 "were: freeze it again, or make the learner with another task_inference"
             )
-        return torch.cat([self._map.outputs(rows) for rows in x.split(CHUNK)])
+        with torch.no_grad():  # in the parts in which a frozen front remembers what it gave
+            return torch.cat([self._map.outputs(rows) for rows in x.split(FRONT_CHUNK)])
 
     def asked(self, asked: Asked) -> Tensor:
         """The same, where they are computed anyway."""

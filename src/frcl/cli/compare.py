@@ -12,7 +12,10 @@ from typer import Argument
 from frcl.cli.console import say, show_table
 from frcl.cli.options import Json
 from frcl.report import Run, comparison_rows, find_runs
-from frcl.report.tables import KEPT, NAMED, NOT_NAMED, Table, paired_table, results_table
+from frcl.report.tables import COLUMNS, Table, paired_table, results_table
+
+INFERRED = ("Task inferred %", "No task NLL", "No task ECE %")
+PARTS = (("Accuracy %", "Forgetting pp", "No task %"), INFERRED, ("NLL nats", "ECE %", "Kept", "Time"))  # 80 columns
 
 Paths = Annotated[list[Path], Argument(help="Run folders, or folders that contain some.")]
 
@@ -26,15 +29,15 @@ def compare(paths: Paths, as_json: Json = False) -> None:
 
 
 def show_comparison(runs: Sequence[Run]) -> None:
-    """Tables of the runs of each benchmark, with and without the task, and one of the differences of all pairs."""
+    """Tables of the runs of each benchmark, and one of the differences of all pairs."""
     found = comparison_rows(runs)
     for benchmark in dict.fromkeys(row.benchmark for row in found.rows):
         rows = [row for row in found.rows if row.benchmark == benchmark]
-        table, parts = results_table(rows).without("Benchmark"), (NAMED, NOT_NAMED, KEPT)
+        table = results_table(rows).without("Benchmark")
         say(f"{benchmark}: mean ± standard deviation over seeds")
-        for part in parts:
-            if part is not NOT_NAMED or any(row.metrics["agnostic_accuracy"] is not None for row in rows):
-                _show(table.without(*(column for other in parts if other is not part for column in other)))
+        for part in PARTS:
+            if part is not INFERRED or any(row.metrics["agnostic_accuracy"] is not None for row in rows):
+                _show(table.without(*(column for column in COLUMNS if column not in part)))
     if found.pairs:
         table = paired_table(found.pairs)
         say(table.caption)

@@ -16,9 +16,8 @@ from frcl.report.numbers import BY_KEY, MEANINGS, duration, interval, mean_and_s
 from frcl.report.run import COMPARED, ComparisonRow, PairedDifference, Run, comparison_rows
 
 Rows = Sequence[tuple[str, ...]]
-NAMED = ("Accuracy %", "Forgetting pp", "NLL nats", "ECE %")
-NOT_NAMED = ("No task %", "Task inferred %", "No task NLL", "No task ECE %")
-KEPT = ("Kept", "Time")
+COLUMNS = ("Accuracy %", "Forgetting pp", "NLL nats", "ECE %", "No task %", "Task inferred %", "No task NLL",
+           "No task ECE %", "Kept", "Time")  # fmt: skip
 PARTS = ("mean", "std", "low", "high")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a formula begins in a spreadsheet
 
@@ -76,7 +75,7 @@ def results_table(comparison: Sequence[ComparisonRow]) -> Table:
         data.append((row.label, row.benchmark, row.method, row.seeds, *values, row.memory_bytes, row.seconds))
     parts = [f"{key}_{part}" for key in COMPARED for part in PARTS]
     head = ("run", "benchmark", "method", "seeds", *parts, "memory_bytes", "seconds")
-    columns = ("Run", "Benchmark", "Seeds", *NAMED, *NOT_NAMED, *KEPT)
+    columns = ("Run", "Benchmark", "Seeds", *COLUMNS)
     return Table("results", "Results: mean ± standard deviation over seeds", columns, rows, (head, *data))
 
 

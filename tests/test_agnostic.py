@@ -12,6 +12,7 @@ from torch.distributions import Categorical, MixtureSameFamily, Normal
 import frcl
 from frcl import FRCL, MLP, Ensemble, Prediction, TaskError
 from frcl.data.tasks import BuiltTasks, Split
+from frcl.errors import DataError
 from frcl.exact.fixed import whole_features
 from frcl.exact.model import ExactModel, Tasks, added, all_sums
 from frcl.experiment.metrics import evaluated
@@ -439,6 +440,38 @@ def test_permuted_inputs_share_their_labels():
     assert float((p.labels == torch.cat([y, y])).double().mean()) > 0.97
 
 
+@pytest.mark.parametrize("way", ["exact", "summaries"])
+def test_brighter_images_of_the_same_labels_are_another_task(way):
+    x, y = TASKS[0][0].view(-1, 8, 8), TASKS[0][1]
+    net = torch.nn.Sequential(torch.nn.Flatten(), MLP(64, (32, 16), seed=1))
+    learner = FRCL(net, points=80, steps=100, lr=3e-3, search_steps=20, task_inference=way)
+    learner.fit(x, y)
+    learner.fit(x + 0.5, 1 - y)
+    p = learner.predict(torch.cat([x, x + 0.5]))
+    assert float((p.task_probs.argmax(1) == torch.arange(2).repeat_interleave(len(x))).double().mean()) > 0.95
+    assert float((p.labels == torch.cat([y, 1 - y])).double().mean()) > 0.9
+
+
+@pytest.mark.parametrize("shape", [(1, 64), (64, 1), (64, 1, 1)])
+@pytest.mark.parametrize("name", ["frcl", "exact-gp"])
+def test_inputs_too_narrow_for_filters_are_flat(name, shape):
+    x, y = TASKS[0][0].view(-1, *shape), TASKS[0][1]
+    net = torch.nn.Sequential(torch.nn.Flatten(), MLP(64, (32, 16), seed=1))
+    options = METHODS[name].options
+    steps = {"steps": 20, "points": 10} if name == "frcl" else {}
+    learner = make_learner(net, replace(options, **steps), seed=0, method=name)
+    learner.fit(x, y)
+    assert learner.predict(x).probs.isfinite().all()
+
+
+@pytest.mark.parametrize("way", ["auto", "summaries", "exact", "both"])
+def test_features_that_the_inputs_do_not_have_are_refused_before_anything_is_learned(way):
+    learner = FRCL(MLP(63, (16,)), points=4, steps=5, task_inference=way, task_kind="conv")
+    with pytest.raises(DataError, match="dense"):
+        learner.fit(torch.rand(20, 63), torch.arange(20) % 2)
+    assert (learner.step, learner._state.current) == (0, None)
+
+
 def test_regression_tasks_are_mixed():
     x = torch.linspace(-1, 1, 60)[:, None]
     tasks = [(x - 3, torch.sin(3 * x[:, 0])), (x + 3, torch.cos(3 * x[:, 0]) + 4)]
@@ -626,3 +659,9 @@ def test_odd_task_numbers_are_refused(task):
     learner = learner_of("finetune")
     with pytest.raises(TaskError):
         learner.predict(X, task=task)
+
+
+@pytest.mark.parametrize("task", [torch.tensor(1), np.array(1), np.int64(1)])
+def test_a_task_may_be_named_by_an_array_of_one_number(task):
+    learner = learner_of("finetune")
+    assert torch.equal(learner.predict(X, task=task).probs, learner.predict(X, task=1).probs)

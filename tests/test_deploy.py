@@ -127,7 +127,7 @@ def test_an_exact_gp_as_a_program():
     check(learner, None)
 
 
-@pytest.mark.parametrize("kind", ["conv", "smooth"])
+@pytest.mark.parametrize("kind", ["conv", "image", "smooth"])
 @pytest.mark.parametrize("shape", [(12, 12), (3, 13, 10), (49,)])
 def test_random_convolutions_as_products(shape, kind):
     """Oracle: the convolution itself, with maps that the regions do not divide evenly."""

@@ -231,16 +231,48 @@ def test_dense_features_sample_the_arc_cosine_kernel():
 
 def test_convolutional_features_are_the_same_for_flat_and_shaped_images():
     x = torch.rand(3, 64, generator=torch.Generator().manual_seed(0))
-    flat, shaped = RandomFeatures((64,), 50, "conv"), RandomFeatures((1, 8, 8), 50)
-    assert shaped.kind == "conv"
-    assert RandomFeatures((64,), 50).kind == "dense"
+    flat, shaped = RandomFeatures((64,), 50, "conv"), RandomFeatures((1, 8, 8), 50, "conv")
     assert torch.equal(flat(x), shaped(x.view(3, 1, 8, 8)))
     assert flat(x).shape == (3, 50)
     by_hand = torch.nn.functional.unfold(x.view(3, 1, 8, 8).double(), 3)  # [3, 9, 36]
     maps = (flat.get_buffer("weights").flatten(1) @ by_hand).abs().view(3, -1, 6, 6)
     close(flat(x), maps.view(3, -1, 3, 2, 3, 2).mean((3, 5)).flatten(1)[:, :50], rtol=1e-10, atol=1e-12)
-    with pytest.raises(DataError, match="square"):
-        image_shape((65,))
+    many = torch.rand(150, 64, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(flat(many), torch.cat([flat(one) for one in many.split(1)]))
+    for shape in ((65,), (1, 100), (100, 2), (3, 2, 9), (3, 2, 9, 9)):
+        with pytest.raises(DataError, match="dense"):
+            image_shape(shape)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [((64,), "dense"), ((1, 100), "dense"), ((100, 1), "dense"), ((5, 1, 1), "dense"), ((8, 8), "image"),
+     ((1, 8, 8), "image"), ((3, 9, 4), "image"), ((2, 3, 4, 5), "dense")],
+)  # fmt: skip
+def test_inputs_are_images_where_filters_fit(shape, kind):
+    random = RandomFeatures(shape, 50)
+    assert random.kind == kind
+    assert whole_features(random(torch.rand(2, *shape))).shape == (2, 51)
+
+
+@pytest.mark.parametrize(("shape", "levels"), [((1, 8, 8), 9), ((3, 13, 10), 12), ((1, 3, 3), 1)])
+def test_features_of_images_know_the_brightness(shape, levels):
+    """Oracle: region by region; and images that differ in their brightness alone differ in these features alone."""
+    random, channels = RandomFeatures(shape, 50), shape[0]
+    x = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0)).double()
+    assert (random.filtered, random(x).shape) == (50 - levels, (4, 50))
+    regions, weights = random.regions, random.get_buffer("weights")
+    maps = torch.nn.functional.conv2d(x, weights, stride=random.stride).abs()
+    filtered = torch.nn.functional.adaptive_avg_pool2d(maps, regions).flatten(1)[:, : 50 - levels]
+    means = torch.nn.functional.adaptive_avg_pool2d(x, regions)
+    by_region = [means[:, c, i, j] for i in range(regions) for j in range(regions) for c in range(channels)]
+    level = torch.stack(by_region[:levels], 1)
+    contrast = filtered.square().mean(1, keepdim=True)
+    expected = level / (contrast + level.square().mean(1, keepdim=True)).sqrt()
+    close(random(x), torch.cat([filtered / contrast.sqrt(), expected], 1), rtol=1e-9, atol=1e-9)
+    brighter = random(x + 0.5)
+    close(brighter[:, :-levels], random(x)[:, :-levels], rtol=1e-9, atol=1e-9)
+    assert bool((brighter[:, -levels:].mean(1) > random(x)[:, -levels:].mean(1)).all())
 
 
 def test_smooth_features_are_roots_of_means_of_smoothed_filters():
@@ -301,7 +333,7 @@ def same(first, second, atol=1e-6):
         close(getattr(a, name), getattr(b, name), rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("kind", ["dense", "conv", "smooth"])
+@pytest.mark.parametrize("kind", ["dense", "image", "conv", "smooth"])
 def test_the_order_of_tasks_and_minibatches_does_not_matter(kind):
     forward, backward = taught(kind=kind), taught(TASKS[::-1], kind=kind)
     same(forward, backward)

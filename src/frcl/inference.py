@@ -63,6 +63,9 @@ class TaskInference(Protocol):
     def needs_sums(self) -> bool:
         """Whether it cannot do without the sums."""
 
+    def check(self, x: Tensor) -> None:
+        """Refuse inputs like x [1, ...] that it could not use."""
+
     def infer(self, kept: Tasks, asked: Asked) -> Inferred:
         """The probability of each task for each input."""
 
@@ -92,6 +95,10 @@ class InputFeatures:
         """Be no more than fit, as a triangle of sums, in one byte for each number in x; whether that is enough."""
         self.count = min(self._most, features_within(x.numel()))
         return self.count >= LEAST
+
+    def check(self, x: Tensor) -> None:
+        """Refuse inputs like x [1, ...] that have no such features."""
+        self(x)
 
     def read(self, x: Tensor) -> Tensor:
         """What these are features of."""
@@ -132,6 +139,9 @@ class NetworkFeatures:
         """Whether they fit, as a triangle of sums, in one byte for each number in x."""
         return self.read(x[:1]).shape[1] <= features_within(x.numel())
 
+    def check(self, x: Tensor) -> None:
+        """Nothing: a learner checks its network itself."""
+
     def read(self, x: Tensor) -> Tensor:
         """The outputs of the network."""
         if not self.stand:
@@ -166,6 +176,7 @@ class Exact:
         self._model = ExactModel(features)
         self.sums: Exact | None = self
         self.needs_sums = True
+        self.check = features.check
 
     def ended(self, kept: Tasks, x: Tensor, y: Tensor, likelihood: Likelihood, number: int | None = None) -> Tasks:
         """What is kept after one more task, with encoded targets y [N, ...] of its examples; or more of task `number`.
@@ -224,6 +235,7 @@ class Summaries:
 
     def __init__(self, features: InputFeatures) -> None:
         self._features = features
+        self.check = features.check
         self._model = ExactModel(lambda Phi: Phi)
         self._version: Hashable = None
 
@@ -258,6 +270,7 @@ class Auto:
 
     def __init__(self, of_sums: InputFeatures | NetworkFeatures, of_points: InputFeatures) -> None:
         self.sums, self._summaries = Exact(of_sums, bounded=True), Summaries(of_points)
+        self.check = of_points.check
 
     def among(self, kept: Tasks) -> Exact | Summaries:
         """The one that answers."""
@@ -277,6 +290,7 @@ class Both:
 
     def __init__(self, of_sums: InputFeatures | NetworkFeatures, of_points: InputFeatures) -> None:
         self.sums, self._summaries = Exact(of_sums), Summaries(of_points)
+        self.check = of_points.check
 
     def infer(self, kept: Tasks, asked: Asked) -> Inferred:
         exact, summaries = self.sums.infer(kept, asked), self._summaries.infer(kept, asked)
@@ -290,6 +304,9 @@ class Heads:
     """From the heads alone: p(task | x) ∝ the largest probability that the task gives to a class. Weak, but free."""
 
     sums, needs_sums = None, False
+
+    def check(self, x: Tensor) -> None:
+        """Nothing: inputs are read by the network alone."""
 
     def infer(self, kept: Tasks, asked: Asked) -> Inferred:
         sureness = torch.stack([one.amax(1) for one in asked.probs()], 1)

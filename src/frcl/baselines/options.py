@@ -30,7 +30,7 @@ class TrainingOptions(OptimiserOptions):
     )
     task_features: int = option(500, "exact: random features of the input; their sums take 2 bytes times its square")
     task_kind: FeatureKind = option(
-        "auto", "exact: 'conv' for images, 'smooth' for drawings, 'dense' for flat inputs; auto: by the shape"
+        "auto", "exact: 'image', or 'conv' without the brightness, 'smooth' for drawings, 'dense'; auto: by the shape"
     )
     seed: int = option(0, "root of every random stream of the learner", NOT_NEGATIVE)
 

@@ -246,13 +246,13 @@ def one_example(size: Sizes, task: int | None = 0, **options: Any) -> Pair:
     return first, second, how
 
 
-def no_task(size: Sizes) -> Pair:
+def no_task(size: Sizes, **options: Any) -> Pair:
     """A prediction without the task, against one pass through the network and the predictions of all tasks.
 
     The tasks cannot be told apart, so that each of them is predicted in full.
     """
     x, y = size.data()
-    learner, inputs = learner_of(size, size.past + 1, x, y), x[: size.predicted].clone()
+    learner, inputs = learner_of(size, size.past + 1, x, y, **options), x[: size.predicted].clone()
 
     def in_every_task() -> object:
         with torch.no_grad():
@@ -340,6 +340,12 @@ CASES = (
         5,
     ),
     Case(Goal("no-task", "a prediction without the task, relative to network and all heads", 2), no_task, 5, 1),
+    Case(
+        Goal("no-task-images", "the same with the features of images", 2),
+        partial(no_task, task_inference="exact", task_kind="image", task_features=400),
+        5,
+        1,
+    ),
     Case(Goal("ten-seeds", "ten seeds together, relative to one after another", 0.5), ten_seeds, 3, 1, warm_ups=0),
 )
 

@@ -190,9 +190,11 @@ class SequentialLearner(Accounts, Generic[O, S]):
         if isinstance(self.net, MultiInput):
             x = self.net.pack(x)
         elif isinstance(x, Mapping):
-            advice = "make the network frcl.MultiInput(net, example) to use several inputs"
-            raise DataError(f"inputs are a dictionary; {advice}")
-        return checked_inputs(self, x, y)
+            raise DataError("inputs are a dictionary; make the network frcl.MultiInput(net, example) to use them")
+        inputs = checked_inputs(self, x, y)
+        if self._state.input_shape is None:
+            self._inference.check(inputs[:1])
+        return inputs
 
     @property
     def _count(self) -> int:
@@ -311,9 +313,7 @@ class SequentialLearner(Accounts, Generic[O, S]):
         with self._lock:
             state, trained = codec.pack(self._saved()), list(trained_parts(self.net))
         if name := non_finite(state["tensors"], trained):
-            raise NumericalError(
-                f"{name!r} is not finite: this state is not saved. Go back to one that was saved before."
-            )
+            raise NumericalError(f"{name!r} is not finite: this state is not saved. Go back to one saved before.")
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -343,8 +343,7 @@ def checked_inputs(learner: Any, x: Any, y: Any | None) -> Tensor:
         raise DataError("inputs are a sparse tensor; expected a dense one: call .to_dense()")
     shape, known, old = tuple(tensor.shape), learner._state.input_shape, learner._state.input_dtype
     if len(shape) < 2 or shape[0] == 0:
-        expected = "[examples, ...] with at least one example and one more dimension"
-        raise DataError(f"inputs must be {expected}; got shape {shape}")
+        raise DataError(f"inputs must be [examples, ...], at least one example and a dimension more; got shape {shape}")
     if known is not None and shape[1:] != known:
         raise DataError(f"each input has shape {shape[1:]}; earlier ones had {known}, and all tasks share one network")
     if tensor.is_complex():

@@ -106,7 +106,7 @@ class Products(nn.Module):
             return random(x)  # type: ignore[no-any-return]
         images = x.double().reshape(-1, *random.image)
         patches = nn.functional.unfold(images, self.size, stride=random.stride)  # [n, channels · size², cells]
-        return random.of_regions(((self.kernel @ patches).abs() @ self.pool).flatten(1))
+        return random.of_regions(((self.kernel @ patches).abs() @ self.pool).flatten(1), images)
 
 
 class TaskModel(nn.Module):

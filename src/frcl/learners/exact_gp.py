@@ -44,7 +44,7 @@ class ExactGPOptions(MethodOptions):
     features: int = option(540, "random features, without the bias; ignored where a network is given")
     memory: int | None = option(None, "instead of `features`: bytes of their triangle of products, 4 (K+1)(K+2)/2")
     kind: FeatureKind = option(
-        "auto", "random features: 'conv' of images, 'smooth' of drawings, 'dense' of flat inputs; auto: by the shape"
+        "auto", "'image', or 'conv' without the brightness, 'smooth' for drawings, 'dense'; auto: by the shape"
     )
     of_network: bool = option(False, "features of the network, as it is, instead of random ones")
     per_task: bool = option(False, "keep the sums of every task too, so that forget() needs no data; T times the bytes")

@@ -30,8 +30,9 @@ def check_task(task: int, count: int, begin: str) -> int:
 
 def checked_tasks(tasks: Any, count: int, inputs: int, begin: str) -> Tensor:
     """The task of each input, [inputs] int64, from one number for all or an array with one for each."""
-    if isinstance(tasks, int | np.integer) or np.ndim(tasks) == 0:
-        return torch.full((inputs,), check_task(tasks, count, begin))
+    if np.ndim(tasks) == 0:
+        one: Any = tasks.item() if isinstance(tasks, Tensor | np.ndarray) else tasks
+        return torch.full((inputs,), check_task(one, count, begin))
     numbers = tasks.detach().cpu() if isinstance(tasks, Tensor) else torch.as_tensor(np.asarray(tasks))
     if numbers.shape != (inputs,) or numbers.is_floating_point() or numbers.dtype == torch.bool:
         raise TaskError(

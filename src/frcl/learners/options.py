@@ -127,7 +127,7 @@ class FRCLOptions(OptimiserOptions):
         "a network of which no weight is trained are of its own features instead",
     )
     task_kind: FeatureKind = option(
-        "auto", "'conv' for images, 'smooth' for drawings, 'dense' for flat inputs; auto: by the shape"
+        "auto", "'image', or 'conv' without the brightness, 'smooth' for drawings, 'dense'; auto: by the shape"
     )
 
     selection: str = option("trace", "criterion by which inducing points are chosen: a name, see frcl.selection")

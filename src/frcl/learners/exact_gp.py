@@ -42,7 +42,7 @@ class ExactGPOptions(MethodOptions):
     batched_on_cpu: ClassVar[bool] = False  # there are no steps to batch
 
     features: int = option(540, "random features, without the bias; ignored where a network is given")
-    memory: int | None = option(None, "instead of `features`: bytes of their triangle of products, 4 (K+1)(K+2)/2")
+    memory: int | None = option(None, "instead of `features`: bytes of their triangle of 32-bit sums, 4 (K+1)(K+2)/2")
     kind: FeatureKind = option(
         "auto", "'image', or 'conv' without the brightness, 'smooth' for drawings, 'dense'; auto: by the shape"
     )

@@ -128,8 +128,9 @@ CIFAR = Table(
     "without the task, where that is said, over all sixty labels. The network is FROMP's: 3×3 convolutions with 32, "
     "32, 64 and 64 filters, pooling after each pair, a dense layer of 512; 200 points per task where a method stores "
     "some. With crops and flips, training images are cropped at random after padding by 4 pixels, and mirrored in "
-    "half the cases, for all methods alike, what is stored for replay too. The published numbers come from other "
-    "code.",
+    "half the cases, for all methods alike, what is stored for replay too. Results without the task were measured "
+    "with features of filters alone (`conv`) to infer it; the default now has their brightness too. The published "
+    "numbers come from other code.",
     tuple(_split_cells()),
     view=split_view,
     quick=(f"{SPLIT}-frcl-plus-augmented", f"{SPLIT}-ewc"),

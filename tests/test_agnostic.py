@@ -250,6 +250,7 @@ def test_a_network_that_is_thawed_infers_the_task_from_the_points():
         learner.fit(*TASKS[2])
 
 
+@pytest.mark.slow
 def test_features_of_a_network_that_do_not_fit_leave_the_points():
     net = MLP(64, (32, 2000), seed=1).requires_grad_(False)
     learner = FRCL(net, points=12, steps=1, covariance="diagonal")

@@ -37,7 +37,7 @@ from oracles import direct_prior_kl, rand_posterior
 from oracles import direct_trace as oracle_trace
 
 TINY = cpu.Sizes(
-    inputs=5, widths=(4, 3), classes=3, examples=60, batch=6, points=7, past=2, few_past=1, many_past=3, steps=3,
+    inputs=9, widths=(4, 3), classes=3, examples=60, batch=6, points=7, past=2, few_past=1, many_past=3, steps=3,
     proposals=5, predicted=20, seeds=2, run_steps=2, run_proposals=3, threads=1,
 )  # fmt: skip
 CASES = {case.goal.name: case for case in cpu.CASES}

@@ -69,6 +69,7 @@ def test_run_says_what_it_found_and_where(done):
     assert "\x1b" not in result.stdout, "plain lines where there is no terminal"
 
 
+@pytest.mark.slow
 def test_json_is_for_machines(done, inside):
     folder, _ = done
     result = frcl("run", *TINY, "--out", "second", "--json", folder=folder)
@@ -107,6 +108,7 @@ def test_dry_run_checks_files_device_and_folder(done, inside):
     assert sorted(done[0].rglob("*")) == before, "nothing is written"
 
 
+@pytest.mark.slow
 def test_several_methods_and_the_options_that_not_all_of_them_have(done, inside):
     folder, _ = done
     arguments = ("run", *TINY, "--method", "frcl,ewc", "--points", "4", "--set", "strength=3.0", "--out", "several")
@@ -280,6 +282,7 @@ def test_wrong_usage_is_code_2(arguments, inside):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(done):
     folder, _ = done
     command = [
@@ -318,6 +321,7 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(done):
     assert json.loads(resumed.stdout)["accuracy"] == json.loads(whole.stdout)["accuracy"]
 
 
+@pytest.mark.slow
 def test_live_display_in_a_terminal(done):
     """Under a pseudo-terminal the display is live and ends with the same table."""
     import pty

@@ -167,6 +167,7 @@ print(outcome.content is not None, outcome.problems)
 """
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_both_get_the_whole_file(tmp_path: Path) -> None:
     with mirror({"/file.gz": RAW}) as server:
         server.slow["/file.gz"] = 0.6

@@ -508,6 +508,7 @@ def test_the_formulas_of_the_architecture_are_in_the_code():
 # -- the built pages ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("sphinx", "myst_parser"))), reason="needs sphinx and myst-parser"
 )

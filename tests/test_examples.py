@@ -40,6 +40,7 @@ def test_own_network(tmp_path):
     assert (tmp_path / "own_network.frcl").is_file()
 
 
+@pytest.mark.slow
 def test_hidden_boundaries(tmp_path):
     text = run("hidden_boundaries.py", tmp_path)
     assert re.findall(r"step (\d+): the data changed", text) == ["150", "300", "450"]
@@ -47,6 +48,7 @@ def test_hidden_boundaries(tmp_path):
     assert min(shares(text)) > 95
 
 
+@pytest.mark.slow
 def test_regression_in_one_dimension(tmp_path):
     text = run("regression_1d.py", tmp_path)
     picture = (tmp_path / "regression_1d.png").read_bytes()

@@ -62,7 +62,14 @@ def taught(name, numbers=(0, 1, 2), **changes):
     return learner
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "progressive"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("frcl", "frcl-plus", "ewc", "replay") else pytest.mark.slow)
+        for name in NAMES
+        if name != "progressive"
+    ],
+)
 def test_nothing_of_the_task_is_left(name, tmp_path):
     earlier = bytes_in_memory()  # tensors of other tests may have some of the same values
     learner = taught(name)

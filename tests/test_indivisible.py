@@ -153,6 +153,7 @@ def python_handles_ctrl_c():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [
     lambda: FRCL(MLP(4, (8, 6), seed=1), **{**SMALL, "steps": 400}),
     lambda: Ensemble(MLP(4, (8, 6), seed=1), 2, **{**SMALL, "steps": 400}),

@@ -12,6 +12,7 @@ from frcl.experiment.keeper import Observer
 MISSING = "FRCL_DATA names no folder with the four MNIST files"
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.skipif(
     not os.environ.get("FRCL_DATA") or any(not file.find(None).verified for file in MNIST.files), reason=MISSING

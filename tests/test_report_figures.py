@@ -258,6 +258,7 @@ def test_what_a_poor_run_lacks_is_said(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_figure_files_are_png_and_svg_and_the_same_each_time(run, tmp_path):
     for name in ("one", "two"):
         write_report([run], tmp_path / "report.html", figures=tmp_path / name)

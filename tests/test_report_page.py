@@ -266,6 +266,7 @@ def test_hostile_names_come_out_as_they_went_in(tmp_path):
     assert page.all("img") == []
 
 
+@pytest.mark.slow
 def test_the_same_run_gives_the_same_bytes_in_another_process(folder):
     code = "import sys; from pathlib import Path; from frcl.report import find_runs, write_report\n"
     code += "write_report(find_runs([Path(sys.argv[1])]), Path(sys.argv[2]))"

@@ -367,6 +367,7 @@ def test_a_damaged_window_is_refused():
         learner.load_state_dict(state)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_learning_causes_no_more_false_alarms_than_promised():
     """Stationary streams, from the first minibatch on: the statistic of chance exceeds log₁₀ T once in T of them."""
     total, alarms = 0, 0

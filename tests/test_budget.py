@@ -261,6 +261,52 @@ def test_a_stream_is_bounded_too():
         assert learner.memory_bytes() <= 1500
 
 
+PROFILE = 4 * (64 + 64 * 64)  # bytes of the mean and the root of the covariance of 64 features
+
+
+@pytest.mark.parametrize(
+    ("points", "memory", "profiles", "left"),
+    [
+        (60, 4 * (60 * 4 * (4 + 3 + 3 * 41) + PROFILE), [True, True, True, True], 240),  # all of it fits
+        (12, 4 * 12 * 4 * (4 + 3 + 3 * 12) + 2 * PROFILE, [False, False, True, True], 48),  # they take most of it
+        (60, 6 * PROFILE, [False, True, True, True], None),  # three take half of it: then points go
+        (60, 6 * PROFILE - 1, [False, False, True, True], None),
+        (60, 4 * 4 * (4 + 3 + 3), [False] * 4, 4),  # one point of each task
+    ],
+)
+@pytest.mark.parametrize("drop", ["trace", "random"])
+def test_in_a_stream_with_a_detector_the_oldest_profiles_go(points, memory, profiles, left, drop):
+    learner = FRCL(
+        MLP(4, (8, 40), seed=1), points, memory=memory, memory_drop=drop, detector=frcl.BoundaryDetector(),
+        window=70, search_steps=20, labels=(0, 1, 2),
+    )  # fmt: skip
+    for i in range(4):
+        x, y = blobs((0, 1, 2), 70, i)
+        for rows in range(0, 70, 10):
+            learner.observe(x[rows : rows + 10], y[rows : rows + 10])
+        learner.end_task()
+        assert learner.memory_bytes() <= memory
+    assert [one.profile is not None for one in learner.tasks] == profiles
+    kept = sum(len(one.Z) for one in learner.tasks)
+    assert kept == left if left else 4 < kept < 4 * points
+    assert learner.memory_parts().get("statistics", 0) == sum(profiles) * PROFILE
+
+
+def test_a_stream_of_any_number_of_tasks_stays_within_the_bound(generator):
+    """Boundaries are found meanwhile, and a task of which the profile is left is known when it returns."""
+    learner = FRCL(MLP(20, (32, 32), seed=1), 20, lr=3e-3, memory="60 kB", detector=frcl.BoundaryDetector())
+    means = 4 * torch.randn(9, 2, 20, generator=generator)
+    for number in (*range(9), 7):
+        for _ in range(60):
+            y = torch.randint(0, 2, (32,), generator=generator)
+            learner.observe(means[number][y] + torch.randn(32, 20, generator=generator), y)
+            assert learner.memory_bytes() <= 60_000
+    known = [one.profile is not None for one in learner.tasks]
+    assert len(known) > 6
+    assert known == [False] * (len(known) - 2) + [True] * 2
+    assert learner._state.number == len(known) - 2
+
+
 def test_every_member_of_an_ensemble_is_bounded(tmp_path):
     options = {"points": 12, "steps": 4, "batch_size": 16, "search_steps": 20}
     learner = Ensemble(MLP(4, (8, 6), seed=1), 2, memory="1.5 kB", **options)

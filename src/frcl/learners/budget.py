@@ -1,6 +1,6 @@
-"""Holding what is kept of all tasks within the option `memory`: older summaries give up points."""
+"""Holding what is kept of all tasks within the option `memory`: summaries give up profiles and points."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -20,6 +20,8 @@ from frcl.seeding import fork
 from frcl.summary import marginal, stored_inputs
 from frcl.trees import detached, total_bytes
 
+PROFILES = 0.5  # share of the bound that profiles may take before they go
+
 
 def allowed(options: FRCLOptions, tasks: int) -> int:
     """Bytes that this number of tasks may take together, by the option `memory`."""
@@ -38,6 +40,26 @@ def freed(summary: Summary) -> int:
     """Bytes that are free when all points but one are gone."""
     size = size_at(summary)
     return size(summary.belief.M) - size(1)
+
+
+def profile_bytes(summary: Summary) -> int:
+    """Bytes of what the inputs of a task look like, by which a stream knows it when it returns."""
+    return 0 if summary.profile is None else total_bytes(summary.profile.tensors())
+
+
+def without_profiles(past: Sequence[Summary], excess: int, limit: float) -> tuple[list[Summary], int]:
+    """The summaries, of which the oldest have given up their profiles, and the bytes to be freed that are left.
+
+    Profiles go until `excess` bytes are free; no more than needed to take at most `limit` bytes together, where points
+    can free the rest.
+    """
+    left, each = list(past), [profile_bytes(one) for one in past]
+    room = sum(freed(one) for one in past)
+    for number, own in enumerate(each):
+        if excess <= 0 or (sum(each[number:]) <= limit and excess <= room):
+            break
+        left[number], excess = replace(past[number], profile=None), excess - own
+    return left, excess
 
 
 def reduced(summary: Summary, rows: Tensor) -> Summary:
@@ -68,7 +90,12 @@ def check_memory(
         with network_failures(), torch.no_grad():
             own += sums.least_bytes(state.task_sums, x, columns)
     kept = sum(memory_of(state, state.kept(), trained_parts(model.net)).values())
-    _refuse(options, len(state.past) + 1, kept + own - sum(freed(one) for one in state.past), "Use more memory.")
+    _refuse(options, len(state.past) + 1, _least(kept + own, state.past), "Use more memory.")
+
+
+def _least(kept: int, past: Sequence[Summary]) -> int:
+    """Bytes that are left of `kept` when each task has given up all that it can."""
+    return kept - sum(freed(one) + profile_bytes(one) for one in past)
 
 
 def _refuse(options: FRCLOptions, tasks: int, least: int, advice: str) -> None:
@@ -80,18 +107,20 @@ def _refuse(options: FRCLOptions, tasks: int, least: int, advice: str) -> None:
 
 
 def within_memory(model: Model, state: LearnerState, current: CurrentTask, number: int, x: Tensor) -> Summary:
-    """Let the summaries of `state`, in which task `number`, the current one, has just ended, give up points to fit.
+    """Let the summaries of `state`, in which task `number`, the current one, has just ended, give up what does not fit.
 
-    Points go in the order of `frcl.budget`, under the current θ. Returns the summary of the current task.
+    The oldest profiles go first, then points in the order of `frcl.budget`, under the current θ. Returns the summary of
+    the current task.
     """
     options, past = model.options, state.past
     kept = sum(memory_of(state, state.kept(), trained_parts(model.net)).values())
     kept += current.params.posterior.mean.element_size() * (options.held_out > 0)  # of a temperature to be chosen
-    excess = kept - allowed(options, len(past))
+    bound = allowed(options, len(past))
+    advice = "The task stays open: abandon_task() drops it. Start again with more memory."
+    _refuse(options, len(past), _least(kept, past), advice)
+    state.past, excess = past, excess = without_profiles(past, kept - bound, PROFILES * bound)
     if excess <= 0:
         return past[number]
-    advice = "The task stays open: abandon_task() drops it. Start again with more memory."
-    _refuse(options, len(past), kept - sum(freed(one) for one in past), advice)
     size = [size_at(one) for one in past]
     with network_failures():
         if options.memory_drop == "random":

@@ -331,6 +331,48 @@ def test_a_task_without_room_is_refused_before_it_is_learned():
     assert same_tensors(before, learner.state_dict()["tensors"])
 
 
+HEAD = 4 * 3 * 9  # bytes of numbers for each weight of a last layer
+WEIGHTS = {  # regularisers, how many tasks add something of the weights, and what else there is of the first one
+    "fisher": ([frcl.Curvature(1.0)], 1, 0),
+    "posterior": ([frcl.Curvature(1.0, prior_precision=1.0)], 1, HEAD),
+    "kronecker": ([frcl.KroneckerCurvature(1.0)], 1, 0),
+    "ewc": ([frcl.EWC(1.0)], 2, 0),
+    "path": ([frcl.PathIntegral()], 1, 0),
+    "network": ([CurrentInputs(1.0, trust=True)], 2, 0),
+    "memorable": ([frcl.MemorablePast(points=1)], 1, HEAD + 4 * 20),
+    "several": ([CurrentInputs(1.0), frcl.KroneckerCurvature(1.0)], 1, 0),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_what_is_kept_of_the_weights_is_known_before_a_task_is_learned(kind, stream, generator):
+    """The bytes that are needed are named before the first step, and they are enough."""
+    regularisers, added, more = WEIGHTS[kind]
+    x, y = torch.randn(60, 20, generator=generator), torch.arange(60) % 3
+
+    def make(memory):
+        net = torch.nn.Sequential(MLP(20, (8,), seed=1), torch.nn.LayerNorm(8))
+        return FRCL(net, points=2, steps=1, regularisers=regularisers, memory=memory, fisher_examples=10)
+
+    learner = make(100)
+    for tasks in range(added):
+        with pytest.raises(BudgetError, match=r"one point of each and what else is kept take [\d,]+\. Use") as refused:
+            learner.observe(x, y) if stream else learner.fit(x, y)
+        assert (learner.step, len(learner.tasks)) == (0, tasks)
+        least = int(refused.value.args[0].rpartition("take ")[2].partition(". ")[0].replace(",", "")) + more
+        learner = make(least)
+        for _ in range(tasks + 1):
+            learner.fit(x, y)
+        assert sum(value.nbytes for value in learner.net.parameters()) < learner.memory_bytes() <= least
+
+
+def test_frcl_plus_is_refused_before_its_first_step():
+    x, y = torch.randn(300, 784, generator=torch.Generator().manual_seed(0)), torch.arange(300) % 2
+    with pytest.raises(BudgetError, match=r'memory="?.2 MB.*take 3,\d{3},\d{3}\. Use more memory'):
+        FRCLPlus(MLP(784, (100, 100)), memory="2 MB").fit(x, y)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_where_a_regulariser_takes_the_room_the_task_stays_open(stream):
     learner = FRCL(

@@ -76,8 +76,8 @@ def check_memory(
 ) -> None:
     """Refuse to begin a task of inputs like x, with encoded targets y, for which there will be no room.
 
-    `sums` are what infers the task of an input from all examples, if anything does. What regularisers add when the task
-    ends is not known before.
+    `sums` are what infers the task of an input from all examples, if anything does. Of what regularisers add when the
+    task ends only a part is known before, that of the weights.
     """
     options, q = model.options, current.params.posterior
     C, n, item = *q.mean.shape, q.mean.element_size()
@@ -89,7 +89,12 @@ def check_memory(
         columns = 1 if current.likelihood.classes is None else len(y.unique())
         with network_failures(), torch.no_grad():
             own += sums.least_bytes(state.task_sums, x, columns)
-    kept = sum(memory_of(state, state.kept(), trained_parts(model.net)).values())
+    task = model.task(state, current.likelihood, current.N)
+    with network_failures():
+        own += sum(one.added_bytes(task, x) for one in state.regularisers)
+    if not state.past:  # what they have at once counts from the first task on
+        own += sum(total_bytes(parts) for one in state.regularisers for parts in one.kept(task.theta).values())
+    kept = sum(memory_of(state, state.kept(), task.theta).values())
     _refuse(options, len(state.past) + 1, _least(kept + own, state.past), "Use more memory.")
 
 

@@ -14,7 +14,7 @@ from frcl.learners.base import memory_of
 from frcl.learners.options import FRCLOptions
 from frcl.learners.state import CurrentTask, LearnerState
 from frcl.learners.task import SPREAD, Model, spread_of
-from frcl.learners.types import Summary
+from frcl.learners.types import Summary, plural
 from frcl.posterior import kernel_features
 from frcl.seeding import fork
 from frcl.summary import marginal, stored_inputs
@@ -106,8 +106,8 @@ def _least(kept: int, past: Sequence[Summary]) -> int:
 def _refuse(options: FRCLOptions, tasks: int, least: int, advice: str) -> None:
     if least > allowed(options, tasks):
         raise BudgetError(
-            f"memory={options.memory!r} is {allowed(options, tasks):,} bytes for {tasks} tasks, but one point of each "
-            f"and what else is kept take {least:,}. {advice}"
+            f"memory={options.memory!r} is {allowed(options, tasks):,} bytes for {plural(tasks, 'task')}, but one "
+            f"point of each and what else is kept take {least:,}. {advice}"
         )
 
 

@@ -27,11 +27,12 @@ from frcl.experiment.metrics import Floats, declared_switches, delays_of, score_
 from frcl.experiment.metrics import over_seeds as interval_over_seeds
 from frcl.experiment.runner import benchmark_of, seeds_at_once, source_of, stream_labels
 from frcl.files import write_atomically
+from frcl.learners.types import plural
 from frcl.posterior import Moments
 from frcl.registry import suggestion
 from frcl.report.drawing import LIGHT, SERIES, WIDTH, Drawing, name_in_figure, save, series, style
 from frcl.report.figures import MARKERS, to_rgba
-from frcl.report.numbers import number, plural
+from frcl.report.numbers import number
 from frcl.report.numbers import percent as share
 from frcl.seeding import fork
 from frcl.selection import Selected, random_start, run_searches

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from frcl.bench import cpu, cuda
+from frcl.bench import cpu, cuda, peers
 from frcl.bench.direct import covariance_factors, direct_past_kl, direct_trace, plain_prediction, plain_training
 from frcl.bench.measure import (
     Goal,
@@ -27,6 +28,7 @@ from frcl.bench.measure import (
     write_results,
 )
 from frcl.cli import main
+from frcl.cli.bench import ONLY
 from frcl.errors import OptionError
 from frcl.experiment import environment
 from frcl.experiment.config import resolve
@@ -386,6 +388,18 @@ def test_without_a_gpu_there_is_nothing_to_measure_on_it(frcl):
     result = frcl("--device", "cuda")
     assert result.returncode == 2
     assert "finds no CUDA device" in result.stderr
+
+
+def test_the_help_names_every_measure():
+    methods = {f"{name}-step" for name in cpu.BASELINES} | {case.goal.name for case in peers.CASES}
+
+    def names(goals):
+        return ", ".join(dict.fromkeys(re.sub(r".*-", "METHOD-", n) if n in methods else n for n in goals))
+
+    steps, beside = (names(case.goal.name for case in module.CASES) for module in (cpu, peers))
+    whole = names(goal.name for goal in cuda.GOALS)
+    told = f"Only this; may be repeated. cpu: {steps}; with --peers: {beside}. cuda: {whole}."
+    assert " ".join(ONLY.split()) == told
 
 
 def test_the_command_line_does_not_load_the_benchmark():

@@ -261,6 +261,52 @@ def test_a_stream_is_bounded_too():
         assert learner.memory_bytes() <= 1500
 
 
+PROFILE = 4 * (64 + 64 * 64)  # bytes of the mean and the root of the covariance of 64 features
+
+
+@pytest.mark.parametrize(
+    ("points", "memory", "profiles", "left"),
+    [
+        (60, 4 * (60 * 4 * (4 + 3 + 3 * 41) + PROFILE), [True, True, True, True], 240),  # all of it fits
+        (12, 4 * 12 * 4 * (4 + 3 + 3 * 12) + 2 * PROFILE, [False, False, True, True], 48),  # they take most of it
+        (60, 6 * PROFILE, [False, True, True, True], None),  # three take half of it: then points go
+        (60, 6 * PROFILE - 1, [False, False, True, True], None),
+        (60, 4 * 4 * (4 + 3 + 3), [False] * 4, 4),  # one point of each task
+    ],
+)
+@pytest.mark.parametrize("drop", ["trace", "random"])
+def test_in_a_stream_with_a_detector_the_oldest_profiles_go(points, memory, profiles, left, drop):
+    learner = FRCL(
+        MLP(4, (8, 40), seed=1), points, memory=memory, memory_drop=drop, detector=frcl.BoundaryDetector(),
+        window=70, search_steps=20, labels=(0, 1, 2),
+    )  # fmt: skip
+    for i in range(4):
+        x, y = blobs((0, 1, 2), 70, i)
+        for rows in range(0, 70, 10):
+            learner.observe(x[rows : rows + 10], y[rows : rows + 10])
+        learner.end_task()
+        assert learner.memory_bytes() <= memory
+    assert [one.profile is not None for one in learner.tasks] == profiles
+    kept = sum(len(one.Z) for one in learner.tasks)
+    assert kept == left if left else 4 < kept < 4 * points
+    assert learner.memory_parts().get("statistics", 0) == sum(profiles) * PROFILE
+
+
+def test_a_stream_of_any_number_of_tasks_stays_within_the_bound(generator):
+    """Boundaries are found meanwhile, and a task of which the profile is left is known when it returns."""
+    learner = FRCL(MLP(20, (32, 32), seed=1), 20, lr=3e-3, memory="60 kB", detector=frcl.BoundaryDetector())
+    means = 4 * torch.randn(9, 2, 20, generator=generator)
+    for number in (*range(9), 7):
+        for _ in range(60):
+            y = torch.randint(0, 2, (32,), generator=generator)
+            learner.observe(means[number][y] + torch.randn(32, 20, generator=generator), y)
+            assert learner.memory_bytes() <= 60_000
+    known = [one.profile is not None for one in learner.tasks]
+    assert len(known) > 6
+    assert known == [False] * (len(known) - 2) + [True] * 2
+    assert learner._state.number == len(known) - 2
+
+
 def test_every_member_of_an_ensemble_is_bounded(tmp_path):
     options = {"points": 12, "steps": 4, "batch_size": 16, "search_steps": 20}
     learner = Ensemble(MLP(4, (8, 6), seed=1), 2, memory="1.5 kB", **options)
@@ -283,6 +329,48 @@ def test_a_task_without_room_is_refused_before_it_is_learned():
     with pytest.raises(BudgetError):
         learner.observe(*blobs((0, 1), 60, 3))
     assert same_tensors(before, learner.state_dict()["tensors"])
+
+
+HEAD = 4 * 3 * 9  # bytes of numbers for each weight of a last layer
+WEIGHTS = {  # regularisers, how many tasks add something of the weights, and what else there is of the first one
+    "fisher": ([frcl.Curvature(1.0)], 1, 0),
+    "posterior": ([frcl.Curvature(1.0, prior_precision=1.0)], 1, HEAD),
+    "kronecker": ([frcl.KroneckerCurvature(1.0)], 1, 0),
+    "ewc": ([frcl.EWC(1.0)], 2, 0),
+    "path": ([frcl.PathIntegral()], 1, 0),
+    "network": ([CurrentInputs(1.0, trust=True)], 2, 0),
+    "memorable": ([frcl.MemorablePast(points=1)], 1, HEAD + 4 * 20),
+    "several": ([CurrentInputs(1.0), frcl.KroneckerCurvature(1.0)], 1, 0),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_what_is_kept_of_the_weights_is_known_before_a_task_is_learned(kind, stream, generator):
+    """The bytes that are needed are named before the first step, and they are enough."""
+    regularisers, added, more = WEIGHTS[kind]
+    x, y = torch.randn(60, 20, generator=generator), torch.arange(60) % 3
+
+    def make(memory):
+        net = torch.nn.Sequential(MLP(20, (8,), seed=1), torch.nn.LayerNorm(8))
+        return FRCL(net, points=2, steps=1, regularisers=regularisers, memory=memory, fisher_examples=10)
+
+    learner = make(100)
+    for tasks in range(added):
+        with pytest.raises(BudgetError, match=r"one point of each and what else is kept take [\d,]+\. Use") as refused:
+            learner.observe(x, y) if stream else learner.fit(x, y)
+        assert (learner.step, len(learner.tasks)) == (0, tasks)
+        least = int(refused.value.args[0].rpartition("take ")[2].partition(". ")[0].replace(",", "")) + more
+        learner = make(least)
+        for _ in range(tasks + 1):
+            learner.fit(x, y)
+        assert sum(value.nbytes for value in learner.net.parameters()) < learner.memory_bytes() <= least
+
+
+def test_frcl_plus_is_refused_before_its_first_step():
+    x, y = torch.randn(300, 784, generator=torch.Generator().manual_seed(0)), torch.arange(300) % 2
+    with pytest.raises(BudgetError, match=r'memory="?.2 MB.*take 3,\d{3},\d{3}\. Use more memory'):
+        FRCLPlus(MLP(784, (100, 100)), memory="2 MB").fit(x, y)
 
 
 @pytest.mark.parametrize("stream", [False, True])

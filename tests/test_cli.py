@@ -162,6 +162,22 @@ def test_compare_is_readable_in_80_columns_and_in_a_pipe(done, inside, monkeypat
         assert any(word in line for line in lines), word
 
 
+def test_runs_whose_names_begin_alike_can_be_told_apart(done, inside, monkeypatch):
+    folder, _ = done
+    names = [f"split-digits-frcl-with-a-longer-name-{end}" for end in ("one", "two", "three")]
+    for name in names:
+        (folder / name).mkdir()
+        (folder / name / "result.json").write_bytes((folder / "first" / "result.json").read_bytes())
+    screen = Console(width=80, force_terminal=True, file=io.StringIO(), color_system=None)
+    monkeypatch.setattr(console, "out", screen)
+    inside("compare", *names)
+    lines = screen.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    tables = "".join(line[1:].partition("│")[0].strip() for line in lines if line.startswith("│"))
+    for name in names:
+        assert tables.count(f"({name})") == 3 + 2, "each table of scores, and two pairs"
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -112,6 +113,24 @@ def test_programs_of_torch_export(tasks, options):
     check(learner, 0, x=tasks[0][0][:30], atol=2e-5)
     if len(tasks) > 1:
         check(learner, None, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", [frcl.FRCL, frcl.Ensemble, "ewc"])
+@pytest.mark.parametrize("task", [0, None])
+def test_a_network_in_bfloat16_is_computed_so_in_the_program(tmp_path, monkeypatch, kind, task):
+    """A runtime of ONNX would not: there it is refused."""
+    if kind == "ewc":
+        learner = make(kind, bfloat16=True)
+        for x, y in TASKS:
+            learner.fit(x, y)
+    else:
+        learner = taught(kind=kind, bfloat16=True)
+    check(learner, task)
+    for name in ("onnx", "onnxscript"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    with pytest.raises(OptionError, match=r"bfloat16=True.*use export\(\)"):
+        learner.export_onnx(tmp_path / "model.onnx", task)
+    assert not (tmp_path / "model.onnx").exists()
 
 
 def test_an_exact_gp_as_a_program():

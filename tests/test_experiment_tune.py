@@ -378,6 +378,24 @@ def test_a_search_may_be_overwritten(command, tmp_path):
     assert "widths = [9]" in (tmp_path / "here" / "lr=0.001" / "config.toml").read_text()
 
 
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+def test_a_search_that_is_refused_leaves_nothing(command, tmp_path, monkeypatch, dry):
+    """Every combination is checked first, so that the corrected command has the folder to itself."""
+    wrong = [*SHORT[:-3], "lr=[1e-3,-1]", *SHORT[-2:], "--out", "here"]
+    assert "lr must be a positive number" in command(*wrong, *dry, code=2).err
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert "frcl[tune]" in command(*SHORT, "--trials", "2", "--out", "here", *dry, code=2).err
+    assert not (tmp_path / "here").exists()
+    command(*SHORT, "--extend", "0", "--out", "here", *dry)
+
+
+def test_a_dry_run_refuses_the_folder_that_the_search_would(command, tmp_path):
+    command(*SHORT, "--extend", "0", "--out", "here", "--quiet")
+    assert "here already holds what `frcl tune` wrote" in command(*SHORT, "--out", "here", "--dry-run", code=2).err
+    command(*SHORT, "--out", "here", "--dry-run", "--overwrite")
+    assert len(list((tmp_path / "here").glob("*/result.json"))) == 2
+
+
 @pytest.mark.parametrize("other", [("--trials", "2"), ("--engine", "ray")])
 def test_a_grid_is_extended_where_every_combination_is_tried(command, other):
     assert "not with --trials or --engine ray" in command(*SHORT, "--extend", "2", *other, code=2).err

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import frcl
-from frcl import CheckpointError, CifarNet, ConvNet, ResNet18
+from frcl import CheckpointError, CifarNet, ConvNet, FrozenFront, ResNet18
 from frcl.files import load_state, save_state
 from frcl.learners.networks import build, describe
 from streams import blobs, same_tensors
@@ -56,14 +56,19 @@ def saved(net, path, x=X, y=Y):
         (ConvNet(16, channels=3, filters=(4, 3), pooling="valid"), IMAGES),
         (CifarNet(16, filters=(4,), width=6), IMAGES),
         (ResNet18(width=4), IMAGES),
+        (FrozenFront(ConvNet(16, channels=3, filters=(4, 3), seed=1), frcl.MLP(48, (5,), seed=2)), IMAGES),
+        (FrozenFront(frcl.MLP(4, (9, 5), seed=1)).eval(), X),
+        (FrozenFront(frcl.MLP(4, (9, 5)), frcl.MLP(5, (4,))).double(), X.double()),
     ],
-    ids=["MLP", "float64", "ConvNet", "CifarNet", "ResNet18"],
+    ids=["MLP", "float64", "ConvNet", "CifarNet", "ResNet18", "front and rest", "front", "front of float64"],
 )
 def test_our_networks_are_made_from_the_file(net, x, tmp_path):
     y = torch.arange(len(x)) % 2
     learner = saved(net, tmp_path / "model", x, y)
     loaded = frcl.load(tmp_path / "model")
     assert type(loaded.net) is type(net)
+    assert (str(loaded.net), loaded.net.training) == (str(net), net.training)
+    assert [p.requires_grad for p in loaded.net.parameters()] == [p.requires_grad for p in net.parameters()]
     assert same_tensors(learner.state_dict()["tensors"], loaded.state_dict()["tensors"])
     assert torch.equal(learner.predict(x, task=0).probs, loaded.predict(x, task=0).probs)
     learner.fit(x, y)
@@ -76,6 +81,14 @@ def test_an_ensemble_is_made_from_the_file(tmp_path):
     learner.fit(X, Y)
     learner.save(tmp_path / "model")
     assert torch.equal(frcl.load(tmp_path / "model").predict(X).probs, learner.predict(X).probs)
+
+
+def test_parts_of_the_user_are_imported_where_they_are_allowed(tmp_path):
+    learner = saved(FrozenFront(Wide(6, slope=0.3), frcl.MLP(6, (5,))), tmp_path / "model")
+    with pytest.raises(CheckpointError, match="allow="):
+        frcl.load(tmp_path / "model")
+    loaded = frcl.load(tmp_path / "model", allow=[f"{__name__}.Wide"])
+    assert torch.equal(loaded.predict(X).probs, learner.predict(X).probs)
 
 
 @pytest.mark.parametrize("net", [Wide(6, slope=0.3), Fixed()], ids=["with arguments", "without"])
@@ -101,7 +114,9 @@ def test_networks_that_cannot_be_described_are_asked_for(tmp_path):
     changed.layers[2] = nn.Tanh()
     odd = Wide()
     odd.arguments = {"width": torch.ones(())}
-    for net in (Forgetful(4, 5), Local(4, (5,)), changed, odd, nn.Sequential(nn.Linear(4, 5))):
+    front = FrozenFront(nn.Linear(4, 5), frcl.MLP(5, (5,)))
+    rest, twice = FrozenFront(frcl.MLP(4, (5,)), nn.Linear(5, 5)), FrozenFront(FrozenFront(frcl.MLP(4, (5,))))
+    for net in (Forgetful(4, 5), Local(4, (5,)), changed, odd, nn.Sequential(nn.Linear(4, 5)), front, rest, twice):
         assert describe(net) is None
         saved(net, tmp_path / "model")
         with pytest.raises(CheckpointError, match="give one of the same shape"):
@@ -134,6 +149,27 @@ def test_descriptions_that_are_forged_are_refused(change, tmp_path):
     meta, tensors = load_state(tmp_path / "model")
     assert meta["network"] == GOOD
     save_state(tmp_path / "forged", {**meta, "network": json.loads(json.dumps({**GOOD, **change}))}, tensors)
+    with pytest.raises(CheckpointError):
+        frcl.load(tmp_path / "forged")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {}, {"front": None, "rest": None}, {"front": GOOD}, {"front": GOOD, "rest": None, "more": 1},
+        {"front": {**GOOD, "name": "os.system"}, "rest": None}, {"front": GOOD, "rest": {**GOOD, "name": "os.system"}},
+        {"front": {**GOOD, "arguments": {"inputs": 4, "widths": [2**20] * 8}}, "rest": None},
+        {"front": GOOD, "rest": 3}, {"front": GOOD, "rest": GOOD},
+        {"front": {**GOOD, "name": "frcl.FrozenFront"}, "rest": None},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_parts_that_are_forged_are_refused(parts, tmp_path):
+    saved(FrozenFront(frcl.MLP(4, (9, 5)), frcl.MLP(5, (5,))), tmp_path / "model")
+    meta, tensors = load_state(tmp_path / "model")
+    assert meta["network"]["arguments"]["front"] == {**GOOD, "training": False}
+    forged = {**meta["network"], "arguments": parts}
+    save_state(tmp_path / "forged", {**meta, "network": json.loads(json.dumps(forged))}, tensors)
     with pytest.raises(CheckpointError):
         frcl.load(tmp_path / "forged")
 

@@ -8,10 +8,11 @@ import pytest
 from scipy import stats
 
 from frcl.experiment.metrics import Interval, average_so_far, forgetting_by_task, over_seeds, spread
+from frcl.learners.types import plural
 from frcl.report import comparison_rows, read_run
 from frcl.report.drawing import DARK, HEAT_LEVELS, LIGHT, SERIES, heat
 from frcl.report.figures import thin_by_peaks
-from frcl.report.numbers import duration, interval, mean_and_std, number, percent, plural, size
+from frcl.report.numbers import duration, interval, mean_and_std, number, percent, size
 from frcl.report.run import differing_options, flat, run_labels
 from report_samples import bare_run, result, rich_run, write_run
 

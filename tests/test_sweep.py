@@ -268,7 +268,9 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     )
     assert outcome(tmp_path / "alone") == outcome(tmp_path / "here" / "finetune,lr=0.01")
     assert set(json.loads(call("--resume", "here", "--json").out)) == set(names)
-    assert "already holds what `frcl sweep` wrote" in call(*options, "--out", "here", code=2).err
+    for dry in ((), ("--dry-run",)):
+        assert "already holds what `frcl sweep` wrote" in call(*options, "--out", "here", *dry, code=2).err
+    assert call(*options, "--out", "here", "--dry-run", "--overwrite").out.split() == names
     monkeypatch.setattr(sys, "argv", ["frcl", "resume", "here"])
     with pytest.raises(SystemExit):
         main()

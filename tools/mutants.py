@@ -107,6 +107,8 @@ MUTANTS = (
            " + torch.outer(a, a) * (b[j] / pivot**2)", "", "tests/test_budget.py"),
     Mutant("noise left out of the losses", "budget.py",
            "cholesky(K, u_noise)", "cholesky(K, 1e-6)", "tests/test_budget.py"),
+    Mutant("profiles go although points can free the bytes", "learners/budget.py",
+           "(sum(each[number:]) <= limit and excess <= room)", "False", "tests/test_budget.py"),
     Mutant("temperature not counted in the memory", "learners/budget.py",
            "(options.held_out > 0)", "0", "tests/test_budget.py"),
     Mutant("weight decay of everything", "engine/train.py",

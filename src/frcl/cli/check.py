@@ -14,6 +14,7 @@ from frcl.experiment.config import Config, read_toml, saved
 from frcl.experiment.keeper import CHECKPOINT, POINTS, Progress, Written, read_checkpoint
 from frcl.experiment.results import RESULT, read_result
 from frcl.files import TEMPORARY, load_state
+from frcl.learners.types import plural
 from frcl.report import read_points
 
 Check = tuple[str, Callable[[], str]]  # the name of a file, and a function that describes it or raises an error
@@ -77,7 +78,7 @@ def _of_run(folder: Path) -> Iterator[Check]:
         read = read_result(folder / RESULT)
         if found and (read.seeds, read.method) != (found[0].seeds, found[0].method):
             raise DataError("it is the result of a run with other seeds or another method than config.toml has")
-        return f"the result of {len(read.seeds)} seeds and {len(read.tasks)} tasks"
+        return f"the result of {plural(len(read.seeds), 'seed')} and {plural(len(read.tasks), 'task')}"
 
     yield "config.toml", config
     if (folder / CHECKPOINT).exists():
@@ -85,7 +86,7 @@ def _of_run(folder: Path) -> Iterator[Check]:
     for name, written in known[0].logs.items() if known else ():
         yield name, partial(_log, folder / name, written)
     if (folder / POINTS).exists() or (known and known[0].position):
-        yield POINTS, lambda: f"inducing inputs of {len(read_points(folder / POINTS, required=True))} tasks"
+        yield POINTS, lambda: f"inducing inputs of {plural(len(read_points(folder / POINTS, required=True)), 'task')}"
     if (folder / RESULT).exists():
         yield RESULT, result
     for path in folder.rglob(".*.tmp"):

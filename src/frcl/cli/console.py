@@ -38,11 +38,14 @@ def safe(text: object) -> str:
 def show_table(rows: Iterable[Iterable[object]], *headings: str, right: bool = False, **style: Any) -> None:
     """Print rows of cells under headings; with `right` all columns but the first are numbers.
 
+    The first cell of a row is its name: it is folded and never cut, so that names that begin alike can be told apart.
     In a pipe there are no frames, and lines are as long as they need to be.
     """
     table = Table(*headings, **style) if out.is_terminal else Table(*headings, **style, box=None, pad_edge=False)
     for column in table.columns[1:] if right else ():
         column.justify, column.no_wrap = "right", True
+    for column in table.columns[:1]:
+        column.overflow = "fold"
     for row in rows:
         table.add_row(*(escape(safe(cell)) for cell in row))
     width = None if out.is_terminal else max(out.width, Console(width=WIDEST).measure(table).maximum)

@@ -22,8 +22,10 @@ from frcl.experiment.keeper import Interrupted
 from frcl.experiment.results import Result
 from frcl.experiment.runner import check
 from frcl.experiment.sweep import (
+    PLAN,
     Engine,
     carried_out,
+    check_free,
     differing_values,
     in_processes,
     in_turn,
@@ -137,12 +139,13 @@ def _planned(flags: Flags, place: Place, benchmark: str | None, method: str | No
     )  # fmt: skip
     for text in () if flags.quiet else skipped:
         note(text)
+    folder = flags.out or free_folder(f"{Path(name).stem}-sweep")
     if flags.dry_run:
+        check_free(folder / PLAN, overwrite=place.overwrite)
         for job, config in planned.items():
             say(job)
             check(config)
         return None
-    folder = flags.out or free_folder(f"{Path(name).stem}-sweep")
     write_plan(folder, planned, overwrite=place.overwrite)
     return folder
 

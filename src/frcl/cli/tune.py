@@ -16,8 +16,8 @@ from frcl.errors import OptionError
 from frcl.experiment.config import over, to_toml
 from frcl.experiment.keeper import Interrupted
 from frcl.experiment.runner import check
-from frcl.experiment.sweep import combinations
-from frcl.experiment.tune import BY, EXTENSIONS, Search, Trial, grid_of, own_grid
+from frcl.experiment.sweep import check_free, combinations
+from frcl.experiment.tune import BY, EXTENSIONS, SEARCH, Search, Trial, grid_of, own_grid
 from frcl.experiment.tune import tune as search_in
 from frcl.files import alone_in
 
@@ -52,11 +52,12 @@ def tune(
         tuned, name, layer = _shared(flags, method, benchmark)
         decided = by or "accuracy", trials, EXTENSIONS if extend is None else extend
         search = Search(tuned, name, layer, own_grid(tries or [], tuned) or grid_of(tuned), *decided)
-        if flags.dry_run:
-            config = search.config({name: values[0] for name, values in search.grid.items()})
-            typer.echo(to_toml(config), nl=False)
-            return check(config)
+        config, *_ = search.configs()
         folder = flags.out or free_folder(f"{Path(name).stem}-{tuned}-tune")
+        if flags.dry_run:
+            typer.echo(to_toml(config), nl=False)
+            check_free(folder / SEARCH, overwrite=place.overwrite)
+            return check(config)
         search.write(folder, overwrite=place.overwrite)
     else:
         said = {"benchmark": benchmark, "method": method, "--by": by, "--trials": trials, "--extend": extend}

@@ -16,7 +16,7 @@ from frcl.experiment.config import Config
 from frcl.experiment.keeper import Observer
 from frcl.experiment.metrics import Interval
 from frcl.experiment.results import Result
-from frcl.learners.types import StepLog
+from frcl.learners.types import StepLog, plural
 
 WIDE = 8  # more tasks than this do not fit a matrix in a terminal
 REDRAW = 0.1  # seconds between two updates of the bar
@@ -32,7 +32,8 @@ class Plain(Observer):
 
     def begin(self, config: Config, names: list[str]) -> None:
         self._names = names
-        self._say(f"{config.benchmark}: {len(names)} tasks, method {config.method}, seeds {list(config.seeds)}")
+        tasks = plural(len(names), "task")
+        self._say(f"{config.benchmark}: {tasks}, method {config.method}, seeds {list(config.seeds)}")
 
     def step(self, seed: int, task: int, log: StepLog) -> None:
         if time.monotonic() - self._said > PLAIN_SECONDS:

@@ -115,16 +115,22 @@ def write_plan(folder: Path, jobs: Mapping[str, Config], *, overwrite: bool = Fa
     begin(folder / PLAN, content, old.__contains__ if overwrite else None)
 
 
+def check_free(path: Path, *, overwrite: bool) -> None:
+    """Refuse a folder in which the file of a sweep or a search is already, unless it may be overwritten."""
+    if path.exists() and not overwrite:
+        folder, kind = path.parent, path.stem
+        raise OptionError(
+            f"{folder} already holds what `frcl {kind}` wrote: go on with `frcl {kind} --resume {folder}`, or "
+            "choose another --out, or --overwrite"
+        )
+
+
 def begin(path: Path, content: Mapping[str, Any], own: Callable[[str], bool] | None) -> None:
     """Begin a sweep or a search by its file. One that is there is refused; or else its folders, `own`, are removed."""
-    folder, kind = path.parent, path.stem
+    folder = path.parent
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder):
-        if path.exists() and own is None:
-            raise OptionError(
-                f"{folder} already holds what `frcl {kind}` wrote: go on with `frcl {kind} --resume {folder}`, or "
-                "choose another --out, or --overwrite"
-            )
+        check_free(path, overwrite=own is not None)
         for run in folder.iterdir() if path.exists() else ():
             if own is not None and own(run.name) and run.is_dir():
                 shutil.rmtree(run)

@@ -88,6 +88,12 @@ class Search:
             raise OptionError("tuning learns from the training data alone: leave train_on as it is")
         return replace(config, stream=replace(config.stream, test_on="validation"))
 
+    def configs(self) -> list[Config]:
+        """The configuration of every combination; refuses what cannot be, before anything is written or learned."""
+        if self.trials is not None:
+            _optuna()
+        return [self.config(options) for options in combinations(self.grid)]
+
     def write(self, folder: Path, *, overwrite: bool = False) -> None:
         """Begin a new search in a folder; with `overwrite` also where one is there, whose trials are removed."""
         first = next(iter(Search.read(folder).grid), "") if overwrite and (folder / SEARCH).exists() else ""
@@ -143,8 +149,7 @@ def tune(
     Where the best value of a number is the smallest or largest of the grid, the grid is extended beyond it, and
     `on_extended` is told. Trials that are finished in the folder are read from there.
     """
-    for options in combinations(search.grid):
-        search.config(options)  # refuses what cannot be before anything is learned
+    search.configs()
     done: dict[str, Trial] = {}
 
     def attempt(each: Sequence[dict[str, Any]]) -> None:
@@ -211,12 +216,18 @@ def _is_possible(search: Search, options: Mapping[str, Any]) -> bool:
     return True
 
 
-def _with_optuna(search: Search, attempt: Callable[[dict[str, Any]], None], done: Mapping[str, Trial]) -> None:
-    """One trial after another; what was asked before a kill is asked again, and its results are known."""
+def _optuna() -> Any:
+    """The module, of an extra."""
     try:
         import optuna
     except ImportError as error:
         raise OptionError("--trials needs the package optuna: pip install 'frcl[tune]'") from error
+    return optuna
+
+
+def _with_optuna(search: Search, attempt: Callable[[dict[str, Any]], None], done: Mapping[str, Trial]) -> None:
+    """One trial after another; what was asked before a kill is asked again, and its results are known."""
+    optuna = _optuna()
 
     def objective(trial: Any) -> float:
         options = {name: trial.suggest_categorical(name, values) for name, values in search.grid.items()}

@@ -27,7 +27,7 @@ from frcl.learners.forget import forget
 from frcl.learners.loaded import load, non_finite
 from frcl.learners.lockstep import Work, steps_of
 from frcl.learners.mixture import check_task, checked_tasks, in_each_task, mixed
-from frcl.learners.types import Accounts, Beliefs, OnStep, Parts, Prediction, StepLog, added, parts_of
+from frcl.learners.types import Accounts, Beliefs, OnStep, Parts, Prediction, StepLog, added, parts_of, plural
 from frcl.likelihoods import Likelihood
 from frcl.options import MethodOptions
 from frcl.regularisers.protocol import Kept, Regulariser
@@ -102,7 +102,7 @@ class SequentialLearner(Accounts, Generic[O, S]):
         if self.regularisers:
             parts.append(f"regularisers=[{', '.join(one.name for one in self.regularisers)}]")
         learning = f", learning task {state.number} (step {self.step})" if state.current is not None else ""
-        knows = f"{len(state.past)} tasks learned{learning}, {self.memory_bytes():,} bytes kept"
+        knows = f"{plural(len(state.past), 'task')} learned{learning}, {self.memory_bytes():,} bytes kept"
         return f"{self._method}({', '.join(parts)}; {knows})"
 
     @property

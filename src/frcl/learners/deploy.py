@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from frcl.errors import FrclError, OptionError, TaskError
 from frcl.exact.fixed import RandomFeatures, rounded
 from frcl.exact.linear import Classes, Linear, class_log_probs
+from frcl.features import FeatureMap
 from frcl.files import write_atomically
 from frcl.learners.mixture import all_labels, check_task, mixture_moments
 from frcl.likelihoods import Label, Likelihood, tempered
@@ -126,14 +127,16 @@ class TaskModel(nn.Module):
 class DeployedFRCL(Deployed):
     """A network with one task, or with several and the inference of the task, a geometric mean of `ways`.
 
-    Without any the heads infer it, as `frcl.inference.Heads` does.
+    Without any the heads infer it, as `frcl.inference.Heads` does. With `autocast` the network is computed
+    in bfloat16, as it was.
     """
 
     def __init__(
-        self, net: nn.Module, scale: Tensor, tasks: Sequence[TaskOutput | HeadOutput], ways: Sequence[TaskModel]
+        self, features: FeatureMap, scale: Tensor, tasks: Sequence[TaskOutput | HeadOutput], ways: Sequence[TaskModel]
     ) -> None:
         super().__init__()
-        self.net, self.scale = copy.deepcopy(net).cpu().requires_grad_(False), scale.cpu().clone()
+        self.net, self.scale = copy.deepcopy(features.net).cpu().requires_grad_(False), scale.cpu().clone()
+        self.autocast = features.bfloat16
         self.tasks, self.ways = nn.ModuleList(tasks), nn.ModuleList(ways)
         self.classes = tasks[0].classes
         if len(tasks) > 1 and all(one.classes is not None for one in tasks):
@@ -143,7 +146,7 @@ class DeployedFRCL(Deployed):
             self.columns = nn.functional.one_hot(index, len(self.classes)).to(self.scale)
 
     def output(self, x: Tensor) -> Output:
-        outputs = self.scale * self.net(x)
+        outputs = self.scale * FeatureMap(self.net, self.autocast).outputs(x)
         Phi = torch.cat([outputs, outputs.new_ones(outputs.shape[0], 1)], 1)
         each = [task(Phi) for task in self.tasks]
         if len(each) == 1:
@@ -236,7 +239,7 @@ def frcl_module(learner: Any, task: int | None) -> DeployedFRCL:
                 model.predictive_draws(summary.likelihood), summary.temperature,
             )
         )  # fmt: skip
-    return DeployedFRCL(model.net, model.scale, outputs, task_models(learner) if len(numbers) > 1 else [])
+    return DeployedFRCL(model.map, model.scale, outputs, task_models(learner) if len(numbers) > 1 else [])
 
 
 def task_models(learner: Any) -> list[TaskModel]:
@@ -262,7 +265,7 @@ def heads_module(learner: Any, heads: Sequence[Tensor], task: int | None) -> Dep
         raise TaskError("no task has been learned to its end; call fit() first")
     outputs = [HeadOutput(heads[number], past[number].likelihood.classes) for number in numbers]
     ways = task_models(learner) if len(numbers) > 1 else []
-    return DeployedFRCL(learner.net, torch.ones((), dtype=learner.dtype), outputs, ways)
+    return DeployedFRCL(learner.features, torch.ones((), dtype=learner.dtype), outputs, ways)
 
 
 def exact_gp_module(learner: Any, task: int | None) -> DeployedExactGP:
@@ -322,6 +325,11 @@ def export_onnx(self: Any, path: str | Path, task: int | None = None) -> None:
     except ImportError as error:
         raise OptionError(f"the ONNX exporter cannot be imported ({error}): pip install 'frcl[onnx]'") from error
     module, example = self._deployed(task)
+    if any(isinstance(one, DeployedFRCL) and one.autocast for one in module.modules()):
+        raise OptionError(
+            "this learner has bfloat16=True, and runtimes of ONNX do not compute as torch.autocast does: use export(), "
+            "which does, or learn with bfloat16=False"
+        )
     program, names = export(self, task), module.names(example)
     logger = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = logger.level

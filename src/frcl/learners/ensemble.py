@@ -201,8 +201,9 @@ def load(
 
     `net` is not needed where the network is one of frcl (MLP, ConvNet, CifarNet, ResNet18), or of a class whose full
     name is in `allow`: code is imported only if it is named there. Such a class takes no arguments, or keeps them,
-    plain values by keyword, as its attribute `arguments`. Otherwise `net` is a network of the same shape, whose weights
-    do not matter; for an Ensemble one, or one for each member. An ExactGP on random features needs none.
+    plain values by keyword, as its attribute `arguments`. Nor is it for a FrozenFront of such networks. Otherwise `net`
+    is a network of the same shape, whose weights do not matter; for an Ensemble one, or one for each member. An ExactGP
+    on random features needs none.
     """
     meta, tensors = load_state(path)
     description = meta.pop("network", None)

@@ -29,7 +29,7 @@ from frcl.learners.loaded import check_fits
 from frcl.learners.lockstep import Work
 from frcl.learners.mixture import check_task, checked_tasks, over_labels, summed
 from frcl.learners.networks import describe
-from frcl.learners.types import Accounts, OnStep, Parts, Prediction
+from frcl.learners.types import Accounts, OnStep, Parts, Prediction, plural
 from frcl.likelihoods import Gaussian, Label, as_values
 from frcl.likelihoods.base import refuse_what_looks_like_labels
 from frcl.options import NOT_NEGATIVE, SHARE, MethodOptions, changed, option, shows_options
@@ -145,7 +145,8 @@ class ExactGP(Accounts):
 
     def __repr__(self) -> str:
         kind = f"{self.options.count} random features" if self.net is None else type(self.net).__name__
-        return f"ExactGP({kind}; {len(self._state.labels)} tasks learned, {self.memory_bytes():,} bytes kept)"
+        knows = f"{plural(len(self._state.labels), 'task')} learned"
+        return f"ExactGP({kind}; {knows}, {self.memory_bytes():,} bytes kept)"
 
     # -- learning ---------------------------------------------------------------------------------------
 

@@ -59,6 +59,11 @@ def html_table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[obj
     return f"<p>{escape(caption)}</p><table><tr>{head}</tr>{body}</table>{end}"
 
 
+def plural(count: int, noun: str) -> str:
+    """As "1 task" or "2 tasks"."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
 def learner_html(name: str, parts: Parts, tasks: Sequence[Summary] = ()) -> str:
     """What a notebook shows of a learner: its `repr`, the bytes kept by kind, and the summaries of its tasks."""
     html = html_table(name, ("kept", "bytes", ""), [(kind, f"{size:,}", KINDS[kind]) for kind, size in parts.items()])

@@ -27,7 +27,7 @@ from frcl.checks import Seen, check_like
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.heads import divergence, functions_at, make_block
 from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, check_beginning, number, register, remembered
-from frcl.trees import Params, Tree, copied, tree_map
+from frcl.trees import Params, Tree, copied, total_bytes, tree_map
 
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float, likelihood: Likelihood) -> Tensor:
@@ -84,8 +84,13 @@ class CurrentInputs(Regulariser):
 
     def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         self.theta = {}
-        if self.trust and (inputs := task.features.through_front(x))[0].numel() >= MANY and inputs.is_floating_point():
+        if (inputs := self._compared(task, x)) is not None:
             self.means = [*self.means, inputs.flatten(1).mean(0)]
+
+    def _compared(self, task: Task, x: Tensor) -> Tensor | None:
+        """Inputs as those of tasks are compared; None where they are not."""
+        inputs = task.features.through_front(x) if self.trust else x
+        return inputs if self.trust and inputs[0].numel() >= MANY and inputs.is_floating_point() else None
 
     def check_resumed(self, task: Task) -> None:
         check_beginning(self.theta, task)
@@ -100,3 +105,6 @@ class CurrentInputs(Regulariser):
     def kept(self, theta: Params) -> Kept:
         """A copy of the network, which every later task begins with; the mean inputs."""
         return {"network": list(theta.values())} | ({"statistics": self.means} if self.means else {})
+
+    def added_bytes(self, task: Task, x: Tensor) -> int:
+        return total_bytes(self._compared(task, x[:1]))

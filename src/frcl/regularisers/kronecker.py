@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -35,7 +35,7 @@ from frcl.regularisers.jacobians import bias_of
 from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, number, register, remembered
 from frcl.regularisers.quadratic import quadratic, running_sum
 from frcl.selection import random_start
-from frcl.trees import Params, Tree, copied
+from frcl.trees import Params, Tree, copied, total_bytes
 
 MAPS = 250  # examples whose gradients by the maps of a convolutional network are computed at once
 VALUES = 10  # of log p(y | x) at most, whose gradients are computed one by one
@@ -166,6 +166,12 @@ def merged(old: Factors, new: Factors, decay: float) -> Factors:
     return Factors(inputs, outputs)
 
 
+def _outside(layers: Collection[str], theta: Params) -> list[str]:
+    """The weights that belong to none of these layers."""
+    covered = {*layers, *(bias_of(name, theta) for name in layers)}
+    return [name for name in theta if name not in covered]
+
+
 @register
 @dataclass
 class KroneckerCurvature(Regulariser):
@@ -205,9 +211,7 @@ class KroneckerCurvature(Regulariser):
         rows = random_start(len(x), min(len(x), self.examples), generator).to(x.device)
         new = kronecker_factors(task, x[rows], generator)
         self.inputs, self.outputs = merged(Factors(self.inputs, self.outputs), new, self.decay)
-        covered = {*new.inputs, *(bias_of(name, task.theta) for name in new.inputs)}
-        other = [name for name in task.theta if name not in covered]
-        if other:
+        if other := _outside(new.inputs, task.theta):
             information, _ = task_information(task, x[rows], y[rows], generator, examples=len(rows), only=other)
             self.precision = running_sum(self.precision, information, self.decay)
         self.anchor = self.anchor | copied(task.theta)
@@ -222,3 +226,14 @@ class KroneckerCurvature(Regulariser):
     def kept(self, theta: Params) -> Kept:
         fisher = [*self.inputs.values(), *self.outputs.values(), *self.precision.values()]
         return {"anchor": list(self.anchor.values()), "fisher": fisher}
+
+    def added_bytes(self, task: Task, x: Tensor) -> int:
+        if self.anchor or not task.theta:
+            return 0
+        theta = {name: value for name, value in task.theta.items() if not bias_of(name, task.fixed)}
+        with torch.no_grad(), _Layers(theta) as layers:
+            task.features({**task.fixed, **task.theta}, x[:1])
+        shapes = {name: theta[name].flatten(1).shape for name in layers.calls}
+        sizes = [m * m + (n + (bias_of(name, task.theta) is not None)) ** 2 for name, (m, n) in shapes.items()]
+        other, item = _outside(shapes, task.theta), next(iter(task.theta.values())).element_size()
+        return total_bytes([task.theta, [task.theta[name] for name in other]]) + item * sum(sizes)

@@ -46,7 +46,7 @@ from frcl.regularisers.protocol import (
 from frcl.regularisers.quadratic import running_sum
 from frcl.selection import random_start
 from frcl.summary import StoredInputs, padded, stored_inputs
-from frcl.trees import Params, Tree, copied, detached
+from frcl.trees import Params, Tree, copied, detached, total_bytes
 
 CHUNK = 4096  # inputs whose probabilities are computed at once
 
@@ -192,6 +192,9 @@ class MemorablePast(Regulariser):
         """Points, Ω, and a copy of the network, which every later task begins with and from which K is made."""
         points = [part for one in self.x for part in one.kept]
         return {"points": points, "fisher": [*self.precision.values(), *self.heads], "network": list(theta.values())}
+
+    def added_bytes(self, task: Task, x: Tensor) -> int:
+        return total_bytes({name: value for name, value in task.theta.items() if name not in self.precision})
 
     def kept_inputs(self) -> list[Tensor]:
         return [one.inputs for one in self.x]

@@ -159,6 +159,10 @@ class Regulariser(ABC):
         """What is kept of past tasks, by kind; θ is what a copy of the network would hold."""
         return {}
 
+    def added_bytes(self, task: Task, x: Tensor) -> int:
+        """Bytes that the end of a task of inputs like x at least adds to what is kept, known when the task begins."""
+        return 0
+
     def kept_inputs(self) -> list[Tensor]:
         """Stored inputs of each past task, where there are any."""
         return []

@@ -18,7 +18,7 @@ from frcl.checks import Seen, check_weights, expect
 from frcl.regularisers.fisher import FisherMode, task_information
 from frcl.regularisers.heads import check_heads
 from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, number, register, remembered
-from frcl.trees import Params, Tree, copied, detached, tree_map
+from frcl.trees import Params, Tree, copied, detached, total_bytes, tree_map
 
 
 class Anchor(NamedTuple):
@@ -105,6 +105,9 @@ class Curvature(Regulariser):
     def kept(self, theta: Params) -> Kept:
         return {"anchor": list(self.anchor.values()), "fisher": [*self.precision.values(), *self.heads]}
 
+    def added_bytes(self, task: Task, x: Tensor) -> int:
+        return 2 * total_bytes({name: value for name, value in task.theta.items() if name not in self.anchor})
+
 
 @register
 @dataclass
@@ -155,3 +158,6 @@ class EWC(Regulariser):
     def kept(self, theta: Params) -> Kept:
         fisher = [value for one in self.anchors for value in one.precision.values()]
         return {"anchor": [value for one in self.anchors for value in one.theta.values()], "fisher": fisher}
+
+    def added_bytes(self, task: Task, x: Tensor) -> int:
+        return 2 * total_bytes(task.theta)

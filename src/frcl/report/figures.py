@@ -16,8 +16,9 @@ from PIL import Image
 
 from frcl.experiment.metrics import Floats, average_so_far, forgetting_by_task, spread
 from frcl.experiment.results import Score
+from frcl.learners.types import plural
 from frcl.report.drawing import LIGHT, SERIES, WIDTH, Drawing, blank, drawing, heat, name_in_figure, series
-from frcl.report.numbers import SCORE_NAMES, duration, number, percent, plural
+from frcl.report.numbers import SCORE_NAMES, duration, number, percent
 from frcl.report.run import Run
 from frcl.report.tables import matrix_rows, matrix_table
 

@@ -88,7 +88,3 @@ def duration(seconds: float | None) -> str:
     short = round(seconds) < 3600
     whole, large, small = (round(seconds), "min", "s") if short else (round(seconds / 60), "h", "min")
     return f"{whole // 60}{SPACE}{large} {whole % 60:02d}{SPACE}{small}"
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")

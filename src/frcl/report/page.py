@@ -8,10 +8,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from frcl.experiment.results import Memory
-from frcl.learners.types import KINDS
+from frcl.learners.types import KINDS, plural
 from frcl.report import figures as one_run
 from frcl.report.drawing import DARK, LIGHT, Drawing, inline_svg
-from frcl.report.numbers import MEANINGS, MISSING, SYMBOLS, duration, in_unit, interval, mean_and_std, plural, size
+from frcl.report.numbers import MEANINGS, MISSING, SYMBOLS, duration, in_unit, interval, mean_and_std, size
 from frcl.report.run import Comparison, Run, comparison_rows, differing_options
 from frcl.report.side_by_side import Labelled, draw_together
 from frcl.report.tables import Table, paired_table, results_table

@@ -10,9 +10,10 @@ from matplotlib.ticker import MaxNLocator
 
 from frcl.experiment.metrics import average_so_far, spread
 from frcl.experiment.results import MetricName
+from frcl.learners.types import plural
 from frcl.report.drawing import LIGHT, SERIES, Drawing, blank, drawing, name_in_figure, series
 from frcl.report.figures import MARKERS, accuracy_axis, line_with_band, name_rows, perfect_line
-from frcl.report.numbers import BY_KEY, SCORE_NAMES, SPACE, SYMBOLS, in_unit, interval, number, percent, plural, size
+from frcl.report.numbers import BY_KEY, SCORE_NAMES, SPACE, SYMBOLS, in_unit, interval, number, percent, size
 from frcl.report.run import Run
 
 Labelled = Sequence[tuple[Run, str]]

@@ -12,7 +12,8 @@ from typing import Any, Self
 from frcl.errors import DataError
 from frcl.experiment.metrics import Floats, Interval, spread
 from frcl.files import write_atomically
-from frcl.report.numbers import BY_KEY, MEANINGS, duration, interval, mean_and_std, number, plural, size
+from frcl.learners.types import plural
+from frcl.report.numbers import BY_KEY, MEANINGS, duration, interval, mean_and_std, number, size
 from frcl.report.run import COMPARED, ComparisonRow, PairedDifference, Run, comparison_rows
 
 Rows = Sequence[tuple[str, ...]]

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from frcl.bench.measure import Measurement
 
 DEVICE = "cpu: ratios of two functions timed in turn. cuda: whole runs of the paper, in seconds."
+# a test compares this with the cases
 ONLY = """Only this; may be repeated. cpu: past-kl, frcl-step, plus-step, METHOD-step, wide-step, flat, plus-flat,
 replay-flat, trace-swap, prediction, one-example, plus-one-example, one-example-no-task, no-task, no-task-images,
-ten-seeds; with --peers: METHOD-peer. cuda: split-mnist, permuted-mnist, ten-to-one, omniglot."""  # a test compares it with the cases
+ten-seeds; with --peers: METHOD-peer. cuda: split-mnist, permuted-mnist, ten-to-one, omniglot."""
 PEERS = "cpu: steps of our methods beside those of Avalanche, in turn; needs frcl[avalanche]."
 AGAINST = "The JSON file of an earlier bench: prints old and new side by side."
 PROFILE = "cpu: print the 15 most expensive operators of an FRCL step, and stop."

@@ -21,6 +21,7 @@ from frcl import cli
 from frcl.data import BENCHMARKS
 from frcl.data.options import BenchmarkOptions
 from frcl.data.registry import is_own
+from frcl.experiment.config import DetectorOptions
 from frcl.experiment.keeper import COLUMNS
 from frcl.learners import checkpoint
 from frcl.likelihoods import LIKELIHOODS
@@ -348,6 +349,14 @@ def test_option_tables_are_current():
     assert len(tool.BLOCK.findall(text)) == text.count("<!-- end of options -->") == 8
     assert "| `lr` | `float` | `0.001` | learning rate |" in tool.table(frcl.FRCLOptions)
     assert "| `lr` |" not in tool.table(frcl.FRCLOptions(points=3))
+
+
+def test_the_defaults_of_options_in_prose_are_those_of_the_code():
+    """`name` (number) in a text is an option of FRCL with its default, unless the detector of a run has the name."""
+    defaults = {f.name: f.default for kind in (DetectorOptions, frcl.FRCLOptions) for f in fields(kind)}
+    told = [(name, float(n)) for page in PAGES for name, n in re.findall(r"`(\w+)` \(([\d.e-]+)\)", page.read_text())]
+    assert {"initial_std", "target_noise", "tolerance"} <= {name for name, _ in told}
+    assert [(name, number) for name, number in told if defaults.get(name, number) != number] == []
 
 
 def test_the_table_of_benchmark_options_is_complete_and_its_defaults_right():

@@ -21,7 +21,7 @@ from frcl import cli
 from frcl.data import BENCHMARKS
 from frcl.data.options import BenchmarkOptions
 from frcl.data.registry import is_own
-from frcl.experiment.config import DetectorOptions
+from frcl.experiment.config import PARTS, PLAIN, Config, DetectorOptions, by_name
 from frcl.experiment.keeper import COLUMNS
 from frcl.learners import checkpoint
 from frcl.likelihoods import LIKELIHOODS
@@ -421,6 +421,14 @@ def test_every_likelihood_is_in_the_reference():
 def test_the_layout_of_a_checkpoint_is_that_of_its_dataclasses(kind):
     rows = re.findall(r"^\| `(\w+)` \|", section("files.md", kind.__name__), re.M)
     assert rows == [f.name for f in fields(kind)]
+
+
+def test_the_configuration_shown_has_every_plain_option_with_its_default():
+    (block,) = re.findall(r"```toml\n(.*?)```", section("files.md", "config.toml"), re.S)
+    shown = {name: value for name, value in tomllib.loads(block).items() if name not in PARTS}
+    values = by_name(Config())
+    assert tuple(shown) == PLAIN
+    assert shown == {name: "none" if values[name] is None else values[name] for name in PLAIN}
 
 
 def test_the_numbers_of_quadrature_nodes_are_those_of_the_code():

@@ -59,7 +59,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         Widths of the fully connected layers; the last one is the number of features.
     network : nn.Module, optional
         A feature network of your own instead, from [n, columns] to [n, K]; copied, and computed in float64.
-    method : {"frcl+", "frcl"}
+    method : {"frcl-plus", "frcl"}
         The recommended options, or those of the paper.
     points : int
         Inducing points kept of each task; all rows where the first data are fewer.
@@ -95,7 +95,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         hidden_layer_sizes: Sequence[int] = (100, 100),
         *,
         network: nn.Module | None = None,
-        method: Literal["frcl+", "frcl"] = "frcl+",
+        method: Literal["frcl-plus", "frcl"] = "frcl-plus",
         points: int = 40,
         steps: int | Literal["auto"] = "auto",
         batch_size: int = 128,
@@ -179,9 +179,9 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _new_learner(self, rows: int, classes: Any) -> FRCL:
         self._made_with = self.get_params(deep=False)
-        bases = {"frcl+": PLUS, "frcl": FRCLOptions()}
+        bases = {"frcl-plus": PLUS, "frcl": FRCLOptions()}
         if self.method not in bases:
-            raise OptionError(f'method is "frcl+" or "frcl", not {self.method!r}')
+            raise OptionError(f'method is "frcl-plus" or "frcl", not {self.method!r}')
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         stream = self.boundaries == "detect"
         own = {

@@ -170,10 +170,14 @@ def test_past_data_cannot_be_reached(name):
     assert any(not tensors[key].is_floating_point() for key in whole) == (name in STORES_LABELS)
 
 
+def named_in(page: str, pattern: str) -> set[str]:
+    """The methods that a sentence of the docs names."""
+    found = re.search(pattern, (Path(__file__).resolve().parents[1] / "docs" / page).read_text(), re.S)
+    return set(re.findall(r"`([\w-]+)`", found[1]))
+
+
 def test_the_docs_name_the_methods_that_store_labels():
-    text = (Path(__file__).resolve().parents[1] / "docs/files.md").read_text()
-    sentence = re.search(r"With labels these are (.*?), and a learner", text, re.S)[1]
-    assert set(re.findall(r"`([\w-]+)`", sentence)) == STORES_LABELS
+    assert named_in("files.md", "With labels these are (.*?), and a learner") == STORES_LABELS
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -29,6 +29,7 @@ from frcl.learners.ensemble import restored
 from frcl.learners.frcl import FRCL
 from frcl.learners.options import PLUS, FRCLOptions
 from frcl.learners.types import Prediction
+from frcl.likelihoods import all_labels
 from frcl.options import changed
 from frcl.seeding import fork
 
@@ -302,14 +303,10 @@ class FRCLClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
     def _targets(self, y: Array, classes: Any, *, first: bool) -> Tensor:
         """The code of each label: labels are numbered as they come."""
-        each = [
-            np.unique(y),
-            *([] if classes is None else [column_or_1d(classes)]),
-            *([] if first else [self.classes_]),
-        ]
-        if len({isinstance(label, str) for part in each for label in part.tolist()}) > 1:
-            raise LabelError("some labels are strings and others numbers; use one kind in all calls")
-        given = np.unique(y) if classes is None else np.union1d(each[1], each[0])
+        declared = [] if classes is None else [column_or_1d(classes)]
+        known = [] if first else [self.classes_]
+        all_labels(label for part in (y, *declared, *known) for label in np.unique(part).tolist())  # of one kind
+        given = np.union1d(y, *declared) if declared else np.unique(y)
         self._labels: list[Any] = [] if first else list(self._labels)
         self.classes_: Array = given if first else np.union1d(self.classes_, given)
         self._labels += [label for label in given.tolist() if label not in self._labels]

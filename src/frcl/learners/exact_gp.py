@@ -247,10 +247,6 @@ class ExactGP(Accounts):
         """No inputs are kept."""
         return []
 
-    def past_divergences(self) -> list[float]:
-        """Not a measure that this method has."""
-        return []
-
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides what happens next, exactly: {"meta": JSON-able, "tensors": by name}."""
         kept = stored(self._model.tasks)

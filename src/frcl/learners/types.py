@@ -86,6 +86,10 @@ class Accounts(ABC):
         """Bytes that are kept of past tasks."""
         return sum(self.memory_parts().values())
 
+    def past_divergences(self) -> list[float]:
+        """How far each past task is from what was kept of it, in nats, where the method has such a measure."""
+        return []
+
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         return learner_html(repr(self), self.memory_parts())

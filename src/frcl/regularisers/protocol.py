@@ -302,7 +302,7 @@ def copied_regularisers(given: Sequence[Regulariser]) -> list[Regulariser]:
 
 
 def points_of(points: P, per_class: int | None, likelihood: Likelihood, examples: int | None = None) -> int | P:
-    """How many of its examples are kept of a task: `points`, or so many of each class; refused if it has fewer."""
+    """The number M of examples kept of a task: `points`, or `per_class` of each class; refused if it has fewer."""
     M = points if per_class is None or likelihood.classes is None else per_class * len(likelihood.classes)
     if M is not None and examples is not None and examples < M:
         raise DataError(f"{examples} examples are fewer than the {M} to keep; lower points, or bring more data")

@@ -16,7 +16,7 @@ from frcl.exact.fixed import RandomFeatures
 from frcl.learners.deploy import Products
 from frcl.methods import METHODS, make_learner
 from streams import blobs
-from test_methods_contract import make
+from test_methods_contract import make, named_in
 
 SMALL = {"points": 10, "steps": 40, "search_steps": 10, "task_features": 60}
 TASKS = [blobs((0, 1), 90, 1), blobs((4, 7, 9), 90, 2), blobs((-2, 3), 60, 3)]
@@ -245,6 +245,8 @@ def test_what_cannot_be_exported_is_said(tmp_path):
         baseline.fit(*TASKS[0])
         with pytest.raises(OptionError, match=r"no export; it is for .* a linear head"):
             baseline.export(0)
+    assert named_in("deployment.md", "There is no export of (.*?): they raise") == WITHOUT
+    assert {"frcl", "frcl-plus", "exact-gp"} | WITH_HEADS | WITHOUT == set(METHODS)
     with pytest.raises(TaskError, match="learned"):
         make("ewc").export(0)
 

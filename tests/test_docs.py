@@ -21,6 +21,7 @@ from frcl import cli
 from frcl.data import BENCHMARKS
 from frcl.data.options import BenchmarkOptions
 from frcl.data.registry import is_own
+from frcl.experiment.config import PARTS, PLAIN, Config, DetectorOptions, by_name
 from frcl.experiment.keeper import COLUMNS
 from frcl.learners import checkpoint
 from frcl.likelihoods import LIKELIHOODS
@@ -350,6 +351,14 @@ def test_option_tables_are_current():
     assert "| `lr` |" not in tool.table(frcl.FRCLOptions(points=3))
 
 
+def test_the_defaults_of_options_in_prose_are_those_of_the_code():
+    """`name` (number) in a text is an option of FRCL with its default, unless the detector of a run has the name."""
+    defaults = {f.name: f.default for kind in (DetectorOptions, frcl.FRCLOptions) for f in fields(kind)}
+    told = [(name, float(n)) for page in PAGES for name, n in re.findall(r"`(\w+)` \(([\d.e-]+)\)", page.read_text())]
+    assert {"initial_std", "target_noise", "tolerance"} <= {name for name, _ in told}
+    assert [(name, number) for name, number in told if defaults.get(name, number) != number] == []
+
+
 def test_the_table_of_benchmark_options_is_complete_and_its_defaults_right():
     rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \| \S.*\|$", section("reference.md", "BenchmarkOptions"), re.M)
     expected = [(f.name, f.default) for f in fields(BenchmarkOptions)]
@@ -412,6 +421,14 @@ def test_every_likelihood_is_in_the_reference():
 def test_the_layout_of_a_checkpoint_is_that_of_its_dataclasses(kind):
     rows = re.findall(r"^\| `(\w+)` \|", section("files.md", kind.__name__), re.M)
     assert rows == [f.name for f in fields(kind)]
+
+
+def test_the_configuration_shown_has_every_plain_option_with_its_default():
+    (block,) = re.findall(r"```toml\n(.*?)```", section("files.md", "config.toml"), re.S)
+    shown = {name: value for name, value in tomllib.loads(block).items() if name not in PARTS}
+    values = by_name(Config())
+    assert tuple(shown) == PLAIN
+    assert shown == {name: "none" if values[name] is None else values[name] for name in PLAIN}
 
 
 def test_the_numbers_of_quadrature_nodes_are_those_of_the_code():

@@ -217,6 +217,26 @@ def test_a_frozen_network_knows_nothing_of_the_task():
     assert same_tensors(before, learner.net.state_dict())
 
 
+@pytest.mark.parametrize("kind", [frcl.FRCL, frcl.FRCLPlus])
+@pytest.mark.parametrize("changes", [{}, {"inference": "function"}, {"task_inference": "exact", "held_out": 0.2}])
+def test_with_a_frozen_network_the_last_task_might_never_have_been(kind, changes):
+    """Predictions, with the task named and without, are those of a learner that only learned the first task."""
+    options = {**{key: SMALL[key] for key in ("steps", "batch_size", "points", "search_steps")}, **changes}
+    learner, alone = kind(frozen(), **options), kind(frozen(), **options)
+    for one, numbers in ((learner, (0, 1)), (alone, (0,))):
+        for number in numbers:
+            one.fit(*task(number))
+    learner.forget(1, *task(1))
+    inputs = torch.cat([X, task(1)[0]])
+    for named in (0, None):
+        found, expected = learner.predict(inputs, task=named), alone.predict(inputs, task=named)
+        assert torch.equal(found.probs, expected.probs)
+        if named == 0:
+            assert torch.equal(found.mean, expected.mean)
+            assert torch.equal(found.variance, expected.variance)
+    assert same_tensors(*(codec.pack([one.tasks[0], one._state.task_sums])["tensors"] for one in (learner, alone)))
+
+
 @pytest.mark.parametrize("inference", ["exact", "both"])
 def test_sums_over_all_examples_need_the_data(inference):
     learner, never = taught("frcl", task_inference=inference), taught("frcl", [0, 2], task_inference=inference)

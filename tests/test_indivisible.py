@@ -89,7 +89,7 @@ def after_one(learner):
 PLUS = {**SMALL, "fisher_examples": 8, "held_out": 0.2}
 CASES = {
     "frcl closing": (lambda: in_last_step(FRCL(net(), **SMALL)), lambda one: one.fit(*TASKS[1])),
-    "frcl+ closing": (lambda: in_last_step(FRCLPlus(net(), **PLUS)), lambda one: one.fit(*TASKS[1])),
+    "frcl-plus closing": (lambda: in_last_step(FRCLPlus(net(), **PLUS)), lambda one: one.fit(*TASKS[1])),
     "ewc closing": (lambda: in_last_step(baseline_of("ewc")), lambda one: one.fit(*TASKS[1])),
     "replay closing": (lambda: in_last_step(baseline_of("replay")), lambda one: one.fit(*TASKS[1])),
     "vcl closing": (lambda: in_last_step(baseline_of("vcl-random")), lambda one: one.fit(*TASKS[1])),

@@ -103,7 +103,7 @@ def test_label_values_of_any_kind():
     assert learner.predict(x, task=1).classes == (0, 1)
     learner.fit(x.tolist(), (y * 100 - 50).tolist())  # plain lists
     assert learner.predict(x, task=2).classes == (-50, 50, 150)
-    with pytest.raises(frcl.TaskError, match="integers as labels and others strings"):
+    with pytest.raises(frcl.TaskError, match="some labels are strings and others numbers"):
         learner.predict(x)
 
 

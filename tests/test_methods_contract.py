@@ -3,7 +3,9 @@
 import gc
 import html
 import math
+import re
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +22,8 @@ NAMES = list(METHODS)
 TRAINED = [name for name in NAMES if name != "exact-gp"]  # those that take gradient steps
 REHEARSAL = {"er", "derpp", "agem"}
 CORESETS = {"vcl-random", "vcl-kcenter", "sfsvi"}
-STORES_DATA = {"frcl", "frcl-plus", "joint", "replay", "fromp", "gdumb", *CORESETS, *REHEARSAL}
+STORES_LABELS = {"joint", "replay", "gdumb", "vcl-random", "vcl-kcenter", *REHEARSAL}
+STORES_DATA = {"frcl", "frcl-plus", "fromp", "sfsvi", *STORES_LABELS}
 HAS_VARIANCE = {"exact-gp", "frcl", "frcl-plus", "dlp", "vcl", *CORESETS}
 KEPT = {  # where this is more than the heads, or something else
     "frcl": {"points", "posterior"}, "frcl-plus": {"points", "posterior", "heads", "fisher", "anchor", "network"},
@@ -158,11 +161,23 @@ def test_past_data_cannot_be_reached(name):
     learner = taught(name, 2)
     gc.collect()
     rows = {tuple(row) for x, _ in TASKS[:2] for row in x.tolist()}
-    held = 0
-    for value in learner.state_dict()["tensors"].values():
+    held, tensors = 0, learner.state_dict()["tensors"]
+    for value in tensors.values():
         if value.ndim == 2 and value.shape[1] == 4 and value.is_floating_point():
             held += sum(tuple(row) in rows for row in value.tolist())
     assert (held > 0) == (name in STORES_DATA)
+    whole = [key for key, value in tensors.items() if key.startswith(("regularisers/", "own/")) and value.ndim]
+    assert any(not tensors[key].is_floating_point() for key in whole) == (name in STORES_LABELS)
+
+
+def named_in(page: str, pattern: str) -> set[str]:
+    """The methods that a sentence of the docs names."""
+    found = re.search(pattern, (Path(__file__).resolve().parents[1] / "docs" / page).read_text(), re.S)
+    return set(re.findall(r"`([\w-]+)`", found[1]))
+
+
+def test_the_docs_name_the_methods_that_store_labels():
+    assert named_in("files.md", "With labels these are (.*?), and a learner") == STORES_LABELS
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -30,10 +30,11 @@ def loss(q: Posterior, Phi, Y, prior=PRIOR) -> torch.Tensor:
     return -Gaussian().expected_log_prob(*moments, Y, torch.empty(0, dtype=D), params).mean() + kl / len(Phi)
 
 
-def step(q: Posterior, Phi, Y, rate: float, prior=PRIOR) -> None:
+def step(q: Posterior, Phi, Y, step_size: float, prior=PRIOR) -> None:
     found = gradient(loss(q, Phi, Y, prior), {"mean": q.mean, "factor": q.factor})
+    N = torch.tensor(float(len(Phi)), dtype=D)
     with torch.no_grad():
-        natural_step(q.mean, q.factor, found["mean"], found["factor"], torch.tensor(float(len(Phi)), dtype=D), rate)
+        natural_step(q.mean, q.factor, found["mean"], found["factor"], N, step_size)
 
 
 def exact(Phi, Y, prior=PRIOR) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,16 +58,16 @@ def start(structure: str, generator) -> Posterior:
 @pytest.mark.parametrize("structure", ["full", "shared", "diagonal"])
 def test_a_small_step_is_the_conjugate_update(structure, data, generator):
     """Λ ← (1 − ρ) Λ + ρ Λ̂ and Λμ ← (1 − ρ) Λμ + ρ Λ̂μ̂, a diagonal Λ by its diagonal alone, to first order in ρ."""
-    q, rate = start(structure, generator), 1e-8
+    q, step_size = start(structure, generator), 1e-8
     mean, target = exact(*data)
     before, own = q.mean.detach().clone(), torch.linalg.inv(covariance(q))
-    step(q, *data, rate)
-    change = (torch.linalg.inv(covariance(q)) - own) / rate
+    step(q, *data, step_size)
+    change = (torch.linalg.inv(covariance(q)) - own) / step_size
     wanted = torch.diag_embed(target.diagonal()) if structure == "diagonal" else target
     torch.testing.assert_close(change, wanted - own, atol=1e-3, rtol=1e-4)
     moved = (target @ (mean - before)[..., None]).squeeze(-1)  # −∂F/∂μ
     expected = torch.linalg.solve(own, moved[..., None]).squeeze(-1)
-    torch.testing.assert_close((q.mean.detach() - before) / rate, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close((q.mean.detach() - before) / step_size, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("structure", ["full", "shared", "diagonal"])
@@ -125,7 +126,7 @@ def test_no_step_changes_a_variance_too_much(structure, scale, data, generator):
 
 @pytest.mark.parametrize("structure", ["full", "shared", "diagonal"])
 def test_stacked_optimisers_with_other_sizes_take_the_steps_of_each(structure, data, generator):
-    """Two programs with their own N as one block, with a rate that decays."""
+    """Two programs with their own N as one block, with a step size that decays."""
     Phi, Y = data
 
     def made(N: float) -> Optimiser:

@@ -179,6 +179,25 @@ def test_options_changed_since_the_run_began_are_named(run):
     runner.resume(run, Observer())
 
 
+@pytest.mark.parametrize("lacks", ["config.toml", CHECKPOINT])
+def test_an_option_that_a_run_did_not_know_does_not_count_as_that_of_the_method(lacks, tmp_path):
+    """Of files that lack an option, as those of another version, none is resumed with the method's default."""
+    parts = {"stream": {"tasks": 2}, "network": {"widths": [4]}}
+    learner = {"points": 3, "steps": 4, "fisher_examples": 5, "lr_decay": 0.0}
+    run = tmp_path / "run"
+    layer = {"seeds": [0], "method": "frcl-plus", **parts, "learner": learner}
+    runner.run(resolve("split-digits", layer), run, Observer())
+    if lacks == CHECKPOINT:
+        meta, tensors = load_state(run / CHECKPOINT)
+        del meta["progress"]["options"]["learner"]["lr_decay"]
+        save_state(run / CHECKPOINT, meta, tensors)
+    else:
+        config = run / "config.toml"
+        config.write_text(config.read_text().replace("lr_decay = 0.0\n", ""))
+    with pytest.raises(CheckpointError, match=r"other options than the run: learner\.lr_decay; put"):
+        runner.resume(run, Observer())
+
+
 # -- damaged files
 
 

@@ -64,7 +64,8 @@ LATER = {
         learners/state:Window.data_without learners/state:Window.recoded learners/state:estimated_size
         learners/state:LearnerState.number learners/state:LearnerState.estimate_size
         learners/predict:Predictor.weights
-        regularisers/protocol:Regulariser.replace likelihoods/base:with_labels engine/train:Optimiser._guarded""",
+        regularisers/protocol:Regulariser.replace likelihoods/base:with_labels likelihoods/base:all_labels
+        engine/train:Optimiser._guarded""",
     "prequential streams": """experiment/prequential experiment/tracking report/stream cli/stream adapters/river
         experiment/metrics:delays_of""",
     "bounded memory, smaller inputs": """budget learners/budget summary:StoredInputs summary:stored_inputs

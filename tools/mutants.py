@@ -579,6 +579,8 @@ MUTANTS = (
            "        pass\n    finally:\n        os.close(handle)\n\n\n@contextmanager", "tests/test_power_cut.py"),
     Mutant("a rename that is not synced", "files.py",
            "            sync_folder(path.parent)\n", "", "tests/test_power_cut.py"),
+    Mutant("a run resumed with options it did not begin with, those of the method for what a file lacks",
+           "experiment/keeper.py", "if now.get(name) != then:", "if False:", "tests/test_run_folders.py"),
     Mutant("a damaged log continued", "experiment/keeper.py",
            "        if found != self:", "        if False:", "tests/test_run_folders.py"),
     Mutant("a header believed before its file", "files.py",

@@ -29,6 +29,7 @@ from frcl.learners.ensemble import restored
 from frcl.learners.frcl import FRCL
 from frcl.learners.options import PLUS, FRCLOptions
 from frcl.learners.types import Prediction
+from frcl.likelihoods import all_labels
 from frcl.options import changed
 from frcl.seeding import fork
 
@@ -59,7 +60,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         Widths of the fully connected layers; the last one is the number of features.
     network : nn.Module, optional
         A feature network of your own instead, from [n, columns] to [n, K]; copied, and computed in float64.
-    method : {"frcl+", "frcl"}
+    method : {"frcl-plus", "frcl"}
         The recommended options, or those of the paper.
     points : int
         Inducing points kept of each task; all rows where the first data are fewer.
@@ -95,7 +96,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         hidden_layer_sizes: Sequence[int] = (100, 100),
         *,
         network: nn.Module | None = None,
-        method: Literal["frcl+", "frcl"] = "frcl+",
+        method: Literal["frcl-plus", "frcl"] = "frcl-plus",
         points: int = 40,
         steps: int | Literal["auto"] = "auto",
         batch_size: int = 128,
@@ -179,9 +180,9 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _new_learner(self, rows: int, classes: Any) -> FRCL:
         self._made_with = self.get_params(deep=False)
-        bases = {"frcl+": PLUS, "frcl": FRCLOptions()}
+        bases = {"frcl-plus": PLUS, "frcl": FRCLOptions()}
         if self.method not in bases:
-            raise OptionError(f'method is "frcl+" or "frcl", not {self.method!r}')
+            raise OptionError(f'method is "frcl-plus" or "frcl", not {self.method!r}')
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         stream = self.boundaries == "detect"
         own = {
@@ -302,14 +303,10 @@ class FRCLClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
     def _targets(self, y: Array, classes: Any, *, first: bool) -> Tensor:
         """The code of each label: labels are numbered as they come."""
-        each = [
-            np.unique(y),
-            *([] if classes is None else [column_or_1d(classes)]),
-            *([] if first else [self.classes_]),
-        ]
-        if len({isinstance(label, str) for part in each for label in part.tolist()}) > 1:
-            raise LabelError("some labels are strings and others numbers; use one kind in all calls")
-        given = np.unique(y) if classes is None else np.union1d(each[1], each[0])
+        declared = [] if classes is None else [column_or_1d(classes)]
+        known = [] if first else [self.classes_]
+        all_labels(label for part in (y, *declared, *known) for label in np.unique(part).tolist())  # of one kind
+        given = np.union1d(y, *declared) if declared else np.unique(y)
         self._labels: list[Any] = [] if first else list(self._labels)
         self.classes_: Array = given if first else np.union1d(self.classes_, given)
         self._labels += [label for label in given.tolist() if label not in self._labels]

@@ -282,10 +282,6 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         """Stored inputs of each past task, where the method stores some."""
         return [x for one in self._state.regularisers for x in one.kept_inputs()]
 
-    def past_divergences(self) -> list[float]:
-        """Not a measure that these methods have."""
-        return []
-
     def _saved(self) -> Saved:
         state, optimiser = self._state, self._state.optimiser
         return Saved(

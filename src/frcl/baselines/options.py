@@ -74,11 +74,19 @@ class SingleOptions(TrainingOptions):
 
 
 @dataclass(frozen=True)
-class ReplayOptions(TrainingOptions):
+class PointsOptions(TrainingOptions):
+    """What the methods that keep some examples of each task have."""
+
+    points: int = option(
+        40, "examples kept of each task: a buffer, memorable points, a coreset, or those that context is drawn from"
+    )
+    points_per_class: int | None = option(None, "instead of `points`: this many for each class of a task")
+
+
+@dataclass(frozen=True)
+class ReplayOptions(PointsOptions):
     """The paper's BASELINE (Appendix C): a buffer per task, its loss times N_i/M_i."""
 
-    points: int = option(40, "examples kept per task, balanced over its classes")
-    points_per_class: int | None = option(None, "instead of `points`: this many for each class of a task")
     past_tasks_per_step: int | None = option(None, "at most this many buffers are used per step; None: all")
 
     def regularisers(self) -> list[Regulariser]:
@@ -150,12 +158,10 @@ class LwFOptions(TrainingOptions):
 
 
 @dataclass(frozen=True)
-class FROMPOptions(TrainingOptions):
+class FROMPOptions(PointsOptions):
     """Functional regularisation of memorable past (Pan et al., 2020)."""
 
     tau: float = option(1.0, "τ: weight of the regulariser beside the mean loss, the paper's over N", NOT_NEGATIVE)
-    points: int = option(40, "memorable points per task, balanced over its classes")
-    points_per_class: int | None = option(None, "instead of `points`: this many for each class of a task")
     prior_precision: float = option(1e-3, "δ: precision of each weight before any data", POSITIVE)
     jitter: float = option(1e-5, "ε: added to the diagonal of the kernel of a class", POSITIVE)
     fisher_examples: int | None = option(None, "examples over which Gauss–Newton matrices are averaged; None: all")
@@ -168,14 +174,12 @@ class FROMPOptions(TrainingOptions):
 
 
 @dataclass(frozen=True)
-class VCLOptions(TrainingOptions):
+class VCLOptions(PointsOptions):
     """Variational continual learning, mean-field (Nguyen et al., 2018)."""
 
     shares_weights: ClassVar[bool] = False
 
-    coreset: Coreset = option("none", "how the coreset of a task is chosen")
-    points: int = option(40, "examples of the coreset of a task, left out of its training")
-    points_per_class: int | None = option(None, "instead of `points`: this many for each class of a task")
+    coreset: Coreset = option("none", "how the coreset of a task, which is left out of its training, is chosen")
     samples: int = option(3, "networks drawn per step")
     predict_samples: int = option(20, "networks drawn for a prediction")
     prior_std: float = option(1.0, "σ₀ of the first prior, and of each new head's", POSITIVE)
@@ -185,13 +189,11 @@ class VCLOptions(TrainingOptions):
 
 
 @dataclass(frozen=True)
-class SFSVIOptions(TrainingOptions):
+class SFSVIOptions(PointsOptions):
     """Sequential function-space variational inference, mean-field (Rudner et al., 2022)."""
 
     shares_weights: ClassVar[bool] = False
 
-    points: int = option(40, "examples kept per task, balanced over its classes, from which context points are drawn")
-    points_per_class: int | None = option(None, "instead of `points`: this many for each class of a task")
     context: int = option(40, "context points per step: of each past task, or drawn at random in the first task")
     kl_weight: float = option(1.0, "κ: weight of the mean KL of a context point beside the mean loss", NOT_NEGATIVE)
     prior_variance: float = option(10.0, "v₀: variance of the functions in the prior of the first task", POSITIVE)

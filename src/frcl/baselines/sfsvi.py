@@ -13,7 +13,6 @@ from frcl.baselines.options import SFSVIOptions
 from frcl.baselines.sampled import STEPS_AHEAD, Gaussians, Head, MeanFieldMethod
 from frcl.checks import check_like, check_stored, expect
 from frcl.engine.program import Drawn, Program, Terms
-from frcl.errors import DataError
 from frcl.features import fixed_parts, trained_parts
 from frcl.learners.types import Prediction
 from frcl.likelihoods import Likelihood
@@ -21,7 +20,7 @@ from frcl.regularisers.fisher import HEAD
 from frcl.regularisers.function_space import Functions, Linearised, mean_kl
 from frcl.regularisers.heads import grown_head, head_rows, row_tensors
 from frcl.regularisers.mean_field import MeanField, expected_loss, isotropic
-from frcl.regularisers.protocol import Kept, stacked_points
+from frcl.regularisers.protocol import Kept, points_of, stacked_points
 from frcl.selection import random_start
 from frcl.summary import StoredInputs, padded, stored_inputs
 from frcl.trees import Tree, copied
@@ -88,9 +87,7 @@ class SFSVI(MeanFieldMethod[SFSVIOptions, Posterior]):
 
     def _begin(self, x: Tensor, y: Tensor, K: int) -> None:
         options, own, rows = self.options, self._own, self._rows()
-        M = options.points if options.points_per_class is None else options.points_per_class * len(rows[-1])
-        if len(x) < M:
-            raise DataError(f"{len(x)} examples are fewer than the {M} to keep; lower points, or bring more data")
+        M = points_of(options.points, options.points_per_class, self._now.likelihood, len(x))
         fresh = self._new_head(K)
         start = isotropic({**trained_parts(self.net), HEAD: fresh}, options.initial_std).log_std
         mean = grown_head([one.mean for one in own.heads], rows, fresh)

@@ -22,7 +22,7 @@ from frcl.errors import LabelError, OptionError, TaskError
 from frcl.features import check_features, with_bias
 from frcl.learners.mixture import over_labels
 from frcl.learners.types import Beliefs, Prediction, StepLog
-from frcl.likelihoods import Label, Likelihood, Softmax
+from frcl.likelihoods import Label, Likelihood, Softmax, all_labels
 from frcl.regularisers.protocol import Kept
 from frcl.seeding import fork
 
@@ -84,7 +84,7 @@ class SharedHead(Baseline[O, Own]):
             )
         known = own.labels if count is None else tuple(range(count))
         new = [label for label in labels if label not in known]
-        _refuse_two_kinds((*known, *new))
+        all_labels((*known, *new))  # of one kind
         missing = len(known) + len(new) - (0 if own.head is None else len(own.head))
         parts = [] if own.head is None else [own.head.detach()]
         parts += [self._new_head(K, missing)] if missing else []
@@ -171,8 +171,7 @@ class SharedHead(Baseline[O, Own]):
             now, old = state.current, state.optimiser
             K = check_features(self.net, x) + 1 if now is None else self._head.shape[1]
             seen = () if now is None else now.likelihood.classes or ()
-            _refuse_two_kinds((*seen, *labels))
-            likelihood = Softmax(tuple(sorted({*seen, *labels})))
+            likelihood = Softmax(all_labels((*seen, *labels)))
             state.own = self._grown(likelihood.labels, K)
             state.current = Current(likelihood, 0.0, STREAM) if now is None else replace(now, likelihood=likelihood)
             state.input_shape, state.input_dtype = tuple(x.shape[1:]), x.dtype
@@ -254,11 +253,6 @@ class SharedHead(Baseline[O, Own]):
             check_like(memory.logits, (m, C), self.dtype, "logits of the examples kept")
             check_like(memory.known, (m,), torch.int64, "known rows of the examples kept")
             expect(bool(((memory.known >= 1) & (memory.known <= C)).all()), "known rows of the examples kept")
-
-
-def _refuse_two_kinds(labels: Sequence[Label]) -> None:
-    if len({isinstance(label, str) for label in labels}) > 1:
-        raise LabelError("some labels are integers and others are strings; one head is for one kind: rename them")
 
 
 def _wider(memory: Memory, more: int) -> Memory:

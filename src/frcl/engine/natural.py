@@ -7,18 +7,19 @@ With F = N · loss, S = lower triangle of Lᵀ ∂F/∂L and a step size ρ,
 
 To first order in ρ this is Λ ← (1 − ρ) Λ + ρ Λ̂ for the precision Λ = (L Lᵀ)⁻¹, where Λ̂ is the precision that a model
 conjugate to the minibatch would have: on fixed features q(w) forgets where it began within 1/ρ steps. I + E + ½ E² has
-a positive diagonal for any E. ρ is at most `rate`, and no larger than makes ρ ‖S + Sᵀ − diag S‖ = ½, so that a step
-changes no variance by more than about half, at the beginning, where q is far off, as well as with noisy minibatches.
+a positive diagonal for any E. ρ is at most `step_size`, and no larger than makes ρ ‖S + Sᵀ − diag S‖ = ½, so that a
+step changes no variance by more than about half, at the beginning, where q is far off, as well as with noisy
+minibatches.
 """
 
 from torch import Tensor
 
-RATE = 0.1
+STEP_SIZE = 0.1
 TRUST = 0.5
 
 
 def natural_step(
-    mean: Tensor, factor: Tensor, by_mean: Tensor, by_factor: Tensor, N: Tensor, rate: float | Tensor
+    mean: Tensor, factor: Tensor, by_mean: Tensor, by_factor: Tensor, N: Tensor, step_size: float | Tensor
 ) -> None:
     """Move q in place, given the gradient of the loss per example.
 
@@ -29,7 +30,7 @@ def natural_step(
     if factor.ndim == mean.ndim:
         N = N[..., None, None]
         S = factor * by_factor * N
-        step = (TRUST / S.norm(dim=-1, keepdim=True)).clamp_max(rate)
+        step = (TRUST / S.norm(dim=-1, keepdim=True)).clamp_max(step_size)
         E = -0.5 * step * S
         mean.sub_(step * factor.square() * by_mean * N)
         factor.mul_(1.0 + E + 0.5 * E.square())
@@ -39,7 +40,7 @@ def natural_step(
     S = (L.mT @ by_factor).tril() * (N / sharing)
     diagonal = S.diagonal(dim1=-2, dim2=-1)
     size = (2.0 * S.square().sum((-2, -1)) - diagonal.square().sum(-1)).sqrt()
-    step = (TRUST / size).clamp_max(rate)[..., None, None]
+    step = (TRUST / size).clamp_max(step_size)[..., None, None]
     diagonal.mul_(0.5)
     E = -step * S
     mean.sub_((step * (L @ (L.mT @ (N * by_mean[..., None]))))[..., 0])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from frcl.distributed import Processes, processes
 from frcl.engine.batching import Block, can_stack, why_not
-from frcl.engine.natural import RATE, natural_step
+from frcl.engine.natural import STEP_SIZE, natural_step
 from frcl.engine.parallel import begin_together, joint, sharded
 from frcl.engine.program import Program, Unit, Values, indivisible, refuse_non_finite
 from frcl.engine.recorded import Recorded
@@ -136,7 +136,7 @@ class Optimiser:
                 mean, factor = NATURAL
                 natural_step(
                     self.params[mean], self.params[factor], gradients[mean], gradients[factor], self.natural,
-                    RATE * share,
+                    STEP_SIZE * share,
                 )  # fmt: skip
             if self.guard is not None:
                 gradients = self._guarded(gradients, self.guard)

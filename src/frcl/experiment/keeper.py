@@ -95,9 +95,9 @@ class Progress:
         """Refuse a configuration that would learn something else than the one the run began with."""
         now = {name: value for name, value in to_dict(config).items() if name not in ("device", "data", "run")}
         for name, then in (self.options or now).items():
-            if now[name] != then:
-                part = then if isinstance(then, dict) else {}
-                names = [f"{name}.{key}" for key, value in part.items() if now[name].get(key) != value] or [name]
+            if now.get(name) != then:
+                here, there = (one if isinstance(one, dict) else {} for one in (now.get(name), then))
+                names = [f"{name}.{key}" for key in {**there, **here} if there.get(key) != here.get(key)] or [name]
                 raise CheckpointError(f"config.toml has other options than the run: {', '.join(names)}; put them back")
         self.options = now
 

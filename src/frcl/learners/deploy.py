@@ -20,8 +20,8 @@ from frcl.exact.fixed import RandomFeatures, rounded
 from frcl.exact.linear import Classes, Linear, class_log_probs
 from frcl.features import FeatureMap
 from frcl.files import write_atomically
-from frcl.learners.mixture import all_labels, check_task, mixture_moments
-from frcl.likelihoods import Label, Likelihood, tempered
+from frcl.learners.mixture import check_task, mixture_moments
+from frcl.likelihoods import Label, Likelihood, all_labels, tempered
 from frcl.linalg import inverse_lower
 from frcl.posterior import Moments
 from frcl.summary import Head, head_moments
@@ -141,7 +141,7 @@ class DeployedFRCL(Deployed):
         self.classes = tasks[0].classes
         if len(tasks) > 1 and all(one.classes is not None for one in tasks):
             labels = [label for one in tasks for label in one.classes or ()]
-            self.classes = all_labels(labels)
+            self.classes = all_labels(labels, TaskError)
             index = torch.tensor([self.classes.index(label) for label in labels])
             self.columns = nn.functional.one_hot(index, len(self.classes)).to(self.scale)
 
@@ -182,7 +182,7 @@ class DeployedExactGP(Deployed):
             kept = (
                 list(labels) if task is None else [label for label, k in zip(labels, of_task, strict=True) if k == task]
             )
-            self.classes = all_labels(kept)
+            self.classes = all_labels(kept, TaskError)
             self.columns = nn.functional.one_hot(torch.tensor([self.classes.index(one) for one in kept])).float()
             self.of_task = nn.functional.one_hot(of_task).float()
 

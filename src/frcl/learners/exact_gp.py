@@ -30,7 +30,7 @@ from frcl.learners.lockstep import Work
 from frcl.learners.mixture import check_task, checked_tasks, over_labels, summed
 from frcl.learners.networks import describe
 from frcl.learners.types import Accounts, OnStep, Parts, Prediction, plural
-from frcl.likelihoods import Gaussian, Label, as_values
+from frcl.likelihoods import Gaussian, Label, all_labels, as_values
 from frcl.likelihoods.base import refuse_what_looks_like_labels
 from frcl.options import NOT_NEGATIVE, SHARE, MethodOptions, changed, option, shows_options
 
@@ -248,10 +248,6 @@ class ExactGP(Accounts):
         """No inputs are kept."""
         return []
 
-    def past_divergences(self) -> list[float]:
-        """Not a measure that this method has."""
-        return []
-
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides what happens next, exactly: {"meta": JSON-able, "tensors": by name}."""
         kept = stored(self._model.tasks)
@@ -330,9 +326,7 @@ class ExactGP(Accounts):
         if values.ndim != 1:
             raise LabelError(f"labels must be one per example, [N]; got shape {tuple(values.shape)}")
         found = (values.unique() if isinstance(values, Tensor) else np.unique(values)).tolist()
-        known = [label for own in labels for label in own]
-        if known and isinstance(known[0], str) != isinstance(found[0], str):
-            raise LabelError(f"the labels are like {found[0]!r}; earlier ones were like {known[0]!r}")
+        all_labels([*found, *(label for own in labels for label in own)])  # of one kind
         labels[number] = [*labels[number], *(label for label in found if label not in labels[number])]
         return replace(state, labels=labels)
 

@@ -340,7 +340,8 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
     ) -> Work[Summary]:
         """Turn the current task into its summary; its points are chosen from x and y, its temperature on `held`.
 
-        All of it or nothing: where something fails or is interrupted the task stays open.
+        The sums that infer the task are over all of them. All of it or nothing: where something fails or is interrupted
+        the task stays open.
         """
         with self._lock:
             after = self._state.branch()
@@ -348,7 +349,8 @@ class FRCL(SequentialLearner[FRCLOptions, LearnerState]):
             summary = yield from close_task(self._model, current, after, x, y)
             after.past[-1] = summary = replace(summary, profile=profile)
             if len(self._state.task_sums.blocks) == len(self._state.past):  # else those of some task are missing
-                after.task_sums = self._ended(summary.likelihood, x, y, current.returned)
+                every = (x, y) if held is None else (torch.cat([x, held[0]]), torch.cat([y, held[1]]))
+                after.task_sums = self._ended(summary.likelihood, *every, current.returned)
             if current.returned is not None:
                 settle(after, number)
             if self.options.memory is not None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from frcl.errors import TaskError
 from frcl.learners.types import Beliefs, Prediction
-from frcl.likelihoods import Label, Softmax
+from frcl.likelihoods import Label, Softmax, all_labels
 
 RARE = 1e-4  # least probability of a task at which it is predicted in full
 
@@ -50,13 +50,6 @@ def summed(values: Tensor, groups: Sequence[int] | Tensor, count: int) -> Tensor
     return values.new_zeros(len(values), count).index_add_(1, index, values)
 
 
-def all_labels(each: Sequence[Label]) -> tuple[Label, ...]:
-    """Labels of several tasks, sorted and without repetition; integers and strings are not mixed."""
-    if len({isinstance(label, str) for label in each}) > 1:
-        raise TaskError("some tasks have integers as labels and others strings; name a task, or rename the labels")
-    return tuple(sorted(set(each)))
-
-
 def over_labels(
     probs: Tensor, of_label: Sequence[Label], task_probs: Tensor | None, novelty: Tensor | None,
     moments: tuple[Tensor, Tensor] | None = None,
@@ -65,7 +58,7 @@ def over_labels(
 
     `moments` are mean and variance of independent functions, one per column; else those of the indicators.
     """
-    classes = all_labels(of_label)
+    classes = all_labels(of_label, TaskError)
     place = {label: number for number, label in enumerate(classes)}
     index = [place[label] for label in of_label]
     own = summed(probs, index, len(classes))

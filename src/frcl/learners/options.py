@@ -113,7 +113,7 @@ class FRCLOptions(OptimiserOptions):
     head_variance: float = option(1.0, "where a head predicts: the share of its variance that counts", POSITIVE)
 
     held_out: float = option(
-        0.0, "share of fit()'s examples, counted in N, that only serve to choose a temperature", SHARE, 0.5
+        0.0, "share of fit()'s examples, counted but not trained on, that serve to choose a temperature", SHARE, 0.5
     )
 
     task_inference: FromSummaries = option(

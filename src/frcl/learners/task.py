@@ -157,7 +157,7 @@ def check_opening(model: Model, likelihood: Likelihood, x: Tensor, examples: int
     if points > examples:
         raise OptionError(f"{points} points cannot be chosen from a window of {examples} examples")
     if options.inference == "function":
-        check_examples(model.points(likelihood), likelihood, len(x))
+        check_examples(points, likelihood, len(x))
         if options.learn_inputs and not x.is_floating_point():
             raise OptionError("learn_inputs=True needs floating-point inputs; these are integers")
     if CRITERIA[options.selection].needs_classes and likelihood.classes is None:

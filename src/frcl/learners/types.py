@@ -67,16 +67,8 @@ def plural(count: int, noun: str) -> str:
 def learner_html(name: str, parts: Parts, tasks: Sequence[Summary] = ()) -> str:
     """What a notebook shows of a learner: its `repr`, the bytes kept by kind, and the summaries of its tasks."""
     html = html_table(name, ("kept", "bytes", ""), [(kind, f"{size:,}", KINDS[kind]) for kind, size in parts.items()])
-    rows = [
-        (
-            i,
-            f"{one.size:,}",
-            len(one.Z),
-            ", ".join(map(str, one.likelihood.classes or ("numbers",))),
-            f"{one.bytes():,}",
-        )
-        for i, one in enumerate(tasks)
-    ]
+    labels = [", ".join(map(str, one.likelihood.classes or ("numbers",))) for one in tasks]
+    rows = [(i, f"{one.size:,}", len(one.Z), labels[i], f"{one.bytes():,}") for i, one in enumerate(tasks)]
     return html + (html_table("Tasks", ("task", "examples", "points", "labels", "bytes"), rows) if rows else "")
 
 
@@ -90,6 +82,10 @@ class Accounts(ABC):
     def memory_bytes(self) -> int:
         """Bytes that are kept of past tasks."""
         return sum(self.memory_parts().values())
+
+    def past_divergences(self) -> list[float]:
+        """How far each past task is from what was kept of it, in nats, where the method has such a measure."""
+        return []
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -139,10 +135,9 @@ class Prediction:
             columns = ["input", "label", "probability"]
             parts: list[Any] = [list(self.labels[shown]), self.probs[shown].max(1).values]
         else:
-            mean, variance = (
-                (self.mean, self.variance) if self.target_mean is None else (self.target_mean, self.target_variance)
-            )
-            assert variance is not None
+            mean, variance = self.target_mean, self.target_variance
+            if mean is None or variance is None:
+                mean, variance = self.mean, self.variance
             columns, parts = ["input", "mean", "std"], [mean[shown].squeeze(1), variance[shown].sqrt().squeeze(1)]
         if self.task_probs is not None:
             columns, parts = [*columns, "task"], [*parts, self.task_probs[shown].argmax(1)]

@@ -9,6 +9,7 @@ from frcl.likelihoods.base import (
     Labels,
     Likelihood,
     Predictive,
+    all_labels,
     as_values,
     check_name,
     decoded,
@@ -27,8 +28,8 @@ from frcl.registry import import_modules
 
 __all__ = [
     "LIKELIHOODS", "Bernoulli", "Gaussian", "Label", "Labels", "Likelihood", "Poisson", "Predictive", "RobustMax",
-    "Softmax", "as_values", "best_temperature", "check_name", "decoded", "likelihood_for", "likelihood_from_json",
-    "plain_labels", "tempered", "with_labels",
+    "Softmax", "all_labels", "as_values", "best_temperature", "check_name", "decoded", "likelihood_for",
+    "likelihood_from_json", "plain_labels", "tempered", "with_labels",
 ]  # fmt: skip
 
 import_modules(__name__, __path__)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frcl.errors import DataError, LabelError, OptionError
+from frcl.errors import DataError, FrclError, LabelError, OptionError
 from frcl.inputs import numeric_array
 from frcl.registry import Registry
 
@@ -163,15 +163,20 @@ def task_labels(values: Tensor | Labels, declared: Sequence[Label] | None, least
     return tuple(sorted(set(declared)))
 
 
+def all_labels(each: Iterable[Label], error: type[FrclError] = LabelError) -> tuple[Label, ...]:
+    """Labels of several tasks, sorted and without repetition; numbers and strings are not mixed."""
+    labels = set(each)
+    if len({isinstance(label, str) for label in labels}) > 1:
+        raise error("some labels are strings and others numbers; use one kind in all tasks, or name the task")
+    return tuple(sorted(labels))
+
+
 def with_labels(likelihood: Likelihood, y: Any) -> tuple[Label, ...]:
     """The labels of a task and those of y; LabelError where these are none, or of another type."""
     known, values = likelihood.classes, as_values(y)
     if known is None or values.ndim != 1 or (isinstance(values, Tensor) and values.is_floating_point()):
         raise LabelError("these are not labels of a task")
-    new = task_labels(values, None, 1)
-    if isinstance(new[0], str) != isinstance(known[0], str):
-        raise LabelError(f"this task has labels {_show(known)}; got {_show(new)}")
-    return tuple(sorted({*known, *new}))
+    return all_labels([*known, *task_labels(values, None, 1)])
 
 
 @lru_cache(maxsize=32)

@@ -26,7 +26,7 @@ from torch import Tensor
 from frcl.checks import Seen, check_stored
 from frcl.errors import DataError
 from frcl.features import FeatureMap, in_chunks
-from frcl.likelihoods import Likelihood, Softmax
+from frcl.likelihoods import Softmax
 from frcl.linalg import cholesky, inverse_lower
 from frcl.regularisers.fisher import HEAD
 from frcl.regularisers.heads import HeadBlock, check_heads, head_rows, make_block
@@ -39,6 +39,7 @@ from frcl.regularisers.protocol import (
     check_beginning,
     number,
     of_tasks,
+    points_of,
     register,
     remembered,
     stacked_points,
@@ -119,13 +120,8 @@ class MemorablePast(Regulariser):
     def begin(self, task: Task) -> None:
         if not isinstance(task.likelihood, Softmax):
             raise DataError(f"{self.name} is for classes with a softmax, not {task.likelihood.name}; leave it out")
-        M, examples = self._points(task.likelihood), task.examples
-        if examples is not None and examples < M:
-            raise DataError(f"{examples} examples are fewer than the {M} to keep; lower points, or bring more data")
+        points_of(self.points, self.points_per_class, task.likelihood, task.examples)
         self.theta = copied(task.theta) if task.past else {}
-
-    def _points(self, likelihood: Likelihood) -> int:
-        return self.points if self.points_per_class is None else self.points_per_class * likelihood.functions
 
     def constants(self, task: Task) -> Tree:
         if not task.past:
@@ -176,7 +172,8 @@ class MemorablePast(Regulariser):
         self.heads = [*self.heads, new.pop(HEAD)]
         self.precision = running_sum(self.precision, new, 1.0)
         f = in_chunks(lambda part: functions(task.features, task.fixed, params, part), x, CHUNK)
-        chosen = memorable(f.softmax(1), y, self._points(task.likelihood))
+        M = points_of(self.points, self.points_per_class, task.likelihood)
+        chosen = memorable(f.softmax(1), y, M)
         self.x, self.theta = [*self.x, stored_inputs(x[chosen])], {}
 
     def check_resumed(self, task: Task) -> None:

@@ -9,7 +9,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, ClassVar, NamedTuple, Protocol, cast, get_type_hints
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, cast, get_type_hints
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from frcl import codec
 from frcl.augment import Augment, Augmentation, PureAugment
 from frcl.checks import Seen, check_like, expect
-from frcl.errors import CheckpointError, OptionError
+from frcl.errors import CheckpointError, DataError, OptionError
 from frcl.features import FeatureMap
 from frcl.graphs import inside_a_transform
 from frcl.likelihoods import Likelihood
@@ -27,6 +27,7 @@ from frcl.seeding import fork
 from frcl.summary import prior_kl, prior_kl_terms
 from frcl.trees import Params, Tree, named_tensors, shapes, tree_map
 
+P = TypeVar("P", int, int | None)
 Kept = dict[str, list[Tensor]]  # what is kept of past tasks, by kind (`learners/types.py`)
 
 
@@ -302,6 +303,14 @@ def copied_regularisers(given: Sequence[Regulariser]) -> list[Regulariser]:
 
 
 # -- past tasks ------------------------------------------------------------------------------------------------------
+
+
+def points_of(points: P, per_class: int | None, likelihood: Likelihood, examples: int | None = None) -> int | P:
+    """The number M of examples kept of a task: `points`, or `per_class` of each class; refused if it has fewer."""
+    M = points if per_class is None or likelihood.classes is None else per_class * len(likelihood.classes)
+    if M is not None and examples is not None and examples < M:
+        raise DataError(f"{examples} examples are fewer than the {M} to keep; lower points, or bring more data")
+    return M
 
 
 def stacked_points(inputs: Sequence[Tensor]) -> Tensor:

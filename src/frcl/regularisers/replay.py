@@ -19,7 +19,17 @@ from frcl.checks import Seen, check_stored, check_targets, expect
 from frcl.errors import DataError
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.heads import HeadBlock, log_prob, make_block
-from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, number, register, remembered, stacked_points
+from frcl.regularisers.protocol import (
+    Kept,
+    Regulariser,
+    Step,
+    Task,
+    number,
+    points_of,
+    register,
+    remembered,
+    stacked_points,
+)
 from frcl.selection import random_start
 from frcl.summary import StoredInputs, stored_inputs
 from frcl.trees import Params, Tree, tree_map
@@ -65,14 +75,7 @@ class Replay(Regulariser):
         self.batchable = self.points is not None or self.points_per_class is not None
 
     def begin(self, task: Task) -> None:
-        M, examples = self._points(task.likelihood), task.examples
-        if M is not None and examples is not None and examples < M:
-            raise DataError(f"{examples} examples are fewer than the {M} to keep; lower points, or bring more data")
-
-    def _points(self, likelihood: Likelihood) -> int | None:
-        if self.points_per_class is None or likelihood.classes is None:
-            return self.points
-        return self.points_per_class * len(likelihood.classes)
+        points_of(self.points, self.points_per_class, task.likelihood, task.examples)
 
     def constants(self, task: Task) -> Tree:
         if not self.x:
@@ -136,7 +139,7 @@ class Replay(Regulariser):
         return (constants.sizes[tasks].to(means.dtype) * means).sum() * step.scale
 
     def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
-        M = self._points(task.likelihood)
+        M = points_of(self.points, self.points_per_class, task.likelihood)
         balance = y if task.likelihood.classes is not None else None
         rows = torch.arange(len(x)) if M is None else random_start(len(x), M, generator, balance)
         inputs = x[rows.to(x.device)]

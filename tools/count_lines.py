@@ -47,10 +47,12 @@ LATER = {
         learners/base:SequentialLearner._beliefs learners/base:SequentialLearner._in_task learners/frcl:FRCL._beliefs
         learners/frcl:FRCL._in_task baselines/common:Baseline._beliefs learners/options:FRCLOptions.inference_by_points
         learners/predict:joined
-        experiment/metrics:AgnosticRow experiment/metrics:evaluated experiment/keeper:_agnostic""",
+        experiment/metrics:AgnosticRow experiment/metrics:evaluated experiment/keeper:_agnostic
+        experiment/results:Result.names_no_task report/figures:no_task_figure""",
     "structured covariances, alignment, natural gradients": """engine/natural posterior:aligned_mean
         posterior:second_moment summary:_mean_factor learners/task:Model.is_natural
-        learners/task:_aligned features:common_scale""",
+        learners/task:_aligned learners/task:Model.start_of_q learners/frcl:FRCL.feature_scale
+        features:common_scale""",
     "Kronecker curvature, KL around kept heads": """regularisers/kronecker regularisers/recentred
         regularisers/protocol:Unmoved""",
     "sequential tests of boundaries": """boundary/sequential boundary/profile boundary/settings:Waits
@@ -69,7 +71,9 @@ LATER = {
     "prequential streams": """experiment/prequential experiment/tracking report/stream cli/stream adapters/river
         experiment/metrics:delays_of""",
     "bounded memory, smaller inputs": """budget learners/budget summary:StoredInputs summary:stored_inputs
-        summary:marginal""",
+        summary:marginal errors:BudgetError regularisers/protocol:Regulariser.added_bytes
+        regularisers/quadratic:Curvature.added_bytes regularisers/quadratic:EWC.added_bytes
+        regularisers/current_inputs:CurrentInputs.added_bytes""",
     "forgetting on purpose": """learners/forget learners/ensemble:Ensemble.forget
         learners/ensemble:Ensemble._all_or_none regularisers/protocol:Regulariser.forget
         regularisers/protocol:drop_task regularisers/protocol:edit_lists learners/base:SequentialLearner._drop
@@ -88,6 +92,7 @@ LATER = {
     "optimisers and schedules": "engine/train:OptimiserOptions engine/train:Rule engine/train:Optimiser.schedule",
     "several processes": "distributed engine/parallel experiment/runner:_follow learners/objective:draws_of_rows",
     "sweeps, resumed and extended searches": """experiment/sweep cli/sweep adapters/ray experiment/tune:Search
+        cli/tune:_check_engine cli/tune:_resumed
         experiment/tune:_beyond experiment/tune:_is_possible cli/tune:edge_wins
         experiment/config:foreign experiment/config:setting_for""",
     "scikit-learn, Avalanche": "adapters sklearn",
@@ -111,7 +116,7 @@ LATER = {
         learners/loaded:_check_current learners/loaded:_check_summary learners/loaded:_check_window
         baselines/common:Baseline._check_saved baselines/vcl:VCL._check baselines/penalised:Penalised._check
         baselines/single:Single._check files:write_at files:sync_folder files:sweep files:open_regular
-        files:read_arrays files:_read_array files:check_version cli/check experiment/keeper:Written
+        files:read_arrays files:_read_array files:check_version cli/check experiment/keeper:Written files:_in_order
         regularisers/current_inputs:CurrentInputs.check_state regularisers/quadratic:Curvature.check_state
         regularisers/quadratic:EWC.check_state regularisers/replay:Replay.check_state experiment/results:_check_lengths
         learners/loaded:non_finite experiment/keeper:Keeper._write files:_naming

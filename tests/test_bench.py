@@ -402,6 +402,7 @@ def test_the_help_names_every_measure():
     assert " ".join(ONLY.split()) == told
 
 
+@pytest.mark.slow
 def test_the_command_line_does_not_load_the_benchmark():
     code = "import frcl.cli, sys; print([name for name in sys.modules if name.startswith('frcl.bench.')])"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -366,6 +366,7 @@ def test_live_display_in_a_terminal(done):
     assert "average accuracy" in text
 
 
+@pytest.mark.slow
 def test_shell_completion(done):
     folder, _ = done
     named = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # not the shell that the tests were started from
@@ -374,6 +375,7 @@ def test_shell_completion(done):
     assert "complete" in result.stdout
 
 
+@pytest.mark.slow
 def test_tensorboard_is_an_extra(done, inside):
     folder, _ = done
     result = inside("run", *TINY, "--out", "board", "--tensorboard", "--quiet")

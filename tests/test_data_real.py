@@ -82,6 +82,7 @@ def test_split_mnist(train_on: str) -> None:
     assert sum(len(task.train) for task in tasks) == (55_000 if train_on == "train" else 60_000)
 
 
+@pytest.mark.slow
 @needs_mnist
 def test_no_mnist_image_is_in_two_splits_and_seeds_differ() -> None:
     apart, both, other = (load_mnist(seed, how) for seed, how in ((0, "train"), (0, "train+validation"), (1, "train")))

@@ -32,6 +32,7 @@ def shares(text: str) -> list[float]:
     return [float(found) for found in re.findall(r"([\d.]+)% correct", text)]
 
 
+@pytest.mark.slow
 def test_own_network(tmp_path):
     assert len((EXAMPLES / "own_network.py").read_text().splitlines()) < 30
     found = shares(run("own_network.py", tmp_path))

@@ -334,6 +334,7 @@ def test_a_test_beside_is_what_the_result_shows(tmp_path):
     assert result.acted_on["precision"].mean == pytest.approx(hits.precision)
 
 
+@pytest.mark.slow
 def test_hidden_boundaries_resume_exactly(tmp_path):
     whole = runner.run(tiny(HIDDEN), tmp_path / "whole", Observer())
     with pytest.raises(Interrupted):

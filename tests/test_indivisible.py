@@ -239,6 +239,7 @@ def test_a_lock_is_handed_to_the_one_who_waits():
     assert time.monotonic() - begin < 5.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [
     lambda: FRCL(MLP(4, (8, 6), seed=1), **{**SMALL, "steps": 150}),
     lambda: Ensemble(MLP(4, (8, 6), seed=1), 2, **{**SMALL, "steps": 150}),

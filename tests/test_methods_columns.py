@@ -569,6 +569,7 @@ def at_the_end(strength: float) -> list[float]:
     return [accuracy(learner, *task, number) for number, task in enumerate(CONFLICTING)]
 
 
+@pytest.mark.slow
 def test_the_penalty_is_what_holds_old_tasks():
     held, free = at_the_end(10.0), at_the_end(0.0)
     assert held[0] > 0.95

@@ -81,7 +81,9 @@ def test_a_baseline_moves_as_torch_does(name):
         torch.testing.assert_close(one.detach(), other.detach(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", BY_STEPS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("vcl-")) for name in BY_STEPS]
+)
 def test_every_method_takes_the_optimiser_and_its_schedule(name):
     def learned(**settings):
         options = METHODS[name].options

@@ -87,7 +87,9 @@ def test_two_tasks_in_double_precision(name, device):
             torch.testing.assert_close(found, expected, rtol=0, atol=DOUBLE.get(name, 1e-10))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("agem", "sfsvi"))) for name in NAMES]
+)
 def test_one_task_in_single_precision(name):
     def learners() -> list[Any]:
         nets = [MLP(4, (16, 8), last="relu", seed=seed) for seed in SEEDS]

@@ -329,6 +329,7 @@ def test_tasks_are_learned_and_held(coreset):
         assert accuracy(learner, x[200:], y[200:], number) > 0.9
 
 
+@pytest.mark.slow
 def test_the_kl_is_what_holds_a_task():
     """Three products of signs, each of its own two coordinates; size = 10⁹ takes the KL away, all else alike."""
     x = torch.randn(900, 6, generator=torch.Generator().manual_seed(0))

@@ -32,6 +32,7 @@ def test_on_every_benchmark_it_is_what_it_is_from_python(benchmark):
         assert changed <= own
 
 
+@pytest.mark.slow
 def test_two_points_per_task_are_enough_with_more_regularisers():
     """Split-Digits: what FRCL forgets with two points, FRCL+ does not."""
     final = {}

@@ -134,7 +134,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("kind", [FRCL, FRCLPlus])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "transformer")) for name in CASES]
+)
 def test_two_tasks_are_learned_and_the_first_is_kept(name, kind):
     make, data = CASES[name]
     steps = MORE_STEPS.get(name, STEPS)

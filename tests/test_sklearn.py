@@ -323,6 +323,7 @@ def test_regression_with_several_outputs():
 # -- importing --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_it_is_imported_when_it_is_used():
     code = "import sys, frcl; assert 'sklearn' not in sys.modules; frcl.sklearn.FRCLRegressor(); frcl.nothing"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -610,6 +610,7 @@ def test_every_minibatch_is_predicted_before_it_is_learned():
         evaluate(digits_learner(), [])
 
 
+@pytest.mark.slow
 def test_the_command_reads_a_file_and_reports(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 

@@ -85,6 +85,7 @@ def command(monkeypatch, capsys, tmp_path):
     return call
 
 
+@pytest.mark.slow
 def test_options_beside_resume_are_those_of_the_folder(command):
     begun = (*SHORT, "--method", "finetune,ewc", "--set", "lr=[1e-3,1e-2]", "--set", "strength=3")
     command(*begun, "--out", "here", "--quiet")
@@ -279,6 +280,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert "1 of 1 jobs failed" in failing
 
 
+@pytest.mark.slow
 def test_ray_is_asked_for_by_name(tmp_path):
     """Without Ray installed, or with it: an address that is none ends in one line."""
     result = subprocess.run(

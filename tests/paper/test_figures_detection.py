@@ -76,6 +76,7 @@ def test_familiarity_is_the_symmetrised_divergence_from_the_prior(generator):
 # -- Figure 5 -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_figure_5_is_the_stream_of_a_run(on_digits, tmp_path, monkeypatch):
     """The statistic and the switches are those of `frcl run --hidden-boundaries`, the score that of its learner."""
     numbers = detection.measure_figure_5(on_digits)
@@ -233,6 +234,7 @@ def test_quick_figure_5_on_omniglot(tmp_path):
     assert all(path.is_file() for path in pictures)
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.skipif(not at_hand(*MNIST.files), reason="FRCL_DATA names no folder with the four MNIST files")
 def test_quick_figure_7_on_mnist(tmp_path):

@@ -26,6 +26,7 @@ MEASURED = (*TABLES, *(figure.table for figure in FIGURES if figure.table is not
 MADE = [figure for figure in FIGURES if (RESULTS / FOLDER / f"{figure.name}.csv").is_file()]
 
 
+@pytest.mark.slow
 def test_the_page_is_generated_from_the_results():
     assert (ROOT / "REPRODUCTION.md").read_text() == page(TABLES, RESULTS, FIGURES, ROOT)
 

@@ -177,7 +177,8 @@ def check_equal(folder, other):
 def test_a_run_is_stopped_written_once_and_resumed_with_another_number_of_processes(tmp_path):
     """Two processes by torchrun, Ctrl-C; then three; then a comparison with one process from beginning to end."""
     one, two = tmp_path / "one", tmp_path / "two"
-    options = [*RUN, *steps(150), "--out"]
+    # small steps, so that Adam scales up little of the rounding of weights whose gradients are nearly zero
+    options = [*RUN, *steps(150), "--set", "lr=5e-5", "--out"]
     launch = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
     started = subprocess.Popen(
         [sys.executable, *launch, "-m", "frcl", *options, two], env=environment(), start_new_session=True, text=True,

@@ -63,10 +63,11 @@ class RandomFeatures(nn.Module):
                 weights = smoothed(weights, side / SIDE)
             weights = weights - weights.mean((1, 2, 3), keepdim=True)
             weights = weights / weights.flatten(1).norm(dim=1)[:, None, None, None]
+        self.register_buffer("weights", weights, persistent=False)
+        if self.kind == "image":
             for name, length in zip(("rows", "columns"), self.image[1:], strict=True):
                 lines = torch.eye(length, dtype=torch.float64)
                 self.register_buffer(name, F.adaptive_avg_pool1d(lines, self.regions), persistent=False)
-        self.register_buffer("weights", weights, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Features of x [n, *shape]."""

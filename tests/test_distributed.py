@@ -247,7 +247,7 @@ def test_other_commands_refuse_torchrun(monkeypatch, tmp_path):
     for name, value in environment(0).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(OptionError, match="torchrun is for frcl run"):
-        Place().engine("cpu")
+        Place().check()
 
 
 @pytest.mark.slow

@@ -389,6 +389,15 @@ def test_a_search_that_is_refused_leaves_nothing(command, tmp_path, monkeypatch,
     command(*SHORT, "--extend", "0", "--out", "here", *dry)
 
 
+@pytest.mark.parametrize("package", ["ray", "optuna"])
+def test_a_search_on_ray_without_a_package_leaves_nothing(command, tmp_path, monkeypatch, package):
+    if package == "optuna":
+        pytest.importorskip("ray")
+    monkeypatch.setitem(sys.modules, package, None)
+    assert "pip install 'frcl[ray]'" in command(*SHORT, "--engine", "ray", "--out", "here", code=2).err
+    assert not (tmp_path / "here").exists()
+
+
 def test_a_dry_run_refuses_the_folder_that_the_search_would(command, tmp_path):
     command(*SHORT, "--extend", "0", "--out", "here", "--quiet")
     assert "here already holds what `frcl tune` wrote" in command(*SHORT, "--out", "here", "--dry-run", code=2).err

@@ -280,6 +280,13 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert "1 of 1 jobs failed" in failing
 
 
+def test_a_sweep_on_ray_without_ray_leaves_nothing(command, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    options = ("--tasks", "1", "--steps", "2", "--out", "here", "--address", "local")
+    assert "pip install 'frcl[ray]'" in command("split-digits", "--method", "finetune", *options, code=2).err
+    assert not (tmp_path / "here").exists()
+
+
 @pytest.mark.slow
 def test_ray_is_asked_for_by_name(tmp_path):
     """Without Ray installed, or with it: an address that is none ends in one line."""

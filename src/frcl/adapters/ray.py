@@ -32,15 +32,25 @@ RETRIES = 20  # times that a job goes on after its machine or process was lost
 LOCAL = "local"  # the address of a cluster that is started on this machine, and ended with the sweep
 
 
-@contextlib.contextmanager
-def connected(address: str) -> Iterator[Any]:
-    """Inside, this process is the driver of a Ray cluster; yields the module ray."""
+def imported(*, search: bool = False) -> Any:
+    """The module ray, where it and what a `search` needs are installed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of ray's own imports
             import ray
+
+            if search:
+                import optuna  # noqa: F401
+                import ray.tune
     except ImportError as error:
-        raise OptionError("a sweep on Ray needs the package ray: pip install 'frcl[ray]'") from error
+        raise OptionError(f"Ray cannot be imported ({error}): pip install 'frcl[ray]'") from error
+    return ray
+
+
+@contextlib.contextmanager
+def connected(address: str) -> Iterator[Any]:
+    """Inside, this process is the driver of a Ray cluster; yields the module ray."""
+    ray = imported()
     own = {"include_dashboard": False} if address == LOCAL else {}
     host, colon, port = address.rpartition(":")
     try:

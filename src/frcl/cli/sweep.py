@@ -58,10 +58,17 @@ class Place:
     resume: Annotated[Path | None, Option(help=RESUME)] = None
     overwrite: Annotated[bool, Option("--overwrite", help=OVERWRITE)] = False
 
-    def engine(self, device: str) -> Engine:
-        """What carries out jobs that compute on this device."""
+    def check(self, *, search: bool = False) -> None:
+        """Refuse what cannot be done here, before anything is written; a `search` is one of Ray Tune."""
         if is_launched():
             raise OptionError("torchrun is for frcl run and frcl resume; start this command by itself")
+        if search or self.address != "none":
+            from frcl.adapters.ray import imported
+
+            imported(search=search)
+
+    def engine(self, device: str) -> Engine:
+        """What carries out jobs that compute on this device."""
         if self.address == "none":
             return in_turn if self.jobs == 1 else in_processes(self.jobs)
         from frcl.adapters.ray import on_ray
@@ -107,6 +114,7 @@ def sweep(flags: Flags, place: Place, benchmark: Benchmark = None, method: Metho
     for an option that is a list itself give a list of lists. Any process may be killed: frcl sweep --resume FOLDER
     ends with the results of an uninterrupted sweep.
     """
+    place.check()
     folder = place.resume or _planned(flags, place, benchmark, method)
     if folder is None:
         return

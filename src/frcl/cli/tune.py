@@ -47,6 +47,7 @@ def tune(
     Every trial is a run in the folder of the search: frcl tune --resume FOLDER goes on after an interruption.
     """
     _check_engine(engine, extend, trials)
+    place.check(search=engine == "ray")
     tell: Callable[[str], None] = (lambda _: None) if flags.as_json or flags.quiet else say
     if place.resume is None:
         tuned, name, layer = _shared(flags, method, benchmark)

@@ -18,7 +18,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import frcl
 from frcl.adapters.sklearn import tabular_network
-from frcl.errors import LabelError, OptionError
+from frcl.errors import DataError, LabelError, OptionError
 from frcl.sklearn import FRCLClassifier, FRCLRegressor
 
 IRIS = load_iris(return_X_y=True)
@@ -223,6 +223,26 @@ def test_a_parameter_that_comes_too_late_is_warned_of():
     assert [len(one.Z) for one in model.learner_.tasks] == [9, 9]
 
 
+def test_the_kind_of_boundaries_stays_what_it_was():
+    X, y = IRIS
+    for first, then in (("calls", "detect"), ("detect", "calls")):
+        model = FRCLClassifier(boundaries=first, random_state=0, **SMALL).partial_fit(X, y)
+        model.set_params(boundaries=then)
+        with pytest.warns(UserWarning, match=f"boundaries is '{first}' in what has been learned"):
+            model.partial_fit(X[:20], y[:20])
+        assert len(model.learner_.tasks) == (2 if first == "calls" else 0)
+    with pytest.raises(OptionError, match="boundaries"):
+        FRCLClassifier(boundaries="x", **SMALL).fit(X, y)
+
+
+@pytest.mark.parametrize("widths", [16, np.int64(16), np.array([16, 8]), (np.int64(16),)])
+def test_numbers_of_numpy_are_numbers(widths):
+    X, y = IRIS
+    own = {**SMALL, "hidden_layer_sizes": widths, "steps": np.int64(20)}
+    model = FRCLClassifier(random_state=0, **own).fit(X, y)
+    assert model.learner_.net.arguments["widths"] == np.atleast_1d(widths).tolist()
+
+
 # -- with the rest of scikit-learn ------------------------------------------------------------------------------
 
 
@@ -318,6 +338,22 @@ def test_regression_with_several_outputs():
     assert mean.shape == std.shape == (200, 2)
     assert model.score(X, y) > 0.9
     assert model.predict(X[:1]).shape == (1, 2)
+
+
+def test_targets_keep_their_number_of_columns():
+    X, y = make_regression(60, 5, n_targets=2, random_state=0)
+    model = FRCLRegressor(random_state=0, **SMALL).partial_fit(X, y)
+    before = model.predict(X)
+    for wrong in (y[:, 0], y[:, :1], np.c_[y, y]):
+        with pytest.raises(DataError, match="column"):
+            model.partial_fit(X, wrong)
+    np.testing.assert_array_equal(model.predict(X), before)
+    flat = FRCLRegressor(random_state=0, **SMALL).partial_fit(X, y[:, 0])
+    with pytest.raises(DataError, match="y has 2 columns, and 1 in what has been learned"):
+        flat.partial_fit(X, y)
+    assert flat.partial_fit(X, y[:, :1]).predict(X).shape == (60,)
+    with pytest.raises(DataError, match="targets are too large"):
+        FRCLRegressor(**SMALL).fit(X, y * 1e200)
 
 
 # -- importing --------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -227,11 +228,12 @@ class MLP(nn.Module):
         seed: int = 0,
     ) -> None:  # fmt: skip
         super().__init__()
+        inputs, *widths = map(operator.index, (inputs, *widths))  # numbers of NumPy too
         if inputs < 1 or not widths or min(widths) < 1:
             raise OptionError(f"MLP needs positive sizes; got inputs={inputs}, widths={tuple(widths)}")
         if last not in ("linear", "relu"):
             raise OptionError(f'MLP: last is "linear" or "relu", not {last!r}')
-        self.arguments = {"inputs": inputs, "widths": list(widths), "last": last}
+        self.arguments = {"inputs": inputs, "widths": widths, "last": last}
         layers: list[nn.Module] = [nn.Flatten()]
         for fan_in, fan_out in itertools.pairwise([inputs, *widths]):
             layers += [uninitialised(nn.Linear, fan_in, fan_out), nn.ReLU()]
@@ -272,6 +274,7 @@ class ConvNet(nn.Module):
         pooling: Literal["valid", "same"] = "same", seed: int = 0,
     ) -> None:  # fmt: skip
         super().__init__()
+        size, channels, *filters = map(operator.index, (size, channels, *filters))
         if size < 1 or channels < 1 or not filters or min(filters) < 1:
             raise OptionError(
                 f"ConvNet needs positive sizes; got size={size}, channels={channels}, filters={tuple(filters)}"
@@ -279,7 +282,7 @@ class ConvNet(nn.Module):
         if pooling not in ("valid", "same"):
             raise OptionError(f'ConvNet: pooling is "valid" or "same", not {pooling!r}')
         self.channels, self.size = channels, size
-        self.arguments = {"size": size, "channels": channels, "filters": list(filters), "pooling": pooling}
+        self.arguments = {"size": size, "channels": channels, "filters": filters, "pooling": pooling}
         layers: list[nn.Module] = []
         for before, width in itertools.pairwise([channels, *filters]):
             pool, size = _pool(size, pooling)

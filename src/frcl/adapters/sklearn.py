@@ -28,7 +28,7 @@ from frcl.inference import FromSummaries
 from frcl.learners.ensemble import restored
 from frcl.learners.frcl import FRCL
 from frcl.learners.options import PLUS, FRCLOptions
-from frcl.learners.types import Prediction
+from frcl.learners.types import Prediction, plural
 from frcl.likelihoods import all_labels
 from frcl.options import changed
 from frcl.seeding import fork
@@ -41,9 +41,9 @@ AT_ANY_TIME = ("steps", "verbose")  # parameters that partial_fit reads again
 NOTHING = -1  # code of the second label of a task with one class
 
 
-def tabular_network(columns: int, widths: Sequence[int], seed: int) -> MLP:
+def tabular_network(columns: int, widths: int | Sequence[int], seed: int) -> MLP:
     """Fully connected layers for standardised columns, in float64, with random biases."""
-    net, generator = MLP(columns, widths, seed=seed), fork(seed, "biases")
+    net, generator = MLP(columns, np.atleast_1d(widths).tolist(), seed=seed), fork(seed, "biases")
     for layer in net.modules():
         if isinstance(layer, nn.Linear):
             most = BIAS / math.sqrt(layer.in_features)
@@ -56,7 +56,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    hidden_layer_sizes : sequence of int
+    hidden_layer_sizes : int or sequence of int
         Widths of the fully connected layers; the last one is the number of features.
     network : nn.Module, optional
         A feature network of your own instead, from [n, columns] to [n, K]; copied, and computed in float64.
@@ -93,7 +93,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        hidden_layer_sizes: Sequence[int] = (100, 100),
+        hidden_layer_sizes: int | Sequence[int] = (100, 100),
         *,
         network: nn.Module | None = None,
         method: Literal["frcl-plus", "frcl"] = "frcl-plus",
@@ -154,11 +154,11 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         return self
 
     def _partial(self, X: Any, y: Any, classes: Any = None) -> Self:
-        if self.boundaries not in ("calls", "detect"):
-            raise OptionError(f'boundaries is "calls" or "detect", not {self.boundaries!r}')
-        if "learner_" in self.__dict__:
+        first, boundaries = "learner_" not in self.__dict__, self.boundaries
+        if not first:
             self._warn_of_changes()
-        return self._learn(X, y, classes, first="learner_" not in self.__dict__, stream=self.boundaries == "detect")
+            boundaries = self._made_with["boundaries"]
+        return self._learn(X, y, classes, first=first, stream=boundaries == "detect")
 
     def _fit_task(self, rows: Tensor, targets: Tensor) -> None:
         """One task; where it has fewer rows than points they are repeated, and counted once."""
@@ -183,6 +183,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         bases = {"frcl-plus": PLUS, "frcl": FRCLOptions()}
         if self.method not in bases:
             raise OptionError(f'method is "frcl-plus" or "frcl", not {self.method!r}')
+        if self.boundaries not in ("calls", "detect"):
+            raise OptionError(f'boundaries is "calls" or "detect", not {self.boundaries!r}')
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         stream = self.boundaries == "detect"
         own = {
@@ -349,12 +351,20 @@ class FRCLRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
             self, X, y, reset=reset, dtype=np.float64, multi_output=True, y_numeric=True,
             ensure_min_samples=least,
         )  # fmt: skip
-        return X, np.asarray(y, dtype=np.float64)
+        y = np.asarray(y, dtype=np.float64)
+        if reset:
+            return X, y
+        columns, known = y.size // len(y), self._y_mean.size
+        if columns != known:
+            raise DataError(f"y has {plural(columns, 'column')}, and {known} in what has been learned")
+        return X, y.reshape(len(y), *self._y_mean.shape)
 
     def _prepare(self, X: Array, y: Array) -> None:
         super()._prepare(X, y)
         self._flat = y.ndim == 1
         self._y_mean, scale = self._moments("targets", y)
+        if not (np.isfinite(self._y_mean).all() and np.isfinite(scale).all()):
+            raise DataError("the targets are too large to be standardised; scale them first")
         self._y_scale = np.where(scale > 0, scale, 1.0)
 
     def _targets(self, y: Array, classes: Any, *, first: bool) -> Tensor:

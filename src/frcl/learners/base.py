@@ -384,12 +384,12 @@ def checked_steps(
     """
     if steps is not None and epochs is not None:
         raise OptionError("steps and epochs both say how long to learn; give one of them")
-    if steps is not None and (type(steps) is not int or steps < 1):
+    if steps is not None and (not isinstance(steps, int | np.integer) or isinstance(steps, bool) or steps < 1):
         raise OptionError(f"steps must be a whole number of at least 1, not {steps!r}")
     for name, value in (("epochs", epochs), ("lr", lr)):
         if value is not None and (type(value) not in (int, float) or not 0 < value < math.inf):
             raise OptionError(f"{name} must be a positive number, not {value!r}")
-    return math.ceil(epochs * examples / options.batch_size) if epochs is not None else steps or options.steps
+    return math.ceil(epochs * examples / options.batch_size) if epochs is not None else int(steps or options.steps)
 
 
 def checked_size(given: int) -> int:

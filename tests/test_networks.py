@@ -3,6 +3,7 @@
 import json
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -35,6 +36,17 @@ class Fixed(nn.Linear):
 
     def __init__(self) -> None:
         super().__init__(4, 7)
+
+
+class Tanhs(nn.Module):
+    """A network of the user with the weights of one of ours, and another function."""
+
+    def __init__(self, inputs: int, widths: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layers = frcl.MLP(inputs, widths).layers
+
+    def forward(self, x):
+        return torch.tanh(self.layers(x))
 
 
 class Forgetful(nn.Linear):
@@ -81,6 +93,18 @@ def test_an_ensemble_is_made_from_the_file(tmp_path):
     learner.fit(X, Y)
     learner.save(tmp_path / "model")
     assert torch.equal(frcl.load(tmp_path / "model").predict(X).probs, learner.predict(X).probs)
+    nets = frcl.MLP(4, (9, 5)), Tanhs(4, (9, 5))
+    learner = frcl.Ensemble(nets, 2, **SMALL)
+    learner.fit(X, Y)
+    learner.save(tmp_path / "model")
+    with pytest.raises(CheckpointError, match="give one of the same shape"):
+        frcl.load(tmp_path / "model")
+    assert torch.equal(frcl.load(tmp_path / "model", nets).predict(X).probs, learner.predict(X).probs)
+
+
+def test_sizes_of_numpy_are_in_the_description():
+    assert describe(frcl.MLP(np.int64(4), np.array([9, 5])))["arguments"] == GOOD["arguments"]
+    assert describe(ConvNet(8, filters=(np.int64(3),)))["arguments"]["filters"] == [3]
 
 
 def test_parts_of_the_user_are_imported_where_they_are_allowed(tmp_path):
@@ -112,11 +136,14 @@ def test_networks_that_cannot_be_described_are_asked_for(tmp_path):
 
     changed = frcl.MLP(4, (9, 5))
     changed.layers[2] = nn.Tanh()
+    hooked = frcl.MLP(4, (9, 5))
+    hooked.layers[1].register_forward_hook(lambda layer, given, out: 2 * out)
     odd = Wide()
     odd.arguments = {"width": torch.ones(())}
     front = FrozenFront(nn.Linear(4, 5), frcl.MLP(5, (5,)))
     rest, twice = FrozenFront(frcl.MLP(4, (5,)), nn.Linear(5, 5)), FrozenFront(FrozenFront(frcl.MLP(4, (5,))))
-    for net in (Forgetful(4, 5), Local(4, (5,)), changed, odd, nn.Sequential(nn.Linear(4, 5)), front, rest, twice):
+    others = Forgetful(4, 5), Local(4, (5,)), nn.Sequential(nn.Linear(4, 5)), front, rest, twice
+    for net in (changed, hooked, odd, *others):
         assert describe(net) is None
         saved(net, tmp_path / "model")
         with pytest.raises(CheckpointError, match="give one of the same shape"):

@@ -165,9 +165,13 @@ class Ensemble(Accounts):
             raise
 
     def save(self, path: str | Path) -> None:
-        """Write the states to one file, atomically; `frcl.load` reads it, without a network where it is one of frcl."""
-        state = self.state_dict()
-        save_state(path, {**state["meta"], "network": describe(self.members[0].net)}, state["tensors"])
+        """Write the states to one file, atomically.
+
+        `frcl.load` reads it, without a network where all members have the same one of frcl.
+        """
+        state, each = self.state_dict(), [describe(member.net) for member in self.members]
+        same = all(one == each[0] for one in each)
+        save_state(path, {**state["meta"], "network": each[0] if same else None}, state["tensors"])
 
 
 def _averaged(each: Sequence[Prediction]) -> Prediction:

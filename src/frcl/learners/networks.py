@@ -42,7 +42,7 @@ def describe(net: nn.Module) -> Description | None:
     importable = name in OURS or not (kind.__module__ == "__main__" or "<" in kind.__qualname__)
     if not importable or not isinstance(arguments, Mapping) or not _is_plain(dict(arguments)):
         return None
-    if name in OURS and str(kind(**arguments)) != str(net):  # a layer was replaced
+    if name in OURS and (str(kind(**arguments)) != str(net) or _has_hooks(net)):  # a layer was replaced, or does more
         return None
     dtype = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float32)
     return {"name": name, "arguments": dict(arguments), "dtype": str(dtype), "training": net.training}
@@ -55,6 +55,10 @@ def _describe_parts(front: Any, rest: Any, *, training: bool) -> Description | N
     if len(made) < len(each):
         return None
     return {"name": FRONT, "arguments": parts, "dtype": made[-1]["dtype"], "training": training}
+
+
+def _has_hooks(net: nn.Module) -> bool:
+    return any(one._forward_hooks or one._forward_pre_hooks for one in net.modules())
 
 
 def _is_plain(value: Any) -> bool:

@@ -136,10 +136,10 @@ def test_random_points_go_from_the_largest_task(generator):
 
 
 def test_amounts_of_memory():
-    amounts = (3_000, "3 kB", "3000", "0.003MB", "2 MiB", "1.5 GiB", "7 B")
-    assert [parsed_bytes(one) for one in amounts] == [3000, 3000, 3000, 3000, 2**21, 3 * 2**29, 7]
+    amounts = (3_000, "3 kB", "3000", "3_000", "0.003MB", "2 MiB", "1.5 GiB", "7 B")
+    assert [parsed_bytes(one) for one in amounts] == [3000, 3000, 3000, 3000, 3000, 2**21, 3 * 2**29, 7]
     assert [allowed_bytes(100, growth, 16) for growth in (0.0, 0.5, 1.0)] == [100, 400, 1600]
-    for wrong in ("2 MBB", "", "MB", "-2 MB", "0.0001 B", "2 M B", 0, -1, 1.5, True):
+    for wrong in ("2 MBB", "", "MB", "-2 MB", "0.0001 B", "2 M B", "2__0", "_2", 0, -1, 1.5, True):
         with pytest.raises(OptionError, match="memory"):
             frcl.FRCLOptions(memory=wrong)
 

@@ -232,7 +232,7 @@ def test_string_labels_and_a_learner_that_goes_on(tmp_path):
 
 def test_what_cannot_be_exported_is_said(tmp_path):
     learner = frcl.FRCL(MLP(4, (8,)), **SMALL)
-    with pytest.raises(TaskError, match="learned"):
+    with pytest.raises(TaskError, match="nothing has been learned yet"):
         learner.export()
     learner.observe(*TASKS[0])
     with pytest.raises(TaskError, match="still being learned"):

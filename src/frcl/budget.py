@@ -20,7 +20,7 @@ def parsed_bytes(memory: int | str) -> int:
     """A number of bytes, given as such or as text with a unit: 2_000_000, "2 MB", "1.5 MiB"."""
     if isinstance(memory, int):
         return memory
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", memory)
+    found = re.fullmatch(r"\s*(\d+(?:_\d+)*(?:\.\d+)?)\s*([A-Za-z]*)\s*", memory)
     size = 0 if found is None or found[2].upper() not in UNITS else int(float(found[1]) * UNITS[found[2].upper()])
     if size < 1:
         raise OptionError(f'memory={memory!r} is no number of bytes; write 2_000_000, "2 MB" or "2 MiB"')

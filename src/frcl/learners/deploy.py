@@ -223,6 +223,7 @@ class DeployedEnsemble(Deployed):
 def frcl_module(learner: Any, task: int | None) -> DeployedFRCL:
     """Of an FRCL: of one past task, or of all of them."""
     state, model, predictor = learner._state, learner._model, learner._predictor
+    example_of(learner)  # there must be one
     count, one = len(state.past), None if task is None else learner._number(task)
     if not count or (state.window is not None if one is None else state.opened(one)):
         raise TaskError("a task that is still being learned cannot be exported; end it first")

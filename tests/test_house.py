@@ -27,6 +27,7 @@ ORDER = [
     "files",
     "distributed",
     "graphs",
+    "few",
     "linalg",
     "weights",
     "frozen",

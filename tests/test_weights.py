@@ -10,7 +10,8 @@ from torch import nn
 import frcl
 from frcl import MLP
 from frcl.features import with_bias
-from frcl.learners.predict import FEW, few_moments
+from frcl.few import FEW
+from frcl.learners.few import few_features, few_moments
 from frcl.summary import head_moments, make_head
 from frcl.weights import Watched
 from streams import blobs
@@ -129,7 +130,7 @@ def test_few_inputs_have_the_moments_of_many(M, covariance):
     outputs = torch.randn(6, 8, generator=generator)
     head = make_head(with_bias(torch.randn(M, 8, generator=generator)), belief)
     expected = head_moments(head, with_bias(2.5 * outputs))
-    for found, part in zip(few_moments(head, outputs.numpy(), 2.5), expected, strict=True):
+    for found, part in zip(few_moments(head, few_features(outputs.numpy(), 2.5)), expected, strict=True):
         torch.testing.assert_close(torch.from_numpy(found), part.float())
 
 

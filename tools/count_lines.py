@@ -125,8 +125,9 @@ LATER = {
     "threads and interruptions": """engine/program:StepLock engine/program:indivisible
         learners/frcl:FRCL._undoing weights learners/base:SequentialLearner._changing learners/base:State.branch
         baselines/common:BaselineState.branch engine/program:Unit.count""",
-    "predictions of one example": """learners/predict:few_moments
-        learners/predict:Predictor.in_task summary:raw_moments""",
+    "predictions of one example": """few learners/few learners/predict:Predictor.in_task summary:raw_moments
+        learners/predict:Predictor._features learners/predict:Predictor._weighted learners/types:Later
+        exact/fixed:RandomFeatures.whole exact/fixed:_with_bias exact/model:ExactModel._of_few""",
     "further measures of speed": """bench/cpu:wide_step bench/cpu:one_example bench/cpu:no_task bench/peers
         bench/cpu:baseline_step bench/cpu:replay_flat""",
 }

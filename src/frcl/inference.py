@@ -7,9 +7,11 @@ its classes.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,6 +21,7 @@ from frcl.exact.fixed import FeatureKind, RandomFeatures, whole_features
 from frcl.exact.linear import Sums, features_within
 from frcl.exact.model import CHUNK, Believed, ExactModel, Tasks, added
 from frcl.features import FeatureMap, trained_parts
+from frcl.few import array_of, is_few, log_sum_exp
 from frcl.frozen import CHUNK as FRONT_CHUNK
 from frcl.likelihoods import Likelihood
 
@@ -49,7 +52,12 @@ class Inferred(NamedTuple):
     """What is believed about the task of each input."""
 
     log_probs: Tensor  # [n, T] float64
-    novelty: Tensor | None  # [n]: about one for inputs like those learned
+    unlike: Callable[[], Tensor] | None  # the novelty, which is not computed before it is asked for
+
+    @property
+    def novelty(self) -> Tensor | None:
+        """How unlike everything learned each input is, [n]: about one for inputs like those learned."""
+        return None if self.unlike is None else self.unlike()
 
 
 class TaskInference(Protocol):
@@ -109,14 +117,18 @@ class InputFeatures:
         return asked.x
 
     def __call__(self, x: Tensor) -> Tensor:
-        return whole_features(self.raw(x))
+        return self._of(x).whole(x)
 
     def raw(self, x: Tensor) -> Tensor:
         """The features as they are, [n, count] float64."""
+        found: Tensor = self._of(x)(x)
+        return found
+
+    def _of(self, x: Tensor) -> RandomFeatures:
+        """The features of inputs like x."""
         if self._made is None or (self._made.shape, self._made.count) != (tuple(x.shape[1:]), self.count):
             self._made = RandomFeatures(tuple(x.shape[1:]), self.count, self.kind, self.seed).to(x.device)
-        found: Tensor = self._made(x)
-        return found
+        return self._made
 
 
 class NetworkFeatures:
@@ -158,10 +170,15 @@ class NetworkFeatures:
 
 
 def by_task(found: Believed, kept: Tasks) -> Inferred:
-    """The probability of a task is the sum of those of its columns; −∞ for a task without any."""
+    """The probability of a task is the sum of those of its columns; log 0 is −∞, for a task without any."""
     assert found.log_probs is not None
-    parts = found.log_probs.split([len(block.squares) for block in kept.blocks], 1)
-    return Inferred(torch.stack([part.logsumexp(1) for part in parts], 1), found.novelty)
+    log_probs, sizes = found.log_probs, [block.squares.shape[0] for block in kept.blocks]
+    if is_few(log_probs):
+        own, ends = array_of(log_probs), list(itertools.accumulate(sizes))
+        each = [log_sum_exp(own[:, end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+        return Inferred(torch.from_numpy(np.array(each).T), lambda: found.novelty)
+    parts = log_probs.split(sizes, 1)
+    return Inferred(torch.stack([log_sum_exp(part) for part in parts], 1), lambda: found.novelty)
 
 
 class Exact:
@@ -245,7 +262,8 @@ class Summaries:
             self._version = asked.version
         chunks = zip(asked.x.split(CHUNK), asked.features().split(CHUNK), strict=True)
         found = [by_task(self._model.believe(self._joined(*chunk)), self._model.tasks) for chunk in chunks]
-        return Inferred(torch.cat([one.log_probs for one in found]), torch.cat([one.novelty for one in found]))  # type: ignore[misc]
+        novelty = [one.unlike for one in found if one.unlike is not None]
+        return Inferred(torch.cat([one.log_probs for one in found]), lambda: torch.cat([each() for each in novelty]))
 
     def models(self, kept: Tasks) -> list[Solved]:
         return [Solved(self._model, True, True)]
@@ -294,7 +312,7 @@ class Both:
 
     def infer(self, kept: Tasks, asked: Asked) -> Inferred:
         exact, summaries = self.sums.infer(kept, asked), self._summaries.infer(kept, asked)
-        return Inferred((0.5 * (exact.log_probs + summaries.log_probs)).log_softmax(1), exact.novelty)
+        return Inferred((0.5 * (exact.log_probs + summaries.log_probs)).log_softmax(1), exact.unlike)
 
     def models(self, kept: Tasks) -> list[Solved]:
         return [*self.sums.models(kept), *self._summaries.models(kept)]

@@ -118,20 +118,22 @@ class SharedHead(Baseline[O, Own]):
         f = self._functions(shared(), self._rows_of_task(task))
         return sampled_prediction(f[None], self._likelihoods[task])
 
-    def _over_tasks(self, beliefs: Beliefs) -> tuple[Prediction, Tensor, Tensor | None]:
+    def _over_tasks(self, beliefs: Beliefs, in_task: Callable[[int], Prediction]) -> Prediction:
         """One softmax over the labels of all finished tasks, unless sums over all examples infer the task."""
         if self._inference.sums is not None:
-            return super()._over_tasks(beliefs)
-        return self._over_labels(with_bias(beliefs.asked.features()), range(self._answering))
+            return super()._over_tasks(beliefs, in_task)
+        return self._over_labels(with_bias(beliefs.asked.features()), range(self._answering), in_task)
 
-    def _over_labels(self, Phi: Tensor, tasks: Sequence[int]) -> tuple[Prediction, Tensor, None]:
+    def _over_labels(
+        self, Phi: Tensor, tasks: Sequence[int], in_task: Callable[[int], Prediction] | None
+    ) -> Prediction:
         """p(y | x) over the labels of some tasks; a label of several tasks is as probable in each of them."""
         each = [self._likelihoods[task].classes or () for task in tasks]
         labels = list(dict.fromkeys(label for one in each for label in one))
         probs = self._functions(Phi, self._rows(labels)).softmax(1)
         member = torch.tensor([[label in one for label in labels] for one in each], device=Phi.device).to(probs)
         task_probs = probs @ (member / member.sum(0)).mT
-        return over_labels(probs, labels, task_probs, None), task_probs, None
+        return over_labels(probs, labels, task_probs, None, in_task=in_task)
 
     @property
     def _answering(self) -> int:

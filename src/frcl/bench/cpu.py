@@ -334,7 +334,7 @@ CASES = (
         5,
     ),
     Case(
-        Goal("one-example-no-task", "the same, the task inferred among two, relative to network and linear layer", 50),
+        Goal("one-example-no-task", "the same, the task inferred among two, relative to network and linear layer", 20),
         partial(one_example, task=None),
         31,
         5,

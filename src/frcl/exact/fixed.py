@@ -5,13 +5,15 @@ away again.
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frcl.errors import DataError, NumericalError, OptionError
+from frcl.few import Array, array_of, is_few, is_finite, quiet
 from frcl.seeding import fork
 
 FeatureKind = Literal["auto", "dense", "image", "conv", "smooth"]
@@ -78,6 +80,19 @@ class RandomFeatures(nn.Module):
             return dense
         return torch.cat([self._of_images(some) for some in x.split(AT_ONCE if x.device.type == "cpu" else len(x))])
 
+    @quiet
+    def whole(self, x: Tensor) -> Tensor:
+        """The features of x as whole numbers, and the bias.
+
+        Those of few flat inputs are rounded without their division by ‖(x, 1)‖: they are divided by their size anyway.
+        """
+        if self.kind == "dense" and is_few(x):
+            weights, flat = array_of(self.get_buffer("weights")), array_of(x).reshape(len(x), -1)
+            features = (flat.astype(weights.dtype) @ weights[:-1] + weights[-1]).clip(0.0)
+            if is_finite(features):
+                return torch.from_numpy(_with_bias(features))
+        return whole_features(self(x))
+
     def _of_images(self, x: Tensor) -> Tensor:
         images = x.double().reshape(-1, *self.image)
         maps = F.conv2d(images, self.get_buffer("weights"), stride=self.stride).abs()
@@ -117,11 +132,16 @@ def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
     return whole[0], whole[1], whole[2]
 
 
+@quiet
 def whole_features(features: Tensor) -> Tensor:
     """round(STEPS · φ / rms φ) and a last column of STEPS, [n, K + 1]: whole numbers in float64.
 
     The root mean square is over the features of one input, so that no other input has a part in it.
     """
+    if is_few(features):
+        few = array_of(features.double())
+        if is_finite(few):
+            return torch.from_numpy(_with_bias(few))
     if not bool(features.isfinite().all()):
         raise NumericalError("the fixed features of these inputs are not finite; scale the inputs")
     return rounded(features)
@@ -129,6 +149,17 @@ def whole_features(features: Tensor) -> Tensor:
 
 def rounded(features: Tensor) -> Tensor:
     """The same without a check of the values, as a program that is exported needs it."""
-    features = features.double()
-    rms = features.square().mean(1, keepdim=True).sqrt().clamp_min(SMALL)
-    return F.pad((features / rms * STEPS).round().clamp(-LIMIT, LIMIT), (0, 1), value=float(STEPS))
+    return F.pad(whole_numbers(features.double()), (0, 1), value=float(STEPS))
+
+
+def _with_bias(features: Array) -> Array:
+    """The same of an array."""
+    found = np.full((features.shape[0], features.shape[1] + 1), float(STEPS))
+    found[:, :-1] = whole_numbers(features)
+    return found
+
+
+def whole_numbers(features: Any) -> Any:
+    """round(STEPS · φ / rms φ) [n, K], of tensors or of arrays."""
+    rms = ((features * features).mean(1) ** 0.5).clip(SMALL)[:, None]
+    return (features / rms * STEPS).round().clip(-LIMIT, LIMIT)

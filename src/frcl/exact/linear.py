@@ -7,12 +7,13 @@ y = wᵀφ + ε,  w ~ N(0, (σ²/λ) I),  ε ~ N(0, σ²):  a Gaussian process w
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from frcl.errors import NumericalError
+from frcl.few import log1p, log_softmax
 from frcl.linalg import cholesky, inverse_lower, logdet_from_cholesky, lower_factor, solve_lower
 
 LARGEST_INT32 = 2**31 - 1
@@ -193,18 +194,18 @@ def class_model(sums: Sums, linear: Linear, power: float = TEMPER) -> Classes:
     return Classes(solve_lower(chol, W.mT).mT, solve_lower(chol, means), chol, share.log(), power)
 
 
-def class_log_probs(classes: Classes, Phi: Tensor) -> Tensor:
+def class_log_probs(classes: Classes, Phi: Any) -> Any:
     """log p(c | x) [n, C] for features [n, K]: Bayes' rule with p(f | c) ∝ (1 + d_c²/ν)^{−t(ν + r)/2}.
 
-    d_c² = (f − E[f | c])ᵀ S⁻¹ (f − E[f | c]), r the dimensions of f, t the power.
+    d_c² = (f − E[f | c])ᵀ S⁻¹ (f − E[f | c]), r the dimensions of f, t the power. All of them tensors, or arrays.
     """
     return log_probs_at(class_distances(classes, Phi), classes)
 
 
-def log_probs_at(distance: Tensor, classes: Classes) -> Tensor:
+def log_probs_at(distance: Any, classes: Classes) -> Any:
     """The same from d_c² [n, C]."""
-    density = -0.5 * classes.power * (FREEDOM + len(classes.chol)) * (distance / FREEDOM).log1p()
-    return (density + classes.log_prior).log_softmax(-1)
+    density = -0.5 * classes.power * (FREEDOM + len(classes.chol)) * log1p(distance / FREEDOM)
+    return log_softmax(density + classes.log_prior)
 
 
 def losses_of_powers(classes: Classes, Phi: Tensor, labels: Tensor) -> Tensor:
@@ -214,8 +215,8 @@ def losses_of_powers(classes: Classes, Phi: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([-found.gather(1, labels[:, None]).sum() for found in each])
 
 
-def class_distances(classes: Classes, Phi: Tensor) -> Tensor:
+def class_distances(classes: Classes, Phi: Any) -> Any:
     """d_c² = ‖a‖² − 2 aᵀm_c + ‖m_c‖² [n, C], a and m_c as f and E[f | c] in units of S."""
-    at = Phi @ classes.weights
-    squares = at.square().sum(1, keepdim=True) + classes.centres.square().sum(0)
-    return (squares - 2 * at @ classes.centres).clamp_min(0.0)  # below zero by rounding only
+    at, centres = Phi @ classes.weights, classes.centres
+    squares = (at * at).sum(1)[:, None] + (centres * centres).sum(0)
+    return (squares - 2 * at @ centres).clip(0.0)  # below zero by rounding only

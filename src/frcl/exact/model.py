@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -29,6 +30,7 @@ from frcl.exact.linear import (
     symmetric,
     triangle,
 )
+from frcl.few import array_of, arrays, is_few
 from frcl.trees import total_bytes
 
 CHUNK = 1024  # examples whose features are held at once
@@ -54,13 +56,49 @@ class Tasks:
     blocks: tuple[Block, ...] = ()
 
 
-class Believed(NamedTuple):
-    """What the model believes about inputs."""
+@dataclass(eq=False)
+class Believed:
+    """What the model believes about inputs; what is a function is computed when it is first asked for.
 
-    mean: Tensor  # of the functions, [n, C]
-    variance: Tensor  # of each of them, [n]; without the noise
+    The leverage of an example in the model of the others is h/(1 − h), h its leverage in the model of all. Novelty is
+    the leverage of an input over this, at the mean of h over the N examples, freedom/N.
+    """
+
     log_probs: Tensor | None  # of the classes, [n, C]; None where the targets are numbers
-    novelty: Tensor  # how unlike the examples, [n]: about one for further examples like them
+    noise: Tensor  # σ², []
+    usual: Tensor  # freedom/(N − freedom), []
+    functions: Callable[[], Tensor]
+    leverages: Callable[[], Tensor]
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """Of the functions, [n, C]."""
+        return self.functions()
+
+    @cached_property
+    def leverage(self) -> Tensor:
+        """h of each input, [n]."""
+        return self.leverages()
+
+    @property
+    def variance(self) -> Tensor:
+        """Of each of the functions, [n]; without the noise."""
+        return self.noise * self.leverage
+
+    @property
+    def novelty(self) -> Tensor:
+        """How unlike the examples, [n]: about one for further examples like them."""
+        return self.leverage / self.usual
+
+
+class Solution(NamedTuple):
+    """What follows from the sums of all tasks."""
+
+    tasks: Tasks
+    linear: Linear
+    classes: Classes | None
+    usual: Tensor  # freedom/(N − freedom), []
+    few: Classes | None  # the classes as arrays, on a CPU
 
 
 def added(tasks: Tasks, number: int, new: Sums, *, own_gram: bool) -> Tasks:
@@ -164,7 +202,7 @@ class ExactModel:
     classes: bool = True  # whether targets are indicators of classes
     tasks: Tasks = Tasks()
     power: float = TEMPER  # of the class probabilities
-    _solved: tuple[Tasks, Sums, Linear, Classes | None, Tensor] | None = field(default=None, repr=False)
+    _solved: Solution | None = field(default=None, repr=False)
 
     def of(self, x: Tensor, Y: Tensor) -> Sums:
         """The sums of examples x, Y [n, C]."""
@@ -197,21 +235,23 @@ class ExactModel:
         return each
 
     def believe(self, x: Tensor) -> Believed:
-        """Mean, variance and class probabilities of all inputs, under all that was added; and their novelty.
-
-        The leverage of an example in the model of the others is h/(1 − h), h its leverage in the model of all. Novelty
-        is the leverage of an input over this, at the mean of h over the N examples, freedom/N.
-        """
-        sums, linear, classes, freedom = self._solve()
-        usual = freedom / (sums.examples - freedom).clamp(min=torch.finfo(freedom.dtype).eps * sums.examples)
-        parts = []
+        """Mean, variance and class probabilities of all inputs, under all that was added; and their novelty."""
+        solution = self._solve()
+        if is_few(x) and solution.linear.chol.is_cpu:
+            return self._of_few(self.features(x), solution)
+        linear, classes, parts = solution.linear, solution.classes, []
         for some in x.split(self._at_once(x)):
             Phi = self.features(some)
-            f, h = Phi @ linear.weights, leverage(linear, Phi)
-            log_probs = f.new_empty(0) if classes is None else class_log_probs(classes, Phi)
-            parts.append((f, linear.noise * h, log_probs, h / usual))
-        mean, variance, log_probs, novelty = (torch.cat(each) for each in zip(*parts, strict=True))
-        return Believed(mean, variance, None if classes is None else log_probs, novelty)
+            log_probs = Phi.new_empty(0) if classes is None else class_log_probs(classes, Phi)
+            parts.append((log_probs, Phi @ linear.weights, leverage(linear, Phi)))
+        log_probs, f, h = (torch.cat(each) for each in zip(*parts, strict=True))
+        return Believed(None if classes is None else log_probs, linear.noise, solution.usual, lambda: f, lambda: h)
+
+    def _of_few(self, Phi: Tensor, solution: Solution) -> Believed:
+        linear, few = solution.linear, solution.few
+        log_probs = None if few is None else torch.from_numpy(class_log_probs(few, array_of(Phi)))
+        functions, leverages = lambda: Phi @ linear.weights, lambda: leverage(linear, Phi)
+        return Believed(log_probs, linear.noise, solution.usual, functions, leverages)
 
     def _at_once(self, x: Tensor) -> int:
         """The number of inputs whose features are held at once: fewer than CHUNK where the inputs are large."""
@@ -220,12 +260,15 @@ class ExactModel:
     @property
     def noise(self) -> Tensor:
         """σ², the variance of the targets around the functions."""
-        return self._solve()[1].noise
+        return self._solve().linear.noise
 
-    def _solve(self) -> tuple[Sums, Linear, Classes | None, Tensor]:
-        if self._solved is None or self._solved[0] is not self.tasks:
+    def _solve(self) -> Solution:
+        if self._solved is None or self._solved.tasks is not self.tasks:
             sums = all_sums(self.tasks, classes=self.classes)
             linear = solve_by_evidence(sums)
             model = class_model(sums, linear, self.power) if self.classes else None
-            self._solved = self.tasks, sums, linear, model, degrees_of_freedom(sums, linear)
-        return self._solved[1:]
+            few, freedom = arrays(model) if model and linear.chol.is_cpu else None, degrees_of_freedom(sums, linear)
+            least = torch.finfo(freedom.dtype).eps * sums.examples
+            usual = freedom / (sums.examples - freedom).clamp(min=least)
+            self._solved = Solution(self.tasks, linear, model, usual, few)
+        return self._solved

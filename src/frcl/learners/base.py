@@ -6,7 +6,7 @@ import contextlib
 import copy
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -26,7 +26,7 @@ from frcl.learners.deploy import Deployed, export, export_onnx
 from frcl.learners.forget import forget
 from frcl.learners.loaded import load, non_finite
 from frcl.learners.lockstep import Work, steps_of
-from frcl.learners.mixture import check_task, checked_tasks, in_each_task, mixed
+from frcl.learners.mixture import check_task, checked_tasks, over_tasks
 from frcl.learners.types import Accounts, Beliefs, OnStep, Parts, Prediction, StepLog, added, parts_of, plural
 from frcl.likelihoods import Likelihood
 from frcl.options import MethodOptions
@@ -233,33 +233,34 @@ class SequentialLearner(Accounts, Generic[O, S]):
             inputs, known = self._inputs(x), self._answering
             beliefs = self._beliefs(inputs)
             if task is not None:
-                named, place = checked_tasks(task, self._count, len(inputs), self._opens).unique(return_inverse=True)
-                weights = torch.nn.functional.one_hot(place, len(named)).to(self.device, self.dtype)
-                return mixed(in_each_task(beliefs, weights, named.tolist()), weights, None, named=True)
+                numbers = checked_tasks(task, self._count, len(inputs), self._opens)
+                named = sorted(set(numbers.tolist()))
+                weights = (numbers[:, None] == torch.tensor(named)).to(self.device, self.dtype)
+                return over_tasks(beliefs, weights, named, named=True)
             if known == 0 and self._state.current is not None:
                 raise TaskError("task 0 is still being learned: finish it first, or name it, as predict(x, task=0)")
             check_task(0, known, self._opens)
-            stands, (whole, probs, novelty) = self._stands(), self._over_tasks(beliefs)
+            stands = self._stands(beliefs)
 
-        def in_task(number: int) -> Prediction:
-            with self._lock, torch.no_grad():
-                if self._stands() != stands:
-                    raise TaskError("the learner has changed since this prediction; call predict(x, task=...)")
-                return beliefs.within(self._number(number), None)
+            def in_task(number: int) -> Prediction:
+                with self._lock, torch.no_grad():
+                    if self._stands(self._beliefs(inputs)) != stands:
+                        raise TaskError("the learner has changed since this prediction; call predict(x, task=...)")
+                    return beliefs.within(self._number(number), None)
 
-        return replace(whole, task_probs=probs, novelty=novelty, in_task=in_task)
+            return self._over_tasks(beliefs, in_task)
 
-    def _over_tasks(self, beliefs: Beliefs) -> tuple[Prediction, Tensor, Tensor | None]:
-        """What is believed where no task is named, p(task | x) and the novelty of each input."""
+    def _over_tasks(self, beliefs: Beliefs, in_task: Callable[[int], Prediction]) -> Prediction:
+        """What is believed where no task is named, with p(task | x) and the novelty of each input."""
         found = self._inference.infer(self._sums(), beliefs.asked)
         probs = found.log_probs.exp().to(self.dtype)
-        novelty = None if found.novelty is None else found.novelty.to(probs)
-        each = in_each_task(beliefs, probs, range(probs.shape[1]))
-        return mixed(each, probs, novelty) if len(each) > 1 else each[0], probs, novelty
+        unlike = found.unlike
+        novelty = None if unlike is None else lambda: unlike().to(probs)
+        return over_tasks(beliefs, probs, range(probs.shape[1]), novelty, in_task=in_task)
 
-    def _stands(self) -> tuple[object, ...]:
+    def _stands(self, beliefs: Beliefs) -> Hashable:
         """Equal as long as predictions stay the same."""
-        return self._state, self.step, self._watched.version()
+        return beliefs.asked.version or (self._state, self.step, self._watched.version())
 
     def _sums(self) -> Tasks:
         """What the inference keeps, as if the open task of a stream ended here; made once for each minibatch."""

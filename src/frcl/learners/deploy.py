@@ -249,7 +249,7 @@ def task_models(learner: Any) -> list[TaskModel]:
     learner.predict(example_of(learner).to(learner.device))  # solves what infers the task
     found = []
     for model, of_input, of_network in learner._inference.models(state.task_sums):
-        sizes, solved = [len(block.squares) for block in model.tasks.blocks], model._solve()[2]
+        sizes, solved = [len(block.squares) for block in model.tasks.blocks], model._solve().classes
         features = None
         if of_input:
             count = options.task_features if of_network else len(solved.weights) - 1  # without the bias
@@ -273,11 +273,13 @@ def exact_gp_module(learner: Any, task: int | None) -> DeployedExactGP:
     """Of an ExactGP."""
     labels = [label for own in learner._state.labels for label in own]
     of_task = torch.tensor([k for k, own in enumerate(learner._state.labels) for _ in own], dtype=torch.int64)
-    _, linear, classes, _ = learner._model._solve()
+    solution = learner._model._solve()
     example = example_of(learner)
     learner.features(example.to(learner.device))  # makes the random features
     features = copy.deepcopy(Products(learner._random) if learner.net is None else learner.net).cpu()
-    return DeployedExactGP(features, linear, classes, of_task, labels, None if learner._state.outputs else task)
+    return DeployedExactGP(
+        features, solution.linear, solution.classes, of_task, labels, None if learner._state.outputs else task
+    )
 
 
 def example_of(learner: Any) -> Tensor:

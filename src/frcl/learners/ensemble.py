@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -176,13 +177,16 @@ class Ensemble(Accounts):
 
 def _averaged(each: Sequence[Prediction]) -> Prediction:
     """The equal mixture of what the members predict."""
-    names = ("mean", "variance", "probs", "target_mean", "target_variance", "task_probs", "novelty")
-    parts = {name: [part for one in each if (part := getattr(one, name)) is not None] for name in names}
-    stacked = {name: torch.stack(part) for name, part in parts.items() if part}  # [members, n, ...]
-    found: dict[str, Any] = {name: part.mean(0) for name, part in stacked.items()}
-    for mean, variance in (("mean", "variance"), ("target_mean", "target_variance")):
-        if mean in stacked:
-            found[variance] += stacked[mean].var(0, correction=0)
+
+    def average(name: str) -> Tensor | None:
+        parts = [part for one in each if (part := getattr(one, name)) is not None]
+        return torch.stack(parts).mean(0) if parts else None
+
+    def spread(of: str, variance: str) -> Tensor | None:
+        within = average(variance)  # members
+        if within is None:
+            return None
+        return within + torch.stack([getattr(one, of) for one in each]).var(0, correction=0)
 
     def density(y: Any) -> Tensor:
         return torch.stack([one.log_predictive(y) for one in each]).logsumexp(0) - math.log(len(each))
@@ -191,7 +195,12 @@ def _averaged(each: Sequence[Prediction]) -> Prediction:
         return _averaged([one.in_task(number) for one in each if one.in_task is not None])
 
     within = None if each[0].in_task is None else in_task
-    return Prediction(**found, classes=each[0].classes, density=density, in_task=within)
+    of_functions: Any = {"mean": partial(average, "mean"), "variance": partial(spread, "mean", "variance")}
+    return Prediction(
+        **of_functions, probs=average("probs"), classes=each[0].classes, target_mean=average("target_mean"),
+        target_variance=spread("target_mean", "target_variance"), density=density, task_probs=average("task_probs"),
+        novelty=partial(average, "novelty"), in_task=within,
+    )  # fmt: skip
 
 
 def load(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict, Unpack
@@ -27,7 +28,7 @@ from frcl.learners.base import checked_inputs
 from frcl.learners.deploy import Deployed, exact_gp_module, example_of, export, export_onnx
 from frcl.learners.loaded import check_fits
 from frcl.learners.lockstep import Work
-from frcl.learners.mixture import check_task, checked_tasks, over_labels, summed
+from frcl.learners.mixture import Columns, check_task, checked_tasks, over_labels, summed
 from frcl.learners.networks import describe
 from frcl.learners.types import Accounts, OnStep, Parts, Prediction, plural
 from frcl.likelihoods import Gaussian, Label, all_labels, as_values
@@ -188,38 +189,48 @@ class ExactGP(Accounts):
 
     def predict(self, x: Any, task: int | Sequence[int] | Tensor | None = None) -> Prediction:
         """What is believed about x: over all labels ever seen, or in a task, or each input in a task of its own."""
-        state, inputs = self._state, self._inputs(x)
-        numbers = None if task is None else checked_tasks(task, len(state.labels), len(inputs), "fit()").to(self.device)
+        state, inputs, sums = self._state, self._inputs(x), self._model.tasks
         with torch.no_grad(), network_failures():
+            numbers = None if task is None else checked_tasks(task, len(state.labels), len(inputs), "fit()")
             found = self._model.believe(inputs)
-            prediction = self._numbers(found) if state.outputs else self._classes(found, numbers)
-        sums = self._model.tasks
 
         def in_task(number: int) -> Prediction:
             if self._model.tasks is not sums:
                 raise TaskError("the learner has changed since this prediction; call predict(x, task=...)")
-            numbers = checked_tasks(number, len(state.labels), len(inputs), "fit()").to(self.device)
-            with torch.no_grad():
-                return self._numbers(found) if state.outputs else self._classes(found, numbers)
+            numbers = checked_tasks(number, len(state.labels), len(inputs), "fit()")
+            return self._of(state, found, numbers, None)
 
-        return prediction if task is not None else replace(prediction, in_task=in_task)
+        return self._of(state, found, numbers, None if task is not None else in_task)
 
-    def _classes(self, found: Believed, numbers: Tensor | None) -> Prediction:
+    def _of(
+        self, state: ExactState, found: Believed, numbers: Tensor | None, in_task: Callable[[int], Prediction] | None
+    ) -> Prediction:
+        """A prediction over all labels, or in the task that each input is known to have."""
+        with torch.no_grad():
+            if state.outputs:
+                return self._numbers(found, in_task)
+            assert found.log_probs is not None
+            if numbers is not None:
+                return self._in_tasks(state, found, numbers)
+            probs, labels = found.log_probs.exp().float(), [label for own in state.labels for label in own]
+            of_task = [task for task, own in enumerate(state.labels) for _ in own]
+            tasks = summed(probs, of_task, len(state.labels))
+            return over_labels(probs, labels, tasks, *_unlike_and_moments(found, slice(None)), in_task)
+
+    def _in_tasks(self, state: ExactState, found: Believed, numbers: Tensor) -> Prediction:
+        """Over the labels of the tasks that are named, each input in its own."""
+        ends, named = list(itertools.accumulate(map(len, state.labels))), sorted(set(numbers.tolist()))
+        columns = [range(ends[task] - len(state.labels[task]), ends[task]) for task in named]
+        keep = [column for own in columns for column in own]
         assert found.log_probs is not None
-        labels = [label for own in self._state.labels for label in own]
-        of_task = torch.tensor([k for k, own in enumerate(self._state.labels) for _ in own], device=self.device)
-        log_probs, keep = found.log_probs, torch.arange(len(labels), device=self.device)
-        if numbers is not None:
-            log_probs = log_probs.masked_fill(of_task != numbers[:, None], -torch.inf).log_softmax(1)
-            keep = torch.isin(of_task, numbers).nonzero()[:, 0]  # the labels of the tasks that are named
-            labels = [labels[column] for column in keep.tolist()]
-        probs = log_probs.exp().float()
-        tasks = None if numbers is not None else summed(probs, of_task, len(self._state.labels))
-        spread = found.variance[:, None].expand_as(found.mean).float()
-        moments = found.mean.float()[:, keep], spread[:, keep]
-        return over_labels(probs[:, keep], labels, tasks, found.novelty.float(), moments)
+        log_probs = found.log_probs[:, keep]
+        if len(named) > 1:
+            of_column = torch.tensor([task for task in named for _ in state.labels[task]])
+            log_probs = log_probs.masked_fill((of_column != numbers[:, None]).to(log_probs.device), -torch.inf)
+        labels = [label for task in named for label in state.labels[task]]
+        return over_labels(log_probs.softmax(1).float(), labels, None, *_unlike_and_moments(found, keep))
 
-    def _numbers(self, found: Believed) -> Prediction:
+    def _numbers(self, found: Believed, in_task: Callable[[int], Prediction] | None) -> Prediction:
         mean, spread = found.mean.float(), found.variance[:, None].expand_as(found.mean)
         total = spread + self._model.noise
 
@@ -229,7 +240,7 @@ class ExactGP(Accounts):
 
         return Prediction(
             mean, spread.float(), target_mean=mean, target_variance=total.float(), density=density,
-            novelty=found.novelty.float(),
+            novelty=lambda: found.novelty.float(), in_task=in_task,
         )  # fmt: skip
 
     def _deployed(self, task: int | None) -> tuple[Deployed, Tensor]:
@@ -287,7 +298,7 @@ class ExactGP(Accounts):
         if self._random is None:
             made = RandomFeatures(tuple(x.shape[1:]), self.options.count, self.options.kind, self.options.seed)
             self._random = made.to(self.device)
-        return whole_features(self._random(x))
+        return self._random.whole(x)
 
     def _add(self, x: Any, y: Any, number: int, held_out: float = 0.0) -> None:
         inputs = self._inputs(x, y)
@@ -348,6 +359,15 @@ class ExactGP(Accounts):
 
     def _inputs(self, x: Any, y: Any | None = None) -> Tensor:
         return checked_inputs(self, x, y)
+
+
+def _unlike_and_moments(found: Believed, columns: slice | list[int]) -> tuple[Callable[[], Tensor], Columns]:
+    """The novelty, and mean and variance of the functions of some columns, computed when they are asked for."""
+
+    def variance() -> Tensor:
+        return found.variance[:, None].expand_as(found.mean)[:, columns].float()
+
+    return lambda: found.novelty.float(), (lambda: found.mean[:, columns].float(), variance)
 
 
 def restored_exact_gp(state: dict[str, Any], net: Any, device: str | torch.device | None) -> ExactGP:

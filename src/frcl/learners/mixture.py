@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,12 @@ import torch
 from torch import Tensor
 
 from frcl.errors import TaskError
-from frcl.learners.types import Beliefs, Prediction
+from frcl.few import Array, array_of, is_few
+from frcl.learners.types import RARE, Beliefs, Prediction
 from frcl.likelihoods import Label, Softmax, all_labels
 
-RARE = 1e-4  # least probability of a task at which it is predicted in full
+Novelty = Tensor | Callable[[], Tensor | None] | None  # a function is called when the novelty is asked for
+Columns = Sequence[Callable[[], Tensor]]  # mean and variance of functions, [n, C] each
 
 
 def check_task(task: int, count: int, begin: str) -> int:
@@ -39,38 +42,50 @@ def checked_tasks(tasks: Any, count: int, inputs: int, begin: str) -> Tensor:
             f"task is one number, or an array of {inputs} whole numbers, one for each input; got "
             f"{numbers.dtype} of shape {tuple(numbers.shape)}"
         )
-    for number in numbers.unique().tolist():
+    for number in sorted(set(numbers.tolist())):
         check_task(number, count, begin)
     return numbers.long()
 
 
-def summed(values: Tensor, groups: Sequence[int] | Tensor, count: int) -> Tensor:
+def summed(values: Tensor, groups: Sequence[int] | Tensor | Array, count: int) -> Tensor:
     """[n, count]: the sums of the columns of values [n, C] that belong to each group."""
+    if is_few(values):
+        own = array_of(values)
+        places = np.asarray(groups) + count * np.arange(len(own))[:, None]
+        found = np.bincount(places.ravel(), own.ravel(), len(own) * count).reshape(-1, count)
+        return torch.from_numpy(found.astype(own.dtype))
     index = torch.as_tensor(groups, device=values.device)
     return values.new_zeros(len(values), count).index_add_(1, index, values)
 
 
+@lru_cache(maxsize=64)
+def columns_of(of_label: tuple[Label, ...]) -> tuple[tuple[Label, ...], Array]:
+    """All labels, sorted and without repetition, and the place of each given label among them."""
+    classes = all_labels(of_label, TaskError)
+    place = {label: number for number, label in enumerate(classes)}
+    return classes, np.array([place[label] for label in of_label])
+
+
 def over_labels(
-    probs: Tensor, of_label: Sequence[Label], task_probs: Tensor | None, novelty: Tensor | None,
-    moments: tuple[Tensor, Tensor] | None = None,
+    probs: Tensor, of_label: Sequence[Label], task_probs: Tensor | None, novelty: Novelty,
+    moments: Columns = (), in_task: Callable[[int], Prediction] | None = None,
 ) -> Prediction:  # fmt: skip
     """A prediction over all labels from the probabilities [n, C] of columns that each belong to a label.
 
     `moments` are mean and variance of independent functions, one per column; else those of the indicators.
     """
-    classes = all_labels(of_label, TaskError)
-    place = {label: number for number, label in enumerate(classes)}
-    index = [place[label] for label in of_label]
+    classes, index = columns_of(tuple(of_label))
     own = summed(probs, index, len(classes))
-    mean, variance = (
-        (own, own * (1 - own)) if moments is None else (summed(part, index, len(classes)) for part in moments)
-    )
 
     def density(y: Any) -> Tensor:
         known = Softmax(classes)
         return own.gather(1, known.encode(y, own.device, own.dtype)[:, None])[:, 0].log()
 
-    return Prediction(mean, variance, own, classes, density=density, task_probs=task_probs, novelty=novelty)
+    mean, variance = [lambda part=part: summed(part(), index, len(classes)) for part in moments] or (
+        lambda: own,
+        lambda: own * (1 - own),
+    )
+    return Prediction(mean, variance, own, classes, None, None, density, task_probs, novelty, in_task)
 
 
 def in_each_task(beliefs: Beliefs, weights: Tensor, tasks: Sequence[int]) -> list[Prediction]:
@@ -92,7 +107,7 @@ def in_each_task(beliefs: Beliefs, weights: Tensor, tasks: Sequence[int]) -> lis
     return each
 
 
-def mixed(each: Sequence[Prediction], task_probs: Tensor, novelty: Tensor | None, *, named: bool = False) -> Prediction:
+def mixed(each: Sequence[Prediction], task_probs: Tensor, novelty: Novelty, *, named: bool = False) -> Prediction:
     """The mixture of what every task predicts, with weights [n, T]; `named` if the weights say which task was named.
 
     For numbers mean and variance are Σ_k p_k μ_k and Σ_k p_k (σ_k² + μ_k²) − (Σ_k p_k μ_k)².
@@ -117,6 +132,21 @@ def mixed(each: Sequence[Prediction], task_probs: Tensor, novelty: Tensor | None
         return (own + task_probs.log()).logsumexp(1)
 
     return Prediction(mean, variance, None, None, *target, density, shown, novelty)
+
+
+def over_tasks(
+    beliefs: Beliefs, weights: Tensor, tasks: Sequence[int], novelty: Novelty = None, *, named: bool = False,
+    in_task: Callable[[int], Prediction] | None = None,
+) -> Prediction:  # fmt: skip
+    """The mixture of what is believed in T tasks, with weights [n, T]; `named` if these say which task was named."""
+    shown = None if named else weights
+    if named or len(tasks) > 1:
+        found = beliefs.weighted(tasks, weights)
+        if found is not None:
+            return over_labels(*found, shown, novelty, in_task=in_task)
+    each = in_each_task(beliefs, weights, tasks)
+    whole = mixed(each, weights, None, named=named) if named or len(each) > 1 else each[0]
+    return replace(whole, task_probs=shown, novelty=novelty, in_task=in_task)
 
 
 def mixture_moments(each: Sequence[tuple[Tensor, Tensor]], weights: Tensor) -> tuple[Tensor, Tensor]:

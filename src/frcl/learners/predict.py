@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from frcl.errors import NumericalError
 from frcl.features import in_chunks, network_failures
+from frcl.few import array_of, is_few, is_finite
 from frcl.inference import Asked, Points
+from frcl.learners.few import Mixture, few_features, few_moments, mixture_of, predictive, weighted_columns
 from frcl.learners.objective import Objective
 from frcl.learners.state import LearnerState, Window
 from frcl.learners.task import Model
 from frcl.learners.types import Beliefs, Prediction, Summary
-from frcl.likelihoods import Predictive, best_temperature, tempered
+from frcl.likelihoods import Label, Predictive, best_temperature, tempered
 from frcl.linalg import all_finite
 from frcl.posterior import Moments
-from frcl.summary import Head, head_moments, make_head, raw_moments, recentred
+from frcl.summary import Head, head_moments, make_head, recentred
 from frcl.trees import total_bytes
 from frcl.weights import Watched
 
 CACHED = 256 << 20  # bytes of heads that are kept ready
-Array = np.ndarray[Any, np.dtype[Any]]
-FEW = 16  # inputs for which the overhead of an operator counts more than its arithmetic
 
 
 class Heads(NamedTuple):
@@ -38,6 +38,7 @@ class Heads(NamedTuple):
 
     version: tuple[int, int]
     made: dict[int, tuple[Summary, Head]]
+    mixtures: dict[tuple[int, ...], tuple[list[Summary], Mixture | None]]  # of some tasks, with their summaries
 
 
 class Predictor:
@@ -56,7 +57,7 @@ class Predictor:
         @functools.cache
         def Phi() -> Tensor:
             with network_failures():
-                return self._model.features(x)
+                return self._features(x)
 
         def within(number: int, rows: Tensor | None) -> Prediction:
             inputs, features = x, None if state.opened(number) else Phi()  # the open task needs x itself
@@ -75,23 +76,41 @@ class Predictor:
                 found[state.number : state.number + 1] = [self._points_in(window, state)]
             return found
 
+        def weighted(tasks: Sequence[int], weights: Tensor) -> tuple[Tensor, tuple[Label, ...]] | None:
+            few = is_few(weights) and not any(map(state.opened, tasks))
+            return self._weighted(state, tuple(tasks), Phi(), weights, heads) if few else None
+
         heads = self._current(state)
         version = heads.version, len(state.past), weakref.ref(state)
-        return Beliefs(Asked(x, lambda: Phi()[:, :-1], points, list, version), within, at_mean)
+        return Beliefs(Asked(x, lambda: Phi()[:, :-1], points, list, version), within, at_mean, weighted)
 
     def in_task(self, state: LearnerState, x: Tensor, number: int) -> Prediction:
         """What is believed about x in one task."""
         with network_failures():
-            heads, features = self._current(state), None
-            if not state.opened(number):
-                if x.is_cpu and x.shape[0] <= FEW and self._model.dtype in (torch.float32, torch.float64):
-                    outputs, scale = self._model.map.outputs(x).numpy(), self._model.scale.item()
-                    moments = few_moments(self._head(state, number, heads), outputs, scale)
-                    if math.isfinite(np.vdot(*moments)):
-                        few = Moments(*map(torch.from_numpy, moments))
-                        return self._prediction(state, number, [few], few)
-                features = self._model.features(x)
-            return self._prediction(state, number, *self._believed(state, number, x, features, heads))
+            features = None if state.opened(number) else self._features(x)
+            return self._prediction(state, number, *self._believed(state, number, x, features, self._current(state)))
+
+    def _features(self, x: Tensor) -> Tensor:
+        """Φ [n, K] under the current θ."""
+        if not is_few(x) or self._model.dtype == torch.bfloat16:
+            return self._model.features(x)
+        return torch.from_numpy(few_features(array_of(self._model.map.outputs(x)), self._model.scale.item()))
+
+    def _weighted(
+        self, state: LearnerState, tasks: tuple[int, ...], Phi: Tensor, weights: Tensor, heads: Heads
+    ) -> tuple[Tensor, tuple[Label, ...]] | None:
+        """The weighted probabilities of the labels of past tasks at few inputs; None where there is no such mixture."""
+        summaries = [state.past[number] for number in tasks]
+        before, mixture = heads.mixtures.get(tasks, ((), None))
+        if len(before) != len(summaries) or not all(map(operator.is_, before, summaries)):
+            mixture = mixture_of(summaries)
+            heads.mixtures[tasks] = summaries, mixture
+        if mixture is None:
+            return None
+        head = lambda place: self._head(state, tasks[place], heads)  # noqa: E731
+        draws = self._model.predictive_draws
+        columns = weighted_columns(mixture, head, array_of(Phi), array_of(weights), draws)
+        return None if columns is None else (torch.from_numpy(columns), mixture.labels)
 
     def _at_mean(self, state: LearnerState, number: int, Phi: Tensor, heads: Heads) -> Prediction | None:
         """The class probabilities of the mean functions of a past task; None for numeric targets."""
@@ -148,7 +167,7 @@ class Predictor:
         draws = self._model.predictive_draws(likelihood)
         if temperature is not None:
             pieces = [Moments(*tempered(piece, temperature)) for piece in pieces]
-        found = Predictive(*joined([likelihood.predictive(*piece, draws, learned) for piece in pieces]))
+        found = Predictive(*joined([predictive(likelihood, piece, draws, learned) for piece in pieces]))
 
         def density(y: Any) -> Tensor:
             encoded = likelihood.encode(y, mean.device, mean.dtype).split([len(piece.mean) for piece in pieces])
@@ -183,6 +202,11 @@ class Predictor:
         self, state: LearnerState, number: int, x: Tensor, Phi: Tensor | None, heads: Heads
     ) -> tuple[list[Moments], Moments]:
         """Mean and variance in one task, chunk by chunk and together; Phi are the features of x, for a past task."""
+        if Phi is not None and is_few(Phi):
+            arrays = few_moments(self._head(state, number, heads), array_of(Phi))
+            if is_finite(*arrays):
+                few = Moments(*map(torch.from_numpy, arrays))
+                return [few], few
         chunk = self._model.chunk
         if x.shape[0] <= chunk:
             pieces = [self._moments(state, number, x, Phi, heads)]
@@ -209,7 +233,7 @@ class Predictor:
         version = 0 if state.current is None else state.current.optimiser.steps, self._watched.version()
         heads = self._heads.get(state)
         if heads is None or heads.version != version:
-            self._heads[state] = heads = Heads(version, {})
+            self._heads[state] = heads = Heads(version, {}, {})
         return heads
 
     def _head(self, state: LearnerState, number: int, heads: Heads | None = None) -> Head:
@@ -247,14 +271,3 @@ def joined(each: Sequence[Sequence[Any]]) -> Sequence[Any]:
     if len(each) == 1:
         return each[0]
     return [None if part[0] is None else torch.cat(part) for part in zip(*each, strict=True)]
-
-
-def few_moments(head: Head, outputs: Array, size: float) -> tuple[Array, Array]:
-    """The same for features [size · outputs, 1] of a few inputs on a CPU: NumPy has half the overhead of torch."""
-    arrays = head.single if head.root is None and outputs.dtype == np.float32 else head.arrays  # no difference: M > K
-    Phi = np.ones((outputs.shape[0], outputs.shape[1] + 1), arrays[1].dtype)
-    np.multiply(outputs, size, out=Phi[:, :-1])
-    mean, variance = raw_moments(Phi, *arrays)
-    if variance.shape != mean.shape:  # one for all functions
-        variance = np.broadcast_to(variance, mean.shape)
-    return mean.astype(outputs.dtype), variance.astype(outputs.dtype)

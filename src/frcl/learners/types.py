@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -32,6 +32,9 @@ KINDS = {
     "network": "other copies of a network; also those that are held only while a task is learned",
 }
 Parts = dict[str, int]  # bytes by kind; a kind of which there is nothing is left out
+
+
+RARE = 1e-4  # least probability of a task at which it is predicted in full
 
 
 def parts_of(kept: Mapping[str, Iterable[Tensor]]) -> Parts:
@@ -92,6 +95,32 @@ class Accounts(ABC):
         return learner_html(repr(self), self.memory_parts())
 
 
+V = TypeVar("V")
+
+
+class Later(Generic[V]):
+    """A field of a dataclass that may be given as a function, which is called when the field is first read."""
+
+    def __init__(self, *default: V) -> None:
+        self._default = default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> V:
+        if instance is None:  # asked for its default
+            if not self._default:
+                raise AttributeError(self._name)
+            return self._default[0]
+        value = vars(instance)[self._name]
+        if callable(value):
+            value = vars(instance)[self._name] = value()
+        return value  # type: ignore[no-any-return]
+
+    def __set__(self, instance: Any, value: V | Callable[[], V]) -> None:
+        vars(instance)[self._name] = value
+
+
 @dataclass(frozen=True)
 class Prediction:
     """What is believed about some inputs.
@@ -112,15 +141,15 @@ class Prediction:
     targets.
     """
 
-    mean: Tensor
-    variance: Tensor
+    mean: Later[Tensor] = Later()
+    variance: Later[Tensor] = Later()
     probs: Tensor | None = None
     classes: tuple[Label, ...] | None = None
     target_mean: Tensor | None = None
     target_variance: Tensor | None = None
     density: Callable[[Any], Tensor] | None = field(default=None, repr=False, compare=False)
     task_probs: Tensor | None = None
-    novelty: Tensor | None = None
+    novelty: Later[Tensor | None] = Later(None)
     in_task: Callable[[int], Prediction] | None = field(default=None, repr=False, compare=False)
 
     @cached_property
@@ -159,6 +188,9 @@ class Beliefs(NamedTuple):
     asked: Asked  # for the inference of the task
     within: Callable[[int, Tensor | None], Prediction]  # in a task, of these rows of the inputs, or of all
     at_mean: Callable[[int], Prediction | None] = lambda _: None  # probabilities without variance, where they cost less
+    # w_k p(y | x, k) [n, Σ C_k] of the classes of some tasks with weights w [n, T], and the label of each column, where
+    # that costs less than to ask task by task
+    weighted: Callable[[Sequence[int], Tensor], tuple[Tensor, tuple[Label, ...]] | None] = lambda *_: None
 
 
 @dataclass(frozen=True)

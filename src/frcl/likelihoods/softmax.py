@@ -1,11 +1,12 @@
 """Any number of classes, one function per class: the softmax likelihood, by Monte Carlo."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from frcl.few import add_product, softmax
 from frcl.likelihoods.base import ClassLikelihood, Params, at_class, register
 from frcl.linalg import SMALL
 
@@ -16,6 +17,7 @@ class Softmax(ClassLikelihood):
     """p(y = c | f) ∝ exp f_c (Appendix B), by reparameterised Monte Carlo: f = μ + σ ε with draws ε."""
 
     name: ClassVar[str] = "softmax"
+    takes_arrays: ClassVar[bool] = True
     samples: int = 8
     predict_samples: int = 64
 
@@ -32,11 +34,11 @@ class Softmax(ClassLikelihood):
         """log softmax(f)_y."""
         return at_class(f.log_softmax(-1), y)
 
-    def probabilities(self, mean: Tensor, variance: Tensor, draws: Tensor) -> Tensor:
+    def probabilities(self, mean: Any, variance: Any, draws: Any) -> Any:
         """Mean over the samples of softmax(f), [B, C]."""
-        std = (variance + SMALL).sqrt()
-        f = torch.addcmul(mean.unsqueeze(-1), std.unsqueeze(-1), draws.movedim(0, -1))  # [B, C, S]: the fastest order
-        return f.softmax(1).sum(-1) / f.shape[-1]  # faster than the mean
+        std, by_input = (variance + SMALL) ** 0.5, draws.swapaxes(0, 1).swapaxes(1, 2)
+        f = add_product(mean[..., None], std[..., None], by_input)  # [B, C, S]: the fastest order
+        return softmax(f, 1).sum(-1) / f.shape[-1]  # faster than the mean
 
     def sample(self, f: Tensor, params: Params, generator: torch.Generator) -> Tensor:
         """y ~ softmax(f)."""

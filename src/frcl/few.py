@@ -1,0 +1,66 @@
+"""Few inputs on a CPU: NumPy has half the overhead of torch. Formulas of both use operators that both know, and these.
+
+A formula of tensors or of arrays has arguments of type Any; it is written once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Array = np.ndarray[Any, np.dtype[Any]]
+quiet = np.errstate(all="ignore")  # a decorator: what is not finite is looked for, and needs no warning
+FEW = 16  # inputs for which the overhead of an operator counts more than its arithmetic
+
+
+def is_few(x: Tensor) -> bool:
+    """Whether these are values [n, ...] of few inputs, which an array can have too."""
+    return x.is_cpu and x.shape[0] <= FEW and x.dtype != torch.bfloat16 and not torch.compiler.is_compiling()
+
+
+def array_of(x: Tensor) -> Array:
+    """A tensor as an array, which shares its memory."""
+    found: Array = x.numpy()
+    return found
+
+
+def arrays(values: Any) -> Any:
+    """A named tuple with its tensors as arrays."""
+    return values._make(array_of(one) if isinstance(one, Tensor) else one for one in values)
+
+
+def is_finite(*values: Array) -> bool:
+    """Whether the sum of the squares is finite, as it is for finite numbers that are not huge."""
+    return all(math.isfinite(np.vdot(one, one)) for one in values)
+
+
+def log1p(x: Any) -> Any:
+    """log(1 + x)."""
+    return x.log1p() if isinstance(x, Tensor) else np.log1p(x)
+
+
+def log_sum_exp(x: Any) -> Any:
+    """log Σ exp over the last axis; −∞ where there is nothing."""
+    return x.logsumexp(-1) if isinstance(x, Tensor) else np.logaddexp.reduce(x, -1)
+
+
+def softmax(x: Any, axis: int) -> Any:
+    """exp x / Σ exp x."""
+    if isinstance(x, Tensor):
+        return x.softmax(axis)
+    powers = np.exp(x - x.max(axis, keepdims=True))
+    return powers / powers.sum(axis, keepdims=True)
+
+
+def add_product(a: Any, b: Any, c: Any) -> Any:
+    """a + b c."""
+    return torch.addcmul(a, b, c) if isinstance(a, Tensor) else a + b * c
+
+
+def log_softmax(x: Any) -> Any:
+    """x − log Σ exp x over the last axis."""
+    return x.log_softmax(-1) if isinstance(x, Tensor) else x - log_sum_exp(x)[..., None]

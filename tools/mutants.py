@@ -458,7 +458,7 @@ MUTANTS = (
     Mutant("prior left out of the precision of a head", "regularisers/quadratic.py",
            "[*self.heads, head + self.prior_precision]", "[*self.heads, head]", "tests/test_methods_penalties.py"),
     Mutant("gradient of SI's own penalty counted", "regularisers/path.py",
-           "(gradient[name] - own)", "gradient[name]", "tests/test_methods_penalised.py"),
+           "value=-2 * self.weight", "value=0", "tests/test_methods_penalised.py"),
     Mutant("padded classes not masked", "regularisers/heads.py",
            "kind.log_prob(fs[0] + absent, y, params)", "kind.log_prob(fs[0], y, params)",
            "tests/test_methods_penalties.py"),

@@ -45,8 +45,8 @@ class PathIntegral(Regulariser):
         """ω ← ω − g Δθ, where g is the whole gradient less that of the penalty, 2c Ω (θ − θ*)."""
         start, importance = constants
         for name in carry.keys() & gradient.keys():  # fixed weights do not move
-            omega, own = carry[name], 2 * self.weight * importance[name] * (before[name] - start[name])
-            omega -= (gradient[name] - own) * (after[name] - before[name])
+            of_data = gradient[name].addcmul(importance[name], before[name] - start[name], value=-2 * self.weight)
+            carry[name].addcmul_(of_data, after[name] - before[name], value=-1)
 
     def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         moved = {name: (task.theta[name].detach() - start).square() for name, start in self.start.items()}

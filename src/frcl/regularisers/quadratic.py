@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from frcl.checks import Seen, check_weights, expect
-from frcl.posterior import signed
 from frcl.regularisers.fisher import FisherMode, task_information
 from frcl.regularisers.heads import check_heads
 from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, number, register, remembered
@@ -30,40 +29,43 @@ class Anchor(NamedTuple):
     rest: Tensor | float = 0.0
 
 
-def quadratic(params: Params, anchor: Params, precision: Params) -> Tensor:
-    """½ Σ_p Ω_p (θ_p − θ*_p)², over the names in `anchor`; there are no second derivatives.
+class Flat(NamedTuple):
+    """θ* and Ω of an anchor as vectors, the weights of these names one after another."""
 
-    The gradient, Ω (θ − θ*), is a factor of the value: a step reads the weights once, and not once for each operator.
+    names: tuple[str, ...]
+    theta: Tensor
+    precision: Tensor
+    rest: Tensor | float = 0.0
+
+
+def flat(params: Params, names: Sequence[str]) -> Tensor:
+    """The tensors of these names as one vector."""
+    return torch.cat([params[name].flatten() for name in names])
+
+
+def flat_anchor(anchor: Anchor) -> Flat:
+    """The anchor as vectors: a step then takes a few operators, whatever the number of weights."""
+    names = tuple(sorted(anchor.theta))
+    return Flat(names, flat(anchor.theta, names), flat(anchor.precision, names), anchor.rest)
+
+
+def quadratic_at(params: Params, anchor: Flat) -> Tensor:
+    """½ dᵀ(Ω d), d = θ − θ*; there are no second derivatives.
+
+    The gradient Ω d is a factor of the value: it is computed once, and not again by each operator in the backward pass.
     """
-    names = sorted(anchor)
-    value, *_ = _Quadratic.apply(*(part[name] for part in (params, anchor, precision) for name in names))  # type: ignore[no-untyped-call]
-    return value  # type: ignore[no-any-return]
+    theta = flat(params, anchor.names)
+    with torch.no_grad():
+        moved = theta - anchor.theta
+        pull = anchor.precision * moved
+        value = 0.5 * torch.dot(moved, pull)
+    linear = torch.dot(theta, pull)
+    return value + (linear - linear.detach())  # zero, with the derivative `pull`
 
 
-@signed
-class _Quadratic(torch.autograd.Function):
-    """½ Σ_p Ω_p (θ_p − θ*_p)² of all θ, then all θ*, then all Ω; and Ω (θ − θ*) for the backward pass."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*tensors: Tensor) -> tuple[Tensor, ...]:
-        n = len(tensors) // 3
-        moved = [theta - anchor for theta, anchor in zip(tensors[:n], tensors[n:], strict=False)]
-        pulls = [omega * one for omega, one in zip(tensors[2 * n :], moved, strict=True)]
-        each = [torch.dot(one.flatten(), pull.flatten()) for one, pull in zip(moved, pulls, strict=True)]
-        return 0.5 * torch.stack(each).sum(), *pulls
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        pulls = output[1:]
-        ctx.mark_non_differentiable(*pulls)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*pulls)
-
-    @staticmethod
-    def backward(ctx: Any, up: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-        return *(up * pull for pull in ctx.saved_tensors), *[None] * (2 * len(ctx.saved_tensors))
+def quadratic(params: Params, anchor: Params, precision: Params) -> Tensor:
+    """The same, over the names in `anchor`."""
+    return quadratic_at(params, flat_anchor(Anchor(anchor, precision)))
 
 
 def running_sum(before: Params, new: Params, decay: float) -> Params:
@@ -102,12 +104,13 @@ class Curvature(Regulariser):
             self.precision = {name: torch.full_like(zero, self.prior_precision) for name, zero in self.anchor.items()}
 
     def constants(self, task: Task) -> Tree:
-        return _moving(Anchor(self.anchor, self.precision), task.theta)
+        moving = _moving(Anchor(self.anchor, self.precision), task.theta)
+        return flat_anchor(moving) if moving else ()
 
     def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
         if not constants and self.prior_precision is None:
             return None
-        total = quadratic(step.theta, constants.theta, constants.precision) if constants else step.Phi.new_zeros(())
+        total = quadratic_at(step.theta, constants) if constants else step.Phi.new_zeros(())
         if self.prior_precision is not None:
             total = total + 0.5 * self.prior_precision * step.head.square().sum()
         return self.weight * total / step.N
@@ -167,12 +170,12 @@ class EWC(Regulariser):
             shift = torch.stack([omega * (theta - value) for theta, omega in pairs]).sum(0)
             centre[name], precision[name] = value + shift / torch.where(total > 0, total, 1.0), total
         parts = [quadratic(centre, one.theta, one.precision) for one in own]
-        return Anchor(centre, precision, torch.stack(parts).sum(0)) if own else ()
+        return flat_anchor(Anchor(centre, precision, torch.stack(parts).sum(0))) if own else ()
 
     def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
         if not constants:
             return None
-        total: Tensor = quadratic(step.theta, constants.theta, constants.precision) + constants.rest
+        total: Tensor = quadratic_at(step.theta, constants) + constants.rest
         return self.weight * total / step.N
 
     def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:

@@ -398,7 +398,7 @@ MUTANTS = (
     Mutant("what was drawn ahead saved as if it had been used", "engine/program.py",
            "if self.held is None else self.held", "if True else self.held", "tests/test_engine.py"),
     Mutant("old functions kept at inputs unlike theirs", "regularisers/current_inputs.py",
-           ".mT).clamp_min(0.0)", ".mT).abs()", "tests/test_regularisers.py"),
+           "means.mT).clamp_min(0.0)", "means.mT).abs()", "tests/test_regularisers.py"),
     Mutant("correlation of inputs that are not centred", "regularisers/current_inputs.py",
            "rows = rows - rows.mean(1, keepdim=True)", "rows = rows - 0 * rows", "tests/test_regularisers.py"),
     Mutant("points as many as features stand for all examples", "regularisers/recentred.py",

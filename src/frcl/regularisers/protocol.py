@@ -122,6 +122,13 @@ class Regulariser(ABC):
         """What the penalty reads besides the step: the same from the beginning of a task to its end."""
         return ()
 
+    def of_inputs(self, task: Task, constants: Tree, x: Tensor) -> Tensor | None:
+        """What the penalty reads of inputs x [n, ...] and no step changes, a row for each, or None.
+
+        Where it is computed ahead, the penalty gets the rows of its minibatch in the place of what `draw` returns.
+        """
+        return None
+
     def draw(self, steps: int, past_tasks: int, generator: torch.Generator) -> Tree:
         """Everything random of the next steps, tensors [steps, ...]."""
         return ()

@@ -247,7 +247,7 @@ class Unit:
         if rows is None:
             return own.x, own.y
         used = rows[at, program] if self.is_stacked else rows[at]
-        return own.x[used], own.y[used]
+        return own.x.index_select(0, used), own.y.index_select(0, used)
 
     def move(self, terms: Terms, found: Params) -> Tensor:
         """Take the step with these terms down the gradient found; returns them, [programs, 4]."""

@@ -51,7 +51,7 @@ def known_of(
     for one, own in zip(regularisers, constants, strict=True):
 
         def function(rows: Tensor, one: Regulariser = one, own: Tree = own) -> Table:
-            value = one.of_inputs(task, own, rows)
+            value = one.of_inputs(task, own, rows) if one.knows else None
             return [] if value is None else [value]
 
         with network_failures():

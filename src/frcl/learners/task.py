@@ -269,13 +269,17 @@ def program_of(
         generator = streams["likelihood"]
         draws = torch.randn((steps, *shape), generator=generator, dtype=model.dtype, device=model.device)
         past = draw_penalties(regularisers, steps, tasks, options.past_tasks_per_step, streams["past"])
-        own = past.own if rows is None else with_known(past.own, known, rows)
+        own = with_known(past.own, known, rows) if known and rows is not None else past.own
         return Drawn(rows, Draws(draws, past.tasks, own))
 
-    constants, inputs = constants_of(model, state, current, features), features.inputs(x)
-    told = replace(model.task(state, likelihood, current.N), features=features)
-    uses = 0 if stream or augment is not None else stop * options.batch_size
-    known = known_of(regularisers, told, constants.regularisers, inputs, uses)
+    constants, inputs = (
+        constants_of(model, state, current, features),
+        features.through_front(x) if features.prepared else x,
+    )
+    known: list[Tensor | None] = []
+    if augment is None and not stream and any(one.knows for one in regularisers):
+        task = replace(model.task(state, likelihood, current.N), features=features)
+        known = known_of(regularisers, task, constants.regularisers, inputs, stop * options.batch_size)
     program = Program(
         net=model.net, loss=Objective(features, likelihood, options, regularisers, model.prior),
         optimiser=current.optimiser, constants=constants, x=inputs, y=y, draw=draw, streams=streams, stop=stop,

@@ -69,6 +69,7 @@ class CurrentInputs(Regulariser):
     means: list[Tensor] = remembered(list)  # with `trust`: the mean input of each past task, flat
     name: ClassVar[str] = "current-inputs"
     uses_heads: ClassVar[bool] = True
+    knows: ClassVar[bool] = True
 
     def begin(self, task: Task) -> None:
         self.theta = copied(task.theta) if task.past else {}

@@ -105,6 +105,7 @@ class Regulariser(ABC):
     uses_points: ClassVar[bool] = False  # reads features at the inducing points of past tasks
     fixed_if_frozen: ClassVar[bool] = False  # reads them once, where no weight of the network is trained
     carries: ClassVar[str] = ""  # the field of tensors that `follow` updates in place, if any
+    knows: ClassVar[bool] = False  # reads of inputs what no step changes, `of_inputs`
     looks: ClassVar[bool] = False  # wants to see every minibatch after its step
     trains_heads = False  # heads of past tasks are trained along; a setting `train_heads` decides it where there is one
     batchable = True  # its constants may be stacked with other seeds'

@@ -181,10 +181,10 @@ def by_autograd(q: Posterior, Phi: torch.Tensor, prior_variance: float) -> tuple
     return torch.einsum("bi,ci->bc", Phi, q.mean), variance, kl
 
 
-@pytest.mark.parametrize("prior_variance", [1.0, 2.5])
-def test_weight_space_and_its_gradient_are_those_of_the_definition(generator, prior_variance):
-    q, Phi = rand_posterior(3, 5, generator), torch.randn(7, 5, generator=generator, dtype=D)
-    q = Posterior(q.mean, torch.where(torch.eye(5, dtype=torch.bool), -q.factor, q.factor))  # any sign will do
+@pytest.mark.parametrize(("prior_variance", "K"), [(1.0, 5), (2.5, 5), (2.5, 37), (2.5, 53)])  # 1, 2 and 3 strips
+def test_weight_space_and_its_gradient_are_those_of_the_definition(generator, prior_variance, K):
+    q, Phi = rand_posterior(3, K, generator), torch.randn(7, K, generator=generator, dtype=D)
+    q = Posterior(q.mean, torch.where(torch.eye(K, dtype=torch.bool), -q.factor, q.factor))  # any sign will do
     inputs = [part.clone().requires_grad_() for part in (q.mean, q.factor, Phi)]
     moments, kl = weight_space(Posterior(*inputs[:2]), inputs[2], prior_variance)
     expected = by_autograd(Posterior(*inputs[:2]), inputs[2], prior_variance)
@@ -200,8 +200,9 @@ def test_weight_space_and_its_gradient_are_those_of_the_definition(generator, pr
     torch.testing.assert_close(kl_weight(triangular(q), prior_variance), kl)
 
 
-def test_weight_space_of_several_seeds_is_that_of_each(generator):
-    each = [(*rand_posterior(3, 5, generator)[:2], torch.randn(7, 5, generator=generator, dtype=D)) for _ in range(4)]
+@pytest.mark.parametrize("K", [5, 37])
+def test_weight_space_of_several_seeds_is_that_of_each(generator, K):
+    each = [(*rand_posterior(3, K, generator)[:2], torch.randn(7, K, generator=generator, dtype=D)) for _ in range(4)]
     together = [torch.stack(parts).requires_grad_() for parts in zip(*each, strict=True)]
 
     def value(mean, factor, Phi):

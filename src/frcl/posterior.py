@@ -10,6 +10,7 @@ import inspect
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
@@ -189,39 +190,58 @@ def weight_space(q: Posterior, Phi: Tensor, prior_variance: float | None) -> tup
 
 @signed
 class _WeightSpace(torch.autograd.Function):
-    """Mean and variance of f, the KL; then L, A and s, which only the backward pass needs."""
+    """Mean and variance of f, the KL; then what only the backward pass needs: L, s, and by `strips` A_c and L_c.
+
+    Strip [i, j) of the columns of all L_c side by side, without the rows above i, is P [K−i, C (j−i)]: one product for
+    all functions, and none with most of the zeros above the diagonals.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(mean: Tensor, factor: Tensor, Phi: Tensor, lower: Tensor, prior_variance: float | None) -> Any:
-        q = Posterior(mean, factor * lower)
-        moments, A = _moments(q, Phi)
+        q, (C, K) = Posterior(mean, factor * lower), mean.shape
+        packed = [q.factor[:, i:, i:j].transpose(0, 1).reshape(K - i, -1) for i, j in _strips(K, Phi.device)]
+        A = [(Phi[:, K - len(P) :] @ P).view(len(Phi), C, -1) for P in packed]
+        variance = torch.stack([torch.linalg.vector_norm(one, dim=-1) for one in A]).square().sum(0)
         s = learned_prior_variance(q) if prior_variance is None else prior_variance
-        return *moments, kl_weight(q, s), q.factor, A, s if isinstance(s, Tensor) else mean.new_tensor(s)
+        s_now = s if isinstance(s, Tensor) else mean.new_tensor(s)
+        return Phi @ mean.mT, variance, kl_weight(q, s), q.factor, s_now, *A, *packed
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         mean, _, Phi, lower, _ = inputs
-        L, A, s = output[3:]
-        ctx.mark_non_differentiable(L, A, s)
+        ctx.mark_non_differentiable(*output[3:])
         ctx.set_materialize_grads(False)  # no zeros as large as L and A
-        ctx.save_for_backward(mean, Phi, lower, L, A, s)
+        ctx.save_for_backward(mean, Phi, lower, *output[3:])
 
     @staticmethod
     def backward(
         ctx: Any, by_mean: Tensor | None, by_variance: Tensor | None, by_kl: Tensor | None, *_: None
     ) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        mean, Phi, lower, L, A, s = ctx.saved_tensors
-        by_mean = Phi.new_zeros(len(Phi), len(mean)) if by_mean is None else by_mean
-        by_variance = Phi.new_zeros(len(Phi), len(mean)) if by_variance is None else by_variance
+        mean, Phi, lower, L, s, *rest = ctx.saved_tensors
+        C, K = mean.shape
+        by_mean = Phi.new_zeros(len(Phi), C) if by_mean is None else by_mean
+        by_variance = Phi.new_zeros(len(Phi), C) if by_variance is None else by_variance
         by_kl = Phi.new_zeros(()) if by_kl is None else by_kl
-        pull = by_kl / s
-        by_A = A * (2.0 * by_variance.mT)[..., None]
-        d_L = torch.baddbmm(pull * L, Phi.mT.expand(len(L), -1, -1), by_A).mul_(lower)
-        d_L.diagonal(dim1=-2, dim2=-1).sub_(by_kl / L.diagonal(dim1=-2, dim2=-1))
-        d_Phi = by_mean @ mean + (by_A @ L.mT).sum(0)
+        pull, each = by_kl / s, (2.0 * by_variance)[..., None]
+        d_L, d_Phi = pull * L, by_mean @ mean
+        for (i, j), A, P in zip(_strips(K, Phi.device), rest, rest[len(rest) // 2 :], strict=False):
+            by_A = (A * each).flatten(1)  # [B, C (j−i)]
+            d_L[:, i:, i:j] += (Phi[:, i:].mT @ by_A).view(K - i, C, j - i).transpose(0, 1)
+            d_Phi[:, i:] += by_A @ P.mT
+        d_L.mul_(lower).diagonal(dim1=-2, dim2=-1).sub_(by_kl / L.diagonal(dim1=-2, dim2=-1))
         return by_mean.mT @ Phi + pull * mean, d_L, d_Phi, None, None
+
+
+STRIPS, LEAST = 3, 16  # of the columns of a triangle, and of how many columns: a third of a product is left out
+
+
+def _strips(n: int, device: torch.device) -> list[tuple[int, int]]:
+    """Strips [i, j) of n columns; on CUDA, where a product of this size takes no time but its launch, only one."""
+    count = 1 if device.type == "cuda" else max(1, min(STRIPS, n // LEAST))
+    edges = [round(n * k / count) for k in range(count + 1)]
+    return list(pairwise(edges))
 
 
 @lru_cache(maxsize=8)

@@ -228,9 +228,13 @@ class Baseline(SequentialLearner[O, BaselineState[Own]], Generic[O, Own]):
         return Program(
             net=self.net, loss=loss, optimiser=self._optimiser, constants=detached(constants), x=x, y=y,
             draw=lambda steps: draw(steps, self._pick(steps, len(x))), streams=self._state.streams, stop=stop,
-            first=first, signature=self._signature(first), lock=self._lock,
-            **{"stackable": is_stackable(self.net), **settings},
+            first=first, lock=self._lock,
+            **{"stackable": is_stackable(self.net), "signature": self._signature(first), **settings},
         )  # fmt: skip
+
+    def _uses(self, steps: int) -> int:
+        """How many examples these steps use as they are, not augmented."""
+        return steps * self.options.batch_size if self._changes is None else 0
 
     def _pick(self, steps: int, examples: int) -> Tensor:
         """Which of the examples the minibatches of the next steps have, [steps, B]."""

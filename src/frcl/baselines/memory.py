@@ -129,7 +129,7 @@ def drawn_batch(
     picked = eligible[torch.randperm(len(eligible), generator=generator, device=device)[:k]]
     index = torch.cat([picked, picked[:1].expand(k - len(picked))])
     weight = (torch.arange(k, device=device) < len(picked)).to(head.dtype)
-    batch = Batch(memory.x.values[index], memory.row[index], weight)
+    batch = Batch(memory.x.values.index_select(0, index), memory.row[index], weight)
     if memory.logits is None or memory.known is None:
         return batch
     there = torch.arange(len(head), device=device) < memory.known[index, None]

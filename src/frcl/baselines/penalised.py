@@ -16,6 +16,7 @@ from torch import Tensor
 from frcl.baselines.common import Baseline, Saved, plain_terms, sampled_prediction
 from frcl.baselines.options import TrainingOptions
 from frcl.checks import check_like, expect
+from frcl.engine.ahead import known_of, with_known
 from frcl.engine.program import Drawn, Program, Terms, exact_number
 from frcl.features import is_stackable, trained_parts
 from frcl.learners.deploy import Deployed, example_of, heads_module
@@ -89,14 +90,17 @@ class Penalised(Baseline[TrainingOptions, Heads]):
 
         def draw(steps: int, rows: Tensor) -> Drawn:
             past = draw_penalties(regularisers, steps, tasks, options.past_tasks_per_step, state.streams["past"])
-            return Drawn(rows, past)
+            return Drawn(rows, past._replace(own=with_known(past.own, known, rows)))
 
         rows = row_tensors(self._head_rows(), self.device) if options.shared_head else None
         N, constants = exact_number(task.N, self.dtype, self.device), tuple(one.constants(task) for one in regularisers)
+        inputs = features.inputs(x)
+        known = known_of(regularisers, task, constants, inputs, self._uses(options.steps))
         yield self._program(
-            loss, Constants(N, task.fixed, constants, rows), features.inputs(x), y, options.steps, draw,
+            loss, Constants(N, task.fixed, constants, rows), inputs, y, options.steps, draw,
             **hooks(regularisers, options.seed, tasks, None if self._changes is None else self._changes.function),
             stackable=is_stackable(self.net, prepared=features.prepared) and all(one.batchable for one in regularisers),
+            signature=self._signature(self._now.first, [one is None for one in known]),
         )  # fmt: skip
 
     def _heads(self) -> list[Tensor]:

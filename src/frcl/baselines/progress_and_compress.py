@@ -23,7 +23,8 @@ from frcl.baselines.options import PnCOptions
 from frcl.baselines.penalised import Parameters
 from frcl.baselines.progressive import COLUMN_HEAD, Columns, layered
 from frcl.checks import check_like, expect
-from frcl.engine.program import Program, Terms, exact_number
+from frcl.engine.ahead import Table, of_examples, of_rows
+from frcl.engine.program import Drawn, Loss, Program, Terms, exact_number
 from frcl.features import fixed_parts, trained_parts
 from frcl.learners.deploy import Deployed, example_of, heads_module
 from frcl.learners.types import Prediction
@@ -32,7 +33,7 @@ from frcl.regularisers import Curvature
 from frcl.regularisers.current_inputs import distillation
 from frcl.regularisers.protocol import Step
 from frcl.seeding import fork
-from frcl.trees import Params, Tree
+from frcl.trees import Params, Tree, detached
 
 
 @dataclass
@@ -91,10 +92,19 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
 
         def loss(params: Params, constants: tuple[list[Params], Params], x: Tensor, y: Tensor, draws: Tree) -> Terms:
             known, fixed = constants
-            return plain_terms(F.cross_entropy(columns.logits_after(known, {**fixed, **params}, x), y))
+            earlier = draws or columns.frozen(known, x)
+            return plain_terms(F.cross_entropy(columns.logits({**fixed, **params}, x, earlier), y))
 
-        constants = (self._known(), columns.split(self._own.active)[1])
-        return self._program(loss, constants, x, y, self.options.steps)
+        known = self._known()
+        table = of_examples(lambda part: columns.frozen(known, part), x, self._uses(self.options.steps))
+        return self._ahead_of(table, loss, (known, columns.split(self._own.active)[1]), x, y, self.options.steps)
+
+    def _ahead_of(self, table: Table | None, loss: Loss, constants: Tree, x: Tensor, y: Tensor, stop: int) -> Program:
+        """Steps whose draws are the rows of a table, where there is one."""
+        return self._program(
+            loss, constants, x, y, stop, lambda _, rows: Drawn(rows, of_rows(table or (), rows)),
+            signature=self._signature(self._now.first, table is None),
+        )  # fmt: skip
 
     def _compress(self, x: Tensor, y: Tensor) -> Program:
         """The steps left of the knowledge base: divergence from the active column, and the penalty."""
@@ -105,15 +115,18 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
             known, active, fixed, held, N = constants
             theta = {**fixed, **params.theta}
             with torch.no_grad():
-                teacher = columns.logits_after(known, active, x)
+                teacher = draws[0] if draws else columns.logits_after(known, active, x)
             Phi = features(theta, x)
             apart = distillation(Phi @ params.head.mT, teacher, options.temperature, likelihood)
             step = Step(features, theta, params.head, None, x, y, Phi, None, None, tasks, N)
             return plain_terms(apart, anchor.penalty(step, held, ()))
 
         N = exact_number(task.N, self.dtype, self.device)
-        constants = (self._known(), self._own.active, task.fixed, anchor.constants(task), N)
-        return self._program(loss, constants, x, y, options.steps + options.compress_steps)
+        known, active = self._known(), detached(self._own.active)
+        uses = self._uses(options.compress_steps)
+        table = of_examples(lambda part: [columns.logits_after(known, active, part)], x, uses)
+        constants = (known, active, task.fixed, anchor.constants(task), N)
+        return self._ahead_of(table, loss, constants, x, y, options.steps + options.compress_steps)
 
     def _finish(self) -> Tensor:
         head, self._state.own = self._own.head, OpenTask()

@@ -2,7 +2,7 @@
 
 A finished column never changes again, so nothing is forgotten; the price is memory and time, whose growth is linear in
 the number of tasks for the columns and quadratic for the lateral connections and for learning through all tasks. What
-the finished columns compute of a minibatch has no gradient, so it is computed for many steps at once.
+the finished columns compute of an example has no gradient, so it is computed once, or for many steps at once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +16,7 @@ from torch.func import functional_call
 from frcl.baselines.common import CHUNK, Baseline, Saved, plain_terms
 from frcl.baselines.options import ProgressiveOptions
 from frcl.checks import check_like
+from frcl.engine.ahead import of_examples, of_rows
 from frcl.engine.program import CHUNK as STEPS
 from frcl.engine.program import Drawn, Program, Terms
 from frcl.errors import NetworkError, TaskError
@@ -177,7 +178,11 @@ class Progressive(Baseline[ProgressiveOptions, Grown]):
         one = sum(part.nbytes for part in model.frozen(self._own.columns[:1], x[:1]))  # of one column and example
         at_once = max(1, LARGEST // max(1, one * len(earlier) * B))  # from shapes alone, so that a resumed run agrees
 
+        table = of_examples(lambda part: model.frozen(earlier, part), x, self._uses(self.options.steps))
+
         def draw(steps: int, rows: Tensor) -> Drawn:
+            if table is not None:
+                return Drawn(rows, of_rows(table, rows))
             computed = model.frozen(earlier, x[rows.flatten()])
             return Drawn(rows, [part.unflatten(0, (steps, B)) for part in computed])
 

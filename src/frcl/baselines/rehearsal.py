@@ -63,7 +63,7 @@ class Rehearsal(SharedHead[O, Shared]):
         def draw(steps: int, rows: Tensor) -> Drawn:
             if whole:
                 rows = torch.arange(len(x), device=x.device)[None]
-            own_x, own_row = x[rows[0]], row[rows[0]]
+            own_x, own_row = x.index_select(0, rows[0]), row.index_select(0, rows[0])
             if self.stores_logits:  # before the step
                 with torch.no_grad():
                     Phi = self.features({**fixed, **trained_parts(self.net)}, own_x)

@@ -7,6 +7,7 @@ task named it is the softmax over the rows of its labels: the probabilities of a
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -102,7 +103,7 @@ class SharedHead(Baseline[O, Own]):
         first = self.step - self.step % self.chunk
         places = range(first * B, (first + steps) * B)
         orders = {
-            number: torch.randperm(examples, generator=fork(self.options.seed, f"order/{task}/{number}"))
+            number: _order(self.options.seed, task, number, examples)
             for number in range(places[0] // examples, places[-1] // examples + 1)
         }
         whole, start = torch.cat(list(orders.values())), places[0] % examples
@@ -255,6 +256,13 @@ class SharedHead(Baseline[O, Own]):
             check_like(memory.logits, (m, C), self.dtype, "logits of the examples kept")
             check_like(memory.known, (m,), torch.int64, "known rows of the examples kept")
             expect(bool(((memory.known >= 1) & (memory.known <= C)).all()), "known rows of the examples kept")
+
+
+@lru_cache(maxsize=4)
+def _order(seed: int, task: int, number: int, examples: int) -> Tensor:
+    """The order in which the examples of a task are used for the `number`th time; remembered, for steps one by one."""
+    with torch.inference_mode(False):
+        return torch.randperm(examples, generator=fork(seed, f"order/{task}/{number}"))
 
 
 def _wider(memory: Memory, more: int) -> Memory:

@@ -37,6 +37,7 @@ from frcl.summary import belief_from_weights, prior_kl, prior_kl_terms
 Pair = tuple[Timed, Timed, str]  # two functions to compare, and a description of their sizes
 
 NOISE = 1e-3  # σ²
+TASK_STEPS = 2000  # of the task whose steps are timed, as in the paper
 FEW, FEW_FISHER = 1000, 8  # examples of a past task and of its curvature; their number does not change the time
 REGULARISERS = ("functional", "current_inputs", "memory_targets", "curvature", "train_heads")
 PLUS_STEP = {name: getattr(PLUS, name) for name in REGULARISERS}  # turns a step of FRCL into one of FRCL+
@@ -193,8 +194,9 @@ def learner_of(size: Sizes, past: int, x: Tensor, y: Tensor, **options: Any) -> 
     return learner
 
 
-def endless_steps(learner: Learner, x: Tensor, y: Tensor) -> Iterator[Any]:
-    """The steps of the next task, without end."""
+def endless_steps(learner: Any, x: Tensor, y: Tensor) -> Iterator[Any]:
+    """The steps of the next task, of which there are to be `TASK_STEPS`, without end."""
+    learner.options = changed(learner.options, {"steps": TASK_STEPS})
     program = next(learner.learn(x, y))
     assert isinstance(program, Program)
     program.stop = sys.maxsize

@@ -246,7 +246,7 @@ class Unit:
         if rows is None:
             return own.x, own.y
         used = rows[at, program] if self.is_stacked else rows[at]
-        return own.x[used], own.y[used]
+        return own.x.index_select(0, used), own.y.index_select(0, used)
 
     def move(self, terms: Terms, found: Params) -> Tensor:
         """Take the step with these terms down the gradient found; returns them, [programs, 4]."""
@@ -292,7 +292,7 @@ def refuse_non_finite(kind: Literal["loss", "gradient", "parameter"], tensors: M
         if kind == "gradient":
             is_finite = math.isfinite(torch.linalg.vector_norm(value).item())
         else:
-            is_finite = bool(value.isfinite().all())
+            is_finite = math.isfinite(value.sum().item()) or bool(value.isfinite().all())  # the sum is the faster
         if not is_finite:
             found = value.detach()[~value.isfinite()].tolist()
             raise NumericalError(REFUSED[kind].format(name=name, value=found[0] if found else math.inf))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from frcl.augment import Augment
+from frcl.engine.ahead import known_of, with_known
 from frcl.engine.program import CHUNK as STEPS
 from frcl.engine.program import Drawn, Program, StepLock, exact_number, refuse_non_finite
 from frcl.engine.train import Optimiser
@@ -268,18 +269,27 @@ def program_of(
         generator = streams["likelihood"]
         draws = torch.randn((steps, *shape), generator=generator, dtype=model.dtype, device=model.device)
         past = draw_penalties(regularisers, steps, tasks, options.past_tasks_per_step, streams["past"])
-        return Drawn(rows, Draws(draws, past.tasks, past.own))
+        own = with_known(past.own, known, rows) if known and rows is not None else past.own
+        return Drawn(rows, Draws(draws, past.tasks, own))
 
+    constants, inputs = (
+        constants_of(model, state, current, features),
+        features.through_front(x) if features.prepared else x,
+    )
+    known: list[Tensor | None] = []
+    if augment is None and not stream and any(one.knows for one in regularisers):
+        task = replace(model.task(state, likelihood, current.N), features=features)
+        known = known_of(regularisers, task, constants.regularisers, inputs, stop * options.batch_size)
     program = Program(
         net=model.net, loss=Objective(features, likelihood, options, regularisers, model.prior),
-        optimiser=current.optimiser, constants=constants_of(model, state, current, features),
-        x=features.through_front(x) if features.prepared else x, y=y, draw=draw,
-        streams=streams, stop=stop, **hooks(regularisers, options.seed, tasks, augment),
+        optimiser=current.optimiser, constants=constants, x=inputs, y=y, draw=draw, streams=streams, stop=stop,
+        **hooks(regularisers, options.seed, tasks, augment),
         stackable=stackable and all(one.batchable for one in regularisers),
         chunk=1 if stream else STEPS, lock=model.lock, share=partial(draws_of_rows, likelihood),
         signature=(
             repr({name: value for name, value in vars(options).items() if name != "seed"}), repr(regularisers),
-            str(model.net), [(one.name, one.functions) for one in (likelihood, *(p.likelihood for p in state.past))],
+            str(model.net), [one is None for one in known],
+            [(one.name, one.functions) for one in (likelihood, *(p.likelihood for p in state.past))],
         ),
     )  # fmt: skip
     return program

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from frcl.checks import Seen, check_like
+from frcl.features import FeatureMap
 from frcl.likelihoods import Likelihood
 from frcl.regularisers.heads import divergence, functions_at, make_block
 from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, check_beginning, number, register, remembered
@@ -46,6 +47,15 @@ def centred(rows: Tensor) -> Tensor:
     return torch.nn.functional.normalize(rows, dim=1)
 
 
+def _known(features: FeatureMap, theta: Params, means: Tensor | None, x: Tensor) -> Tensor:
+    """Features of inputs in the network as it began, [n, K]; then, with the means of T tasks, their trust [n, T]."""
+    Phi = features(theta, x)
+    if means is None:
+        return Phi
+    inputs = x if features.prepared else features.through_front(x)
+    return torch.cat([Phi, (centred(inputs.flatten(1)) @ means.mT).clamp_min(0.0)], 1)
+
+
 @register
 @dataclass
 class CurrentInputs(Regulariser):
@@ -59,6 +69,7 @@ class CurrentInputs(Regulariser):
     means: list[Tensor] = remembered(list)  # with `trust`: the mean input of each past task, flat
     name: ClassVar[str] = "current-inputs"
     uses_heads: ClassVar[bool] = True
+    knows: ClassVar[bool] = True
 
     def begin(self, task: Task) -> None:
         self.theta = copied(task.theta) if task.past else {}
@@ -67,19 +78,28 @@ class CurrentInputs(Regulariser):
         means = centred(torch.stack(self.means)) if self.means else None
         return (self.theta, make_block(task.past), means) if task.past else ()
 
+    def of_inputs(self, task: Task, constants: Tree, x: Tensor) -> Tensor | None:
+        if not constants:
+            return None
+        theta, _, means = constants
+        return _known(task.features, {**task.fixed, **theta}, means, x)
+
     def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
         if not constants:
             return None
         (theta, block, means), tau = constants, self.temperature
-        with torch.no_grad():
-            Phi_old = step.features({**step.theta, **theta}, step.x)
+        known: Tensor | tuple[()] = draws
+        if not isinstance(known, Tensor):
+            with torch.no_grad():
+                known = _known(step.features, {**step.theta, **theta}, means, step.x)
+        K = step.Phi.shape[1]
+        Phi_old, alike = known[:, :K], None if means is None else known[:, K:].mT  # [B, K], [T, B]
         if step.tasks is not None:
-            block, means = tree_map(lambda part: part[step.tasks], (block, means))
+            block, alike = tree_map(lambda part: part[step.tasks], (block, alike))
         old, new = functions_at(Phi_old, block.heads), functions_at(step.Phi, block.now(step))
         apart = divergence(1 / tau * old, 1 / tau * new, block)  # [k, B]
-        if means is not None:
-            inputs = step.x if step.features.prepared else step.features.through_front(step.x)
-            apart = apart * (means @ centred(inputs.flatten(1)).mT).clamp_min(0.0)
+        if alike is not None:
+            apart = apart * alike
         return self.weight * (tau**2 * (apart.mean(1).sum() * step.scale))
 
     def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from frcl.regularisers.protocol import Kept, Regulariser, Step, Task, number, register, remembered
-from frcl.regularisers.quadratic import quadratic, running_sum
+from frcl.regularisers.quadratic import Anchor, flat_anchor, quadratic_at, running_sum
 from frcl.trees import Params, Tree, copied, tree_map
 
 
@@ -35,18 +35,22 @@ class PathIntegral(Regulariser):
         self.importance = tree_map(torch.zeros_like, self.start) | self.importance
 
     def constants(self, task: Task) -> Tree:
-        return self.start, {name: self.importance[name] for name in self.start}
+        importance = {name: self.importance[name] for name in self.start}
+        return (self.start, importance, flat_anchor(Anchor(self.start, importance))) if self.start else ()
 
     def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
-        start, importance = constants
-        return 2 * self.weight * quadratic(step.theta, start, importance) if start else None
+        return 2 * self.weight * quadratic_at(step.theta, constants[2]) if constants else None
 
     def follow(self, carry: Params, constants: Tree, gradient: Params, before: Params, after: Params) -> None:
         """ω ← ω − g Δθ, where g is the whole gradient less that of the penalty, 2c Ω (θ − θ*)."""
-        start, importance = constants
-        for name in carry.keys() & gradient.keys():  # fixed weights do not move
-            omega, own = carry[name], 2 * self.weight * importance[name] * (before[name] - start[name])
-            omega -= (gradient[name] - own) * (after[name] - before[name])
+        start, importance, _ = constants
+        names = [name for name in carry if name in gradient]  # fixed weights do not move
+        path, held, g, theta, moved = (
+            [part[name] for name in names] for part in (carry, importance, gradient, before, after)
+        )
+        gone = torch._foreach_sub(theta, [start[name] for name in names])
+        of_data = torch._foreach_addcmul(g, held, gone, value=-2 * self.weight)
+        torch._foreach_addcmul_(path, of_data, torch._foreach_sub(moved, theta), value=-1)
 
     def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         moved = {name: (task.theta[name].detach() - start).square() for name, start in self.start.items()}

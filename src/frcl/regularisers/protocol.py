@@ -105,6 +105,7 @@ class Regulariser(ABC):
     uses_points: ClassVar[bool] = False  # reads features at the inducing points of past tasks
     fixed_if_frozen: ClassVar[bool] = False  # reads them once, where no weight of the network is trained
     carries: ClassVar[str] = ""  # the field of tensors that `follow` updates in place, if any
+    knows: ClassVar[bool] = False  # reads of inputs what no step changes, `of_inputs`
     looks: ClassVar[bool] = False  # wants to see every minibatch after its step
     trains_heads = False  # heads of past tasks are trained along; a setting `train_heads` decides it where there is one
     batchable = True  # its constants may be stacked with other seeds'
@@ -121,6 +122,13 @@ class Regulariser(ABC):
     def constants(self, task: Task) -> Tree:
         """What the penalty reads besides the step: the same from the beginning of a task to its end."""
         return ()
+
+    def of_inputs(self, task: Task, constants: Tree, x: Tensor) -> Tensor | None:
+        """What the penalty reads of inputs x [n, ...] and no step changes, a row for each, or None.
+
+        Where it is computed ahead, the penalty gets the rows of its minibatch in the place of what `draw` returns.
+        """
+        return None
 
     def draw(self, steps: int, past_tasks: int, generator: torch.Generator) -> Tree:
         """Everything random of the next steps, tensors [steps, ...]."""

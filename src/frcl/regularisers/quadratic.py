@@ -29,10 +29,43 @@ class Anchor(NamedTuple):
     rest: Tensor | float = 0.0
 
 
+class Flat(NamedTuple):
+    """θ* and Ω of an anchor as vectors, the weights of these names one after another."""
+
+    names: tuple[str, ...]
+    theta: Tensor
+    precision: Tensor
+    rest: Tensor | float = 0.0
+
+
+def flat(params: Params, names: Sequence[str]) -> Tensor:
+    """The tensors of these names as one vector."""
+    return torch.cat([params[name].flatten() for name in names])
+
+
+def flat_anchor(anchor: Anchor) -> Flat:
+    """The anchor as vectors: a step then takes a few operators, whatever the number of weights."""
+    names = tuple(sorted(anchor.theta))
+    return Flat(names, flat(anchor.theta, names), flat(anchor.precision, names), anchor.rest)
+
+
+def quadratic_at(params: Params, anchor: Flat) -> Tensor:
+    """½ dᵀ(Ω d), d = θ − θ*; there are no second derivatives.
+
+    The gradient Ω d is a factor of the value: it is computed once, and not again by each operator in the backward pass.
+    """
+    theta = flat(params, anchor.names)
+    with torch.no_grad():
+        moved = theta - anchor.theta
+        pull = anchor.precision * moved
+        value = 0.5 * torch.dot(moved, pull)
+    linear = torch.dot(theta, pull)
+    return value + (linear - linear.detach())  # zero, with the derivative `pull`
+
+
 def quadratic(params: Params, anchor: Params, precision: Params) -> Tensor:
-    """½ Σ_p Ω_p (θ_p − θ*_p)², over the names in `anchor`."""
-    parts = [(precision[name] * (params[name] - anchor[name]).square()).sum() for name in sorted(anchor)]
-    return 0.5 * torch.stack(parts).sum()
+    """The same, over the names in `anchor`."""
+    return quadratic_at(params, flat_anchor(Anchor(anchor, precision)))
 
 
 def running_sum(before: Params, new: Params, decay: float) -> Params:
@@ -71,12 +104,13 @@ class Curvature(Regulariser):
             self.precision = {name: torch.full_like(zero, self.prior_precision) for name, zero in self.anchor.items()}
 
     def constants(self, task: Task) -> Tree:
-        return _moving(Anchor(self.anchor, self.precision), task.theta)
+        moving = _moving(Anchor(self.anchor, self.precision), task.theta)
+        return flat_anchor(moving) if moving else ()
 
     def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
         if not constants and self.prior_precision is None:
             return None
-        total = quadratic(step.theta, constants.theta, constants.precision) if constants else step.Phi.new_zeros(())
+        total = quadratic_at(step.theta, constants) if constants else step.Phi.new_zeros(())
         if self.prior_precision is not None:
             total = total + 0.5 * self.prior_precision * step.head.square().sum()
         return self.weight * total / step.N
@@ -136,12 +170,12 @@ class EWC(Regulariser):
             shift = torch.stack([omega * (theta - value) for theta, omega in pairs]).sum(0)
             centre[name], precision[name] = value + shift / torch.where(total > 0, total, 1.0), total
         parts = [quadratic(centre, one.theta, one.precision) for one in own]
-        return Anchor(centre, precision, torch.stack(parts).sum(0)) if own else ()
+        return flat_anchor(Anchor(centre, precision, torch.stack(parts).sum(0))) if own else ()
 
     def penalty(self, step: Step, constants: Tree, draws: Tree) -> Tensor | None:
         if not constants:
             return None
-        total: Tensor = quadratic(step.theta, constants.theta, constants.precision) + constants.rest
+        total: Tensor = quadratic_at(step.theta, constants) + constants.rest
         return self.weight * total / step.N
 
     def end(self, task: Task, x: Tensor, y: Tensor, generator: torch.Generator) -> None:

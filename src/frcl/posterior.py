@@ -135,9 +135,14 @@ def _moments(q: Posterior, Phi: Tensor) -> tuple[Moments, Tensor]:
 
 def second_moment(q: Posterior) -> Tensor:
     """Σ_c ‖μ_c‖² + tr Σ_c; q triangular."""
-    total: Tensor = torch.linalg.vector_norm(q.mean).square()
-    total = total + torch.linalg.vector_norm(q.factor).square() * (len(q.mean) // len(q.factor))
-    return total if q.low_rank is None else total + torch.linalg.vector_norm(q.low_rank).square()
+    total = _sum_of_squares(q.mean) + _sum_of_squares(q.factor) * (len(q.mean) // len(q.factor))
+    return total if q.low_rank is None else total + _sum_of_squares(q.low_rank)
+
+
+def _sum_of_squares(x: Tensor) -> Tensor:
+    """The sum of the squares of all numbers, without a copy of them, and with a gradient of one pass."""
+    flat = x.flatten()
+    return torch.dot(flat, flat)
 
 
 def learned_prior_variance(q: Posterior) -> Tensor:
@@ -180,9 +185,8 @@ def weight_space(q: Posterior, Phi: Tensor, prior_variance: float | None) -> tup
     """
     if q.factor.ndim < 3 or len(q.factor) < len(q.mean):
         q = triangular(q)
-        return weight_moments(q, Phi), kl_weight(
-            q, learned_prior_variance(q) if prior_variance is None else prior_variance
-        )
+        s = learned_prior_variance(q).detach() if prior_variance is None else prior_variance
+        return weight_moments(q, Phi), kl_weight(q, s)
     lower = _lower(Phi.shape[-1], Phi.dtype, Phi.device)
     mean, variance, kl, *_ = _WeightSpace.apply(q.mean, q.factor, Phi, lower, prior_variance)  # type: ignore[no-untyped-call]
     return Moments(mean, variance), kl

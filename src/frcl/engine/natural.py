@@ -12,6 +12,7 @@ step changes no variance by more than about half, at the beginning, where q is f
 minibatches.
 """
 
+import torch
 from torch import Tensor
 
 STEP_SIZE = 0.1
@@ -32,8 +33,8 @@ def natural_step(
         S = factor * by_factor * N
         step = (TRUST / S.norm(dim=-1, keepdim=True)).clamp_max(step_size)
         E = -0.5 * step * S
-        mean.sub_(step * factor.square() * by_mean * N)
-        factor.mul_(1.0 + E + 0.5 * E.square())
+        mean.sub_(step * N * factor.square() * by_mean)
+        factor.mul_(torch.addcmul(E, E, E, value=0.5).add_(1.0))
         return
     N = N[..., None, None, None]
     L, sharing = factor.tril().to(N), mean.shape[-2] // factor.shape[-3]

@@ -69,6 +69,15 @@ def test_inputs_that_are_augmented_are_not_known_ahead(method, counted):
     assert not counted
 
 
+def test_finished_columns_read_the_inputs_that_are_augmented():
+    plain, augmented = learner_of("progressive"), learner_of("progressive")
+    for x, y in tasks():
+        plain.fit(1 - x, y)
+        augmented.fit(x, y, augment=lambda x, generator: 1 - x)
+    x = tasks()[1][0]
+    torch.testing.assert_close(augmented.predict(x, 1).probs, plain.predict(x, 1).probs)
+
+
 def test_a_learner_with_a_table_and_one_without_are_not_stacked():
     first, second = (learner_of("lwf", steps=10) for _ in range(2))
     data = [tasks((60, 60)), tasks((60, 200))]  # 80 uses: of 200 examples each step computes its own

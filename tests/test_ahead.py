@@ -69,6 +69,28 @@ def test_inputs_that_are_augmented_are_not_known_ahead(method, counted):
     assert not counted
 
 
+@pytest.mark.parametrize("method", ["progressive", "pnc"])
+def test_the_rows_of_many_steps_are_not_held_at_once(method, monkeypatch):
+    held, plain = [], ahead.of_rows
+
+    def note(table, rows):
+        found = plain(table, rows)
+        held.append(sum(part.nbytes for part in found))
+        return found
+
+    monkeypatch.setattr("frcl.baselines.progressive.of_rows", note)
+    monkeypatch.setattr("frcl.baselines.progress_and_compress.of_rows", note)
+    found = []
+    for most in (1 << 30, 5000):
+        monkeypatch.setattr(ahead, "AT_ONCE", most)
+        held.clear()
+        learner = learner_of(method)
+        for x, y in tasks():
+            learner.fit(x, y)
+        found.append(max(held))
+    assert found[1] <= 5000 < found[0]
+
+
 def test_finished_columns_read_the_inputs_that_are_augmented():
     plain, augmented = learner_of("progressive"), learner_of("progressive")
     for x, y in tasks():

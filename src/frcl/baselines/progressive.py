@@ -17,8 +17,7 @@ from torch.func import functional_call
 from frcl.baselines.common import CHUNK, Baseline, Saved, plain_terms
 from frcl.baselines.options import ProgressiveOptions
 from frcl.checks import check_like
-from frcl.engine.ahead import of_examples, of_rows
-from frcl.engine.program import CHUNK as STEPS
+from frcl.engine.ahead import of_examples, of_rows, steps_at_once
 from frcl.engine.program import Drawn, Program, Terms
 from frcl.errors import NetworkError, TaskError
 from frcl.features import MLP, ConvNet, check_network
@@ -143,9 +142,6 @@ def lateral(U: Tensor, earlier: Tensor) -> Tensor:
     return F.linear(earlier, U.flatten(1))
 
 
-LARGEST = 1 << 30  # bytes of what finished columns compute that are held at once
-
-
 @dataclass
 class Grown:
     """The column of each task, the open one included."""
@@ -176,9 +172,6 @@ class Progressive(Baseline[ProgressiveOptions, Grown]):
 
     def _programs(self, x: Tensor, y: Tensor) -> Iterator[Program]:
         model, (*earlier, own), B = self._model, self._own.columns, self.options.batch_size
-        one = sum(part.nbytes for part in model.frozen(self._own.columns[:1], x[:1]))  # of one column and example
-        at_once = max(1, LARGEST // max(1, one * len(earlier) * B))  # from shapes alone, so that a resumed run agrees
-
         augmented = self._changes is not None
         table = of_examples(lambda part: model.frozen(earlier, part), x, self._uses(self.options.steps))
 
@@ -197,7 +190,7 @@ class Progressive(Baseline[ProgressiveOptions, Grown]):
 
         constants = (earlier if augmented else [], model.split(own)[1])
         yield self._program(
-            loss, constants, x, y, self.options.steps, draw, chunk=min(STEPS, at_once),
+            loss, constants, x, y, self.options.steps, draw, chunk=steps_at_once(model.frozen(earlier, x[:1]), B),
             share=lambda draws, rows: [part[rows] for part in draws],
         )  # fmt: skip
 

@@ -1,11 +1,15 @@
 """Few inputs are predicted as among many, though with arrays; what nobody reads is not computed."""
 
+import contextlib
+import runpy
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import frcl
+import frcl.few
 from frcl import MLP, ConvNet
 from frcl.errors import DataError, NumericalError
 from frcl.exact.fixed import RandomFeatures, rounded, whole_features
@@ -161,6 +165,57 @@ def test_few_inputs_are_refused_as_many_are(kind, size):
         assert raised(x[:1], task) == raised(x, task)
 
 
+@pytest.mark.parametrize("kind", [frcl.FRCL, frcl.ExactGP])
+def test_what_numpy_raises_is_no_error_of_a_prediction(kind):
+    """exp underflows where one class is certain."""
+    learner = frcl.ExactGP(60) if kind is frcl.ExactGP else learned(APART[:2])
+    for x, y in APART if kind is frcl.ExactGP else ():
+        learner.fit(x, y)
+    with np.errstate(all="raise"):
+        for task in (None, 0, 1):
+            found = learner.predict(1e3 * APART[1][0][:3], task)
+            assert found.probs.isfinite().all()
+            assert found.variance.isfinite().all()
+
+
+def test_features_that_overflow_are_no_error_of_numpy():
+    with np.errstate(all="raise"):
+        Phi = few_features(np.full((1, 2), 3e38, np.float32), 10.0)
+    assert Phi.tolist() == [[np.inf, np.inf, 1.0]]
+
+
+class ErrstateOfNumPy1(contextlib.ContextDecorator):
+    """As in NumPy 1.26, where one object is entered again by each call that it decorates."""
+
+    def __init__(self, **given):
+        self.given = given
+
+    def __enter__(self):
+        self.before = np.seterr(**self.given)
+
+    def __exit__(self, *_):
+        np.seterr(**self.before)
+
+
+def test_numpy_warns_as_before_after_a_prediction(monkeypatch):
+    before = np.geterr()
+    monkeypatch.setattr(np, "errstate", ErrstateOfNumPy1)
+    quiet = runpy.run_path(frcl.few.__file__)["quiet"]
+    try:
+        assert quiet(quiet(np.geterr))()["over"] == "ignore"
+        assert np.geterr() == before
+    finally:
+        np.seterr(**before)
+
+
+def test_inputs_that_are_negative_by_a_bit():
+    """Such a tensor has no array."""
+    x = torch.complex(APART[0][0], APART[0][0]).conj().imag[:3]
+    assert x.is_neg()
+    learner = learned(APART[:2])
+    torch.testing.assert_close(learner.predict(x).probs, learner.predict(x.resolve_neg()).probs)
+
+
 # -- the parts ---------------------------------------------------------------------------------------------------------
 
 
@@ -187,6 +242,8 @@ def test_sums_of_exponentials_of_arrays():
     x = torch.tensor([[1e4, 1e4 - 1, -torch.inf], [-2.0, 0.5, 1.0]], dtype=torch.float64)
     for formula in (log_sum_exp, log_softmax, lambda one: softmax(one, 1)):
         torch.testing.assert_close(torch.from_numpy(formula(x.numpy())), formula(x))
+    many = torch.randn(FEW, 100, generator=torch.Generator().manual_seed(0)).double()
+    torch.testing.assert_close(torch.from_numpy(log_sum_exp(many.numpy())), many.logsumexp(-1))
     assert log_sum_exp(np.zeros((2, 0))).tolist() == [-np.inf, -np.inf]
 
 

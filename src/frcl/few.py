@@ -5,21 +5,41 @@ A formula of tensors or of arrays has arguments of type Any; it is written once.
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
-quiet = np.errstate(all="ignore")  # a decorator: what is not finite is looked for, and needs no warning
 FEW = 16  # inputs for which the overhead of an operator counts more than its arithmetic
+MANY = 128  # numbers for which torch adds up exponentials faster than NumPy
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def quiet(function: Callable[P, R]) -> Callable[P, R]:
+    """A decorator: what is not finite is looked for, and needs no warning, nor an error where a user asks for them.
+
+    `np.errstate` is one too, but one that cannot be nested before NumPy 2.
+    """
+
+    @functools.wraps(function)
+    def inner(*args: P.args, **kwargs: P.kwargs) -> R:
+        with np.errstate(all="ignore"):
+            return function(*args, **kwargs)
+
+    return inner
 
 
 def is_few(x: Tensor) -> bool:
     """Whether these are values [n, ...] of few inputs, which an array can have too."""
-    return x.is_cpu and x.shape[0] <= FEW and x.dtype != torch.bfloat16 and not torch.compiler.is_compiling()
+    small = x.is_cpu and x.shape[0] <= FEW and x.dtype != torch.bfloat16 and not x.is_neg()
+    return small and not torch.compiler.is_compiling()
 
 
 def array_of(x: Tensor) -> Array:
@@ -45,7 +65,9 @@ def log1p(x: Any) -> Any:
 
 def log_sum_exp(x: Any) -> Any:
     """log Σ exp over the last axis; −∞ where there is nothing."""
-    return x.logsumexp(-1) if isinstance(x, Tensor) else np.logaddexp.reduce(x, -1)
+    if isinstance(x, Tensor):
+        return x.logsumexp(-1)
+    return np.logaddexp.reduce(x, -1) if x.size < MANY else torch.from_numpy(x).logsumexp(-1).numpy()
 
 
 def softmax(x: Any, axis: int) -> Any:

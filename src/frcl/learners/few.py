@@ -17,6 +17,7 @@ from frcl.posterior import Moments
 from frcl.summary import Head, raw_moments
 
 
+@quiet
 def few_features(outputs: Array, size: float) -> Array:
     """[size · outputs, 1]."""
     Phi = np.ones((outputs.shape[0], outputs.shape[1] + 1), outputs.dtype)
@@ -24,7 +25,6 @@ def few_features(outputs: Array, size: float) -> Array:
     return Phi
 
 
-@quiet
 def few_moments(head: Head, Phi: Array) -> tuple[Array, Array]:
     """Mean and variance of f, [n, C] each, for features [n, K]."""
     single = head.root is None and Phi.dtype == np.float32  # no difference is computed: M > K
@@ -34,6 +34,7 @@ def few_moments(head: Head, Phi: Array) -> tuple[Array, Array]:
     return mean.astype(Phi.dtype), variance.astype(Phi.dtype)
 
 
+@quiet
 def predictive(likelihood: Likelihood, moments: Moments, draws: Tensor, params: Mapping[str, Tensor]) -> Predictive:
     """The distribution of targets; where that is possible with arrays."""
     if not (likelihood.takes_arrays and is_few(moments.mean)):

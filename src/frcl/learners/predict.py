@@ -16,7 +16,7 @@ from torch import Tensor
 
 from frcl.errors import NumericalError
 from frcl.features import in_chunks, network_failures
-from frcl.few import array_of, is_few, is_finite
+from frcl.few import array_of, is_few, is_finite, quiet
 from frcl.inference import Asked, Points
 from frcl.learners.few import Mixture, few_features, few_moments, mixture_of, predictive, weighted_columns
 from frcl.learners.objective import Objective
@@ -198,6 +198,7 @@ class Predictor:
             net = self._model.net
             return in_chunks(lambda rows: torch.addmm(bias, net(rows), linear), x, self._model.chunk)
 
+    @quiet
     def _believed(
         self, state: LearnerState, number: int, x: Tensor, Phi: Tensor | None, heads: Heads
     ) -> tuple[list[Moments], Moments]:

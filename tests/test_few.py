@@ -279,6 +279,16 @@ def test_a_mixture_is_the_weighted_sum_of_what_each_task_says():
     assert weighted_columns(mixture, head, 1e30 * Phi, weights, model.predictive_draws) is None
 
 
+def test_mixtures_of_few_sets_of_tasks_are_kept(monkeypatch):
+    monkeypatch.setattr("frcl.learners.predict.MIXTURES", 2)
+    learner, x = learned(APART), APART[0][0][:2]
+    sets = [(0, 0), (0, 1), (0, 2), (1, 2), (0, 1)]
+    expected = [learner.predict(x.repeat(FEW, 1), torch.tensor(one).repeat(FEW)).probs[:2] for one in sets]
+    for tasks, probs in zip(sets, expected, strict=True):
+        torch.testing.assert_close(learner.predict(x, torch.tensor(tasks)).probs, probs, rtol=1e-4, atol=1e-6)
+    assert list(learner._predictor._heads[learner._state].mixtures) == [(1, 2), (0, 1)]
+
+
 def test_no_mixture_of_numbers():
     assert mixture_of(learned(NUMBERS[:2])._state.past) is None
 

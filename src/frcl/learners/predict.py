@@ -31,6 +31,7 @@ from frcl.trees import total_bytes
 from frcl.weights import Watched
 
 CACHED = 256 << 20  # bytes of heads that are kept ready
+MIXTURES = 64  # sets of tasks whose mixtures are kept ready: there are as many as subsets of tasks
 
 
 class Heads(NamedTuple):
@@ -104,6 +105,8 @@ class Predictor:
         before, mixture = heads.mixtures.get(tasks, ((), None))
         if len(before) != len(summaries) or not all(map(operator.is_, before, summaries)):
             mixture = mixture_of(summaries)
+            while len(heads.mixtures) >= MIXTURES:
+                del heads.mixtures[next(iter(heads.mixtures))]  # the oldest
             heads.mixtures[tasks] = summaries, mixture
         if mixture is None:
             return None

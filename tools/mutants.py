@@ -538,6 +538,8 @@ MUTANTS = (
            "if self._adapted_at != at:", "if self._adapted_at is None:", "tests/test_methods_vcl.py"),
     Mutant("laterals of a column left out", "baselines/progressive.py",
            "out = out + lateral(own[f", "out = out + 0 * lateral(own[f", "tests/test_methods_columns.py"),
+    Mutant("finished columns of inputs that are not augmented", "baselines/progressive.py",
+           "if augmented:", "if False:", "tests/test_ahead.py"),
     Mutant("teacher with laterals from the live knowledge base", "baselines/progress_and_compress.py",
            "{**fixed_parts(self.net), **self._anchor.anchor}", "dict(self.net.named_parameters())",
            "tests/test_methods_columns.py"),

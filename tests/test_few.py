@@ -15,12 +15,13 @@ from frcl.errors import DataError, NumericalError
 from frcl.exact.fixed import RandomFeatures, rounded, whole_features
 from frcl.exact.linear import class_log_probs, class_model, solve_by_evidence, sums_of
 from frcl.few import FEW, array_of, arrays, log_softmax, log_sum_exp, softmax
-from frcl.learners.few import few_features, few_moments, mixture_of, weighted_columns
+from frcl.learners.few import few_features, few_moments, mixture_of, predictive, weighted_columns
 from frcl.learners.mixture import RARE, columns_of, summed
 from frcl.learners.types import Later, Prediction
 from frcl.likelihoods import Bernoulli, Softmax
 from frcl.methods import default_options, make_learner
 from frcl.options import changed
+from frcl.posterior import Moments
 from streams import blobs
 
 SMALL = {"points": 10, "steps": 10, "search_steps": 10, "task_features": 60}
@@ -236,6 +237,19 @@ def test_class_probabilities_of_arrays():
     model = class_model(sums, solve_by_evidence(sums))
     found = class_log_probs(arrays(model), Phi[:9].numpy())
     torch.testing.assert_close(torch.from_numpy(found), class_log_probs(model, Phi[:9]), rtol=1e-10, atol=1e-10)
+
+
+class AtMean(Softmax):
+    """Inherits formulas that take arrays, and has one that does not."""
+
+    def probabilities(self, mean, variance, draws):
+        return mean.softmax(-1)
+
+
+def test_the_formulas_of_a_subclass_are_given_tensors():
+    mean = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
+    found = predictive(AtMean((0, 1, 2)), Moments(mean, torch.ones_like(mean)), torch.zeros(4, 1, 3), {})
+    torch.testing.assert_close(found.probs, mean.softmax(-1))
 
 
 def test_sums_of_exponentials_of_arrays():

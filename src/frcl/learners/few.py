@@ -37,7 +37,8 @@ def few_moments(head: Head, Phi: Array) -> tuple[Array, Array]:
 @quiet
 def predictive(likelihood: Likelihood, moments: Moments, draws: Tensor, params: Mapping[str, Tensor]) -> Predictive:
     """The distribution of targets; where that is possible with arrays."""
-    if not (likelihood.takes_arrays and is_few(moments.mean)):
+    takes_arrays = vars(type(likelihood)).get("takes_arrays", False)  # a subclass may have other formulas
+    if not (takes_arrays and is_few(moments.mean)):
         return likelihood.predictive(*moments, draws, params)
     mean, variance, own_draws = map(array_of, (*moments, draws))
     formula: Any = likelihood.predictive

@@ -14,7 +14,7 @@ from frcl import MLP, ConvNet
 from frcl.errors import DataError, NumericalError
 from frcl.exact.fixed import RandomFeatures, rounded, whole_features
 from frcl.exact.linear import class_log_probs, class_model, solve_by_evidence, sums_of
-from frcl.few import FEW, array_of, arrays, log_softmax, log_sum_exp, softmax
+from frcl.few import FEW, array_of, arrays, is_finite, log_softmax, log_sum_exp, product, softmax
 from frcl.learners.few import few_features, few_moments, mixture_of, predictive, weighted_columns
 from frcl.learners.mixture import RARE, columns_of, summed
 from frcl.learners.types import Later, Prediction
@@ -237,6 +237,30 @@ def test_class_probabilities_of_arrays():
     model = class_model(sums, solve_by_evidence(sums))
     found = class_log_probs(arrays(model), Phi[:9].numpy())
     torch.testing.assert_close(torch.from_numpy(found), class_log_probs(model, Phi[:9]), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_large_products_of_arrays_have_the_threads_of_torch(dtype, monkeypatch):
+    g = np.random.default_rng(0)
+    a, b = g.normal(size=(3, 8)).astype(dtype), g.normal(size=(9, 8)).T
+    expected = a @ b
+    for alone in (3 * b.size, 3 * b.size - 1):
+        monkeypatch.setattr("frcl.few.ALONE", alone)
+        with torch.profiler.profile() as profile:
+            found = product(a, b)
+        assert found.dtype == expected.dtype
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+        assert any("mm" in one.key for one in profile.key_averages()) == (alone < 3 * b.size)
+
+
+@pytest.mark.parametrize("size", [10, 20_000])
+def test_squares_are_finite(size):
+    x = np.ones(size)
+    assert is_finite(x, x)
+    for wrong in (np.nan, np.inf, 1e200):
+        x[3] = wrong
+        with np.errstate(over="ignore"):
+            assert not is_finite(np.ones(2), x)
 
 
 class AtMean(Softmax):

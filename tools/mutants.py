@@ -102,7 +102,7 @@ MUTANTS = (
     Mutant("temperature of a variance not squared for few inputs", "learners/few.py",
            "variance / temperature**2", "variance / temperature", "tests/test_few.py"),
     Mutant("random features of few inputs without their bias", "exact/fixed.py",
-           "@ weights[:-1] + weights[-1]).clip", "@ weights[:-1]).clip", "tests/test_few.py"),
+           "weights[:-1]) + weights[-1]).clip", "weights[:-1])).clip", "tests/test_few.py"),
     Mutant("logarithm of a sum of exponentials of an array not subtracted", "few.py",
            "x - log_sum_exp(x)[..., None]", "x - x.max(-1)[..., None]", "tests/test_few.py"),
     Mutant("summaries not learned again when the network moves", "inference.py",

@@ -16,6 +16,8 @@ from torch import Tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FEW = 16  # inputs for which the overhead of an operator counts more than its arithmetic
+ALONE = 1 << 18  # multiplications of a product of matrices that BLAS leaves to one thread
+DOT_ALONE = 10_000  # those of a dot product
 MANY = 128  # numbers for which torch adds up exponentials faster than NumPy
 
 P = ParamSpec("P")
@@ -55,7 +57,16 @@ def arrays(values: Any) -> Any:
 
 def is_finite(*values: Array) -> bool:
     """Whether the sum of the squares is finite, as it is for finite numbers that are not huge."""
-    return all(math.isfinite(np.vdot(one, one)) for one in values)
+    return all(math.isfinite(np.vdot(v, v) if v.size <= DOT_ALONE else np.square(v).sum()) for v in values)
+
+
+def product(a: Any, b: Any) -> Any:
+    """a b. A large one of arrays is left to torch: NumPy has threads of its own, which wait where cores are busy."""
+    if isinstance(a, Tensor) or a.shape[0] * b.size <= ALONE:
+        return a @ b
+    dtype = np.result_type(a, b)
+    left, right = (torch.from_numpy(one.astype(dtype, copy=False)) for one in (a, b))
+    return (left @ right).numpy()
 
 
 def log1p(x: Any) -> Any:

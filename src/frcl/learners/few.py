@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frcl.few import Array, array_of, is_few, is_finite, quiet
+from frcl.few import Array, array_of, is_few, is_finite, product, quiet
 from frcl.learners.types import RARE, Summary
 from frcl.likelihoods import Label, Likelihood, Predictive
 from frcl.posterior import Moments
@@ -112,7 +112,7 @@ def weighted_columns(
 def _moments(head: Head, Phi: Array, known: Array | None) -> tuple[Array, Array]:
     """Those of one task; without variance where the functions are taken as known, [n]."""
     if known is not None and known.all():
-        mean = (Phi @ array_of(head.weights)).astype(Phi.dtype)
+        mean = product(Phi, array_of(head.weights)).astype(Phi.dtype)
         return mean, np.zeros_like(mean)
     mean, variance = few_moments(head, Phi)
     if known is not None:

@@ -69,6 +69,37 @@ def test_inputs_that_are_augmented_are_not_known_ahead(method, counted):
     assert not counted
 
 
+@pytest.mark.parametrize("method", ["progressive", "pnc"])
+def test_the_rows_of_many_steps_are_not_held_at_once(method, monkeypatch):
+    held, plain = [], ahead.of_rows
+
+    def note(table, rows):
+        found = plain(table, rows)
+        held.append(sum(part.nbytes for part in found))
+        return found
+
+    monkeypatch.setattr("frcl.baselines.progressive.of_rows", note)
+    monkeypatch.setattr("frcl.baselines.progress_and_compress.of_rows", note)
+    found = []
+    for most in (1 << 30, 5000):
+        monkeypatch.setattr(ahead, "AT_ONCE", most)
+        held.clear()
+        learner = learner_of(method)
+        for x, y in tasks():
+            learner.fit(x, y)
+        found.append(max(held))
+    assert found[1] <= 5000 < found[0]
+
+
+def test_finished_columns_read_the_inputs_that_are_augmented():
+    plain, augmented = learner_of("progressive"), learner_of("progressive")
+    for x, y in tasks():
+        plain.fit(1 - x, y)
+        augmented.fit(x, y, augment=lambda x, generator: 1 - x)
+    x = tasks()[1][0]
+    torch.testing.assert_close(augmented.predict(x, 1).probs, plain.predict(x, 1).probs)
+
+
 def test_a_learner_with_a_table_and_one_without_are_not_stacked():
     first, second = (learner_of("lwf", steps=10) for _ in range(2))
     data = [tasks((60, 60)), tasks((60, 200))]  # 80 uses: of 200 examples each step computes its own

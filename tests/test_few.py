@@ -1,22 +1,27 @@
 """Few inputs are predicted as among many, though with arrays; what nobody reads is not computed."""
 
+import contextlib
+import runpy
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import frcl
+import frcl.few
 from frcl import MLP, ConvNet
 from frcl.errors import DataError, NumericalError
 from frcl.exact.fixed import RandomFeatures, rounded, whole_features
 from frcl.exact.linear import class_log_probs, class_model, solve_by_evidence, sums_of
-from frcl.few import FEW, array_of, arrays, log_softmax, log_sum_exp, softmax
-from frcl.learners.few import few_features, few_moments, mixture_of, weighted_columns
+from frcl.few import FEW, array_of, arrays, is_finite, log_softmax, log_sum_exp, product, softmax
+from frcl.learners.few import few_features, few_moments, mixture_of, predictive, weighted_columns
 from frcl.learners.mixture import RARE, columns_of, summed
 from frcl.learners.types import Later, Prediction
 from frcl.likelihoods import Bernoulli, Softmax
 from frcl.methods import default_options, make_learner
 from frcl.options import changed
+from frcl.posterior import Moments
 from streams import blobs
 
 SMALL = {"points": 10, "steps": 10, "search_steps": 10, "task_features": 60}
@@ -161,6 +166,57 @@ def test_few_inputs_are_refused_as_many_are(kind, size):
         assert raised(x[:1], task) == raised(x, task)
 
 
+@pytest.mark.parametrize("kind", [frcl.FRCL, frcl.ExactGP])
+def test_what_numpy_raises_is_no_error_of_a_prediction(kind):
+    """exp underflows where one class is certain."""
+    learner = frcl.ExactGP(60) if kind is frcl.ExactGP else learned(APART[:2])
+    for x, y in APART if kind is frcl.ExactGP else ():
+        learner.fit(x, y)
+    with np.errstate(all="raise"):
+        for task in (None, 0, 1):
+            found = learner.predict(1e3 * APART[1][0][:3], task)
+            assert found.probs.isfinite().all()
+            assert found.variance.isfinite().all()
+
+
+def test_features_that_overflow_are_no_error_of_numpy():
+    with np.errstate(all="raise"):
+        Phi = few_features(np.full((1, 2), 3e38, np.float32), 10.0)
+    assert Phi.tolist() == [[np.inf, np.inf, 1.0]]
+
+
+class ErrstateOfNumPy1(contextlib.ContextDecorator):
+    """As in NumPy 1.26, where one object is entered again by each call that it decorates."""
+
+    def __init__(self, **given):
+        self.given = given
+
+    def __enter__(self):
+        self.before = np.seterr(**self.given)
+
+    def __exit__(self, *_):
+        np.seterr(**self.before)
+
+
+def test_numpy_warns_as_before_after_a_prediction(monkeypatch):
+    before = np.geterr()
+    monkeypatch.setattr(np, "errstate", ErrstateOfNumPy1)
+    quiet = runpy.run_path(frcl.few.__file__)["quiet"]
+    try:
+        assert quiet(quiet(np.geterr))()["over"] == "ignore"
+        assert np.geterr() == before
+    finally:
+        np.seterr(**before)
+
+
+def test_inputs_that_are_negative_by_a_bit():
+    """Such a tensor has no array."""
+    x = torch.complex(APART[0][0], APART[0][0]).conj().imag[:3]
+    assert x.is_neg()
+    learner = learned(APART[:2])
+    torch.testing.assert_close(learner.predict(x).probs, learner.predict(x.resolve_neg()).probs)
+
+
 # -- the parts ---------------------------------------------------------------------------------------------------------
 
 
@@ -183,10 +239,49 @@ def test_class_probabilities_of_arrays():
     torch.testing.assert_close(torch.from_numpy(found), class_log_probs(model, Phi[:9]), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_large_products_of_arrays_have_the_threads_of_torch(dtype, monkeypatch):
+    g = np.random.default_rng(0)
+    a, b = g.normal(size=(3, 8)).astype(dtype), g.normal(size=(9, 8)).T
+    expected = a @ b
+    for alone in (3 * b.size, 3 * b.size - 1):
+        monkeypatch.setattr("frcl.few.ALONE", alone)
+        with torch.profiler.profile() as profile:
+            found = product(a, b)
+        assert found.dtype == expected.dtype
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+        assert any("mm" in one.key for one in profile.key_averages()) == (alone < 3 * b.size)
+
+
+@pytest.mark.parametrize("size", [10, 20_000])
+def test_squares_are_finite(size):
+    x = np.ones(size)
+    assert is_finite(x, x)
+    for wrong in (np.nan, np.inf, 1e200):
+        x[3] = wrong
+        with np.errstate(over="ignore"):
+            assert not is_finite(np.ones(2), x)
+
+
+class AtMean(Softmax):
+    """Inherits formulas that take arrays, and has one that does not."""
+
+    def probabilities(self, mean, variance, draws):
+        return mean.softmax(-1)
+
+
+def test_the_formulas_of_a_subclass_are_given_tensors():
+    mean = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
+    found = predictive(AtMean((0, 1, 2)), Moments(mean, torch.ones_like(mean)), torch.zeros(4, 1, 3), {})
+    torch.testing.assert_close(found.probs, mean.softmax(-1))
+
+
 def test_sums_of_exponentials_of_arrays():
     x = torch.tensor([[1e4, 1e4 - 1, -torch.inf], [-2.0, 0.5, 1.0]], dtype=torch.float64)
     for formula in (log_sum_exp, log_softmax, lambda one: softmax(one, 1)):
         torch.testing.assert_close(torch.from_numpy(formula(x.numpy())), formula(x))
+    many = torch.randn(FEW, 100, generator=torch.Generator().manual_seed(0)).double()
+    torch.testing.assert_close(torch.from_numpy(log_sum_exp(many.numpy())), many.logsumexp(-1))
     assert log_sum_exp(np.zeros((2, 0))).tolist() == [-np.inf, -np.inf]
 
 
@@ -220,6 +315,16 @@ def test_a_mixture_is_the_weighted_sum_of_what_each_task_says():
         parts.append(torch.from_numpy(weights[:, k : k + 1]) * probs)
     torch.testing.assert_close(torch.from_numpy(found), torch.cat(parts, 1), rtol=1e-5, atol=1e-7)
     assert weighted_columns(mixture, head, 1e30 * Phi, weights, model.predictive_draws) is None
+
+
+def test_mixtures_of_few_sets_of_tasks_are_kept(monkeypatch):
+    monkeypatch.setattr("frcl.learners.predict.MIXTURES", 2)
+    learner, x = learned(APART), APART[0][0][:2]
+    sets = [(0, 0), (0, 1), (0, 2), (1, 2), (0, 1)]
+    expected = [learner.predict(x.repeat(FEW, 1), torch.tensor(one).repeat(FEW)).probs[:2] for one in sets]
+    for tasks, probs in zip(sets, expected, strict=True):
+        torch.testing.assert_close(learner.predict(x, torch.tensor(tasks)).probs, probs, rtol=1e-4, atol=1e-6)
+    assert list(learner._predictor._heads[learner._state].mixtures) == [(1, 2), (0, 1)]
 
 
 def test_no_mixture_of_numbers():

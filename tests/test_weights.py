@@ -176,3 +176,12 @@ def test_one_prediction_takes_a_few_times_the_network():
     with torch.no_grad():
         pairs = [(seconds(lambda: learner.predict(x, 0)), seconds(lambda: learner.net(x))) for _ in range(9)]
     assert statistics.median(ours / bare for ours, bare in pairs[1:]) < 9
+
+
+def test_a_large_tensor_is_read_by_torch_and_not_by_the_threads_of_numpy():
+    net = nn.Linear(600, 600)
+    watched = Watched(net)
+    assert [len(left) for left, _, _ in watched._others] == [600]
+    assert watched.version() == 0
+    net.weight.data[599, 599] += 1e-3
+    assert watched.version() == 1

@@ -5,21 +5,43 @@ A formula of tensors or of arrays has arguments of type Any; it is written once.
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
-quiet = np.errstate(all="ignore")  # a decorator: what is not finite is looked for, and needs no warning
 FEW = 16  # inputs for which the overhead of an operator counts more than its arithmetic
+ALONE = 1 << 18  # multiplications of a product of matrices that BLAS leaves to one thread
+DOT_ALONE = 10_000  # those of a dot product
+MANY = 128  # numbers for which torch adds up exponentials faster than NumPy
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def quiet(function: Callable[P, R]) -> Callable[P, R]:
+    """A decorator: what is not finite is looked for, and needs no warning, nor an error where a user asks for them.
+
+    `np.errstate` is one too, but one that cannot be nested before NumPy 2.
+    """
+
+    @functools.wraps(function)
+    def inner(*args: P.args, **kwargs: P.kwargs) -> R:
+        with np.errstate(all="ignore"):
+            return function(*args, **kwargs)
+
+    return inner
 
 
 def is_few(x: Tensor) -> bool:
     """Whether these are values [n, ...] of few inputs, which an array can have too."""
-    return x.is_cpu and x.shape[0] <= FEW and x.dtype != torch.bfloat16 and not torch.compiler.is_compiling()
+    small = x.is_cpu and x.shape[0] <= FEW and x.dtype != torch.bfloat16 and not x.is_neg()
+    return small and not torch.compiler.is_compiling()
 
 
 def array_of(x: Tensor) -> Array:
@@ -35,7 +57,16 @@ def arrays(values: Any) -> Any:
 
 def is_finite(*values: Array) -> bool:
     """Whether the sum of the squares is finite, as it is for finite numbers that are not huge."""
-    return all(math.isfinite(np.vdot(one, one)) for one in values)
+    return all(math.isfinite(np.vdot(v, v) if v.size <= DOT_ALONE else np.square(v).sum()) for v in values)
+
+
+def product(a: Any, b: Any) -> Any:
+    """a b. A large one of arrays is left to torch: NumPy has threads of its own, which wait where cores are busy."""
+    if isinstance(a, Tensor) or a.shape[0] * b.size <= ALONE:
+        return a @ b
+    dtype = np.result_type(a, b)
+    left, right = (torch.from_numpy(one.astype(dtype, copy=False)) for one in (a, b))
+    return (left @ right).numpy()
 
 
 def log1p(x: Any) -> Any:
@@ -45,7 +76,9 @@ def log1p(x: Any) -> Any:
 
 def log_sum_exp(x: Any) -> Any:
     """log Σ exp over the last axis; −∞ where there is nothing."""
-    return x.logsumexp(-1) if isinstance(x, Tensor) else np.logaddexp.reduce(x, -1)
+    if isinstance(x, Tensor):
+        return x.logsumexp(-1)
+    return np.logaddexp.reduce(x, -1) if x.size < MANY else torch.from_numpy(x).logsumexp(-1).numpy()
 
 
 def softmax(x: Any, axis: int) -> Any:

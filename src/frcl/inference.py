@@ -21,7 +21,7 @@ from frcl.exact.fixed import FeatureKind, RandomFeatures, whole_features
 from frcl.exact.linear import Sums, features_within
 from frcl.exact.model import CHUNK, Believed, ExactModel, Tasks, added
 from frcl.features import FeatureMap, trained_parts
-from frcl.few import array_of, is_few, log_sum_exp
+from frcl.few import array_of, is_few, log_sum_exp, quiet
 from frcl.frozen import CHUNK as FRONT_CHUNK
 from frcl.likelihoods import Likelihood
 
@@ -169,6 +169,7 @@ class NetworkFeatures:
         return asked.features()
 
 
+@quiet
 def by_task(found: Believed, kept: Tasks) -> Inferred:
     """The probability of a task is the sum of those of its columns; log 0 is −∞, for a task without any."""
     assert found.log_probs is not None

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from frcl.few import product
 from frcl.linalg import cholesky, inverse_lower, logdet_from_cholesky, low_rank_factor, lower_factor
 from frcl.posterior import Moments, Posterior, kernel_features, weight_moments
 from frcl.trees import tree_map
@@ -379,10 +380,10 @@ def head_moments(head: Head, Phi_x: Tensor) -> Moments:
 
 def raw_moments(Phi: Any, first: Any, blocks: Any, variances: Any, scale: Any, share: Any) -> tuple[Any, Any]:
     """Means [B, C] and variances [B, C], or [B, 1] for a shared factor; of tensors or of arrays. See `Head`."""
-    M, mean, s = blocks.shape[0], Phi @ first, Phi
+    M, mean, s = blocks.shape[0], product(Phi, first), Phi
     if variances is not None:
         mean, s = mean[:, M:], mean[:, :M]
-    each = (s @ blocks).reshape(s.shape[0], -1, M)
+    each = product(s, blocks).reshape(s.shape[0], -1, M)
     variance = (each * each).sum(2)
     if variances is not None:
         left = ((Phi * Phi) @ variances - variance[:, -1]).clip(0.0)  # below zero by rounding only

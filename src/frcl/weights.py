@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from frcl.few import ALONE
+
 
 class Watched:
     """A network whose `version()` is another number whenever a parameter, a buffer or a module has changed.
@@ -53,8 +55,9 @@ class Watched:
 
 
 def _has_array(value: Tensor) -> bool:
-    """Whether a tensor is also an array of NumPy, which has less overhead."""
-    return value.is_cpu and value.is_contiguous() and value.dtype in (torch.float32, torch.float64)
+    """Whether a tensor is also an array of NumPy, which has less overhead; not where NumPy would use threads."""
+    small = value.is_cpu and value.numel() <= ALONE
+    return small and value.is_contiguous() and value.dtype in (torch.float32, torch.float64)
 
 
 def _form(value: Tensor) -> tuple[Any, Any, Any]:

@@ -23,7 +23,7 @@ from frcl.baselines.options import PnCOptions
 from frcl.baselines.penalised import Parameters
 from frcl.baselines.progressive import COLUMN_HEAD, Columns, layered
 from frcl.checks import check_like, expect
-from frcl.engine.ahead import Table, of_examples, of_rows
+from frcl.engine.ahead import Table, of_examples, of_rows, steps_at_once
 from frcl.engine.program import Drawn, Loss, Program, Terms, exact_number
 from frcl.features import fixed_parts, trained_parts
 from frcl.learners.deploy import Deployed, example_of, heads_module
@@ -104,6 +104,7 @@ class ProgressAndCompress(Baseline[PnCOptions, OpenTask]):
         return self._program(
             loss, constants, x, y, stop, lambda _, rows: Drawn(rows, of_rows(table or (), rows)),
             signature=self._signature(self._now.first, table is None),
+            chunk=steps_at_once(table or (), self.options.batch_size),
         )  # fmt: skip
 
     def _compress(self, x: Tensor, y: Tensor) -> Program:

@@ -2,7 +2,8 @@
 
 A finished column never changes again, so nothing is forgotten; the price is memory and time, whose growth is linear in
 the number of tasks for the columns and quadratic for the lateral connections and for learning through all tasks. What
-the finished columns compute of an example has no gradient, so it is computed once, or for many steps at once.
+the finished columns compute of an example has no gradient, so it is computed once, or for many steps at once; where
+examples are augmented, in each step.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,8 +17,7 @@ from torch.func import functional_call
 from frcl.baselines.common import CHUNK, Baseline, Saved, plain_terms
 from frcl.baselines.options import ProgressiveOptions
 from frcl.checks import check_like
-from frcl.engine.ahead import of_examples, of_rows
-from frcl.engine.program import CHUNK as STEPS
+from frcl.engine.ahead import of_examples, of_rows, steps_at_once
 from frcl.engine.program import Drawn, Program, Terms
 from frcl.errors import NetworkError, TaskError
 from frcl.features import MLP, ConvNet, check_network
@@ -142,9 +142,6 @@ def lateral(U: Tensor, earlier: Tensor) -> Tensor:
     return F.linear(earlier, U.flatten(1))
 
 
-LARGEST = 1 << 30  # bytes of what finished columns compute that are held at once
-
-
 @dataclass
 class Grown:
     """The column of each task, the open one included."""
@@ -175,22 +172,25 @@ class Progressive(Baseline[ProgressiveOptions, Grown]):
 
     def _programs(self, x: Tensor, y: Tensor) -> Iterator[Program]:
         model, (*earlier, own), B = self._model, self._own.columns, self.options.batch_size
-        one = sum(part.nbytes for part in model.frozen(self._own.columns[:1], x[:1]))  # of one column and example
-        at_once = max(1, LARGEST // max(1, one * len(earlier) * B))  # from shapes alone, so that a resumed run agrees
-
+        augmented = self._changes is not None
         table = of_examples(lambda part: model.frozen(earlier, part), x, self._uses(self.options.steps))
 
         def draw(steps: int, rows: Tensor) -> Drawn:
+            if augmented:  # the inputs of a step are not known yet
+                return Drawn(rows, ())
             if table is not None:
                 return Drawn(rows, of_rows(table, rows))
             computed = model.frozen(earlier, x[rows.flatten()])
             return Drawn(rows, [part.unflatten(0, (steps, B)) for part in computed])
 
-        def loss(params: Params, fixed: Params, x: Tensor, y: Tensor, draws: Tree) -> Terms:
-            return plain_terms(F.cross_entropy(model.logits({**fixed, **params}, x, list(draws)), y))
+        def loss(params: Params, constants: tuple[list[Params], Params], x: Tensor, y: Tensor, draws: Tree) -> Terms:
+            known, fixed = constants
+            before = list(draws) or model.frozen(known, x)
+            return plain_terms(F.cross_entropy(model.logits({**fixed, **params}, x, before), y))
 
+        constants = (earlier if augmented else [], model.split(own)[1])
         yield self._program(
-            loss, model.split(own)[1], x, y, self.options.steps, draw, chunk=min(STEPS, at_once),
+            loss, constants, x, y, self.options.steps, draw, chunk=steps_at_once(model.frozen(earlier, x[:1]), B),
             share=lambda draws, rows: [part[rows] for part in draws],
         )  # fmt: skip
 

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from frcl.distributed import processes
+from frcl.engine.program import CHUNK as STEPS
 from frcl.features import network_failures
 from frcl.regularisers.protocol import Regulariser, Task
 from frcl.trees import Tree
 
 CHUNK = 4096  # examples that pass through the network at once
 LARGEST = 1 << 28  # bytes that are held of all examples
+AT_ONCE = 1 << 30  # bytes that are held of the minibatches of some steps
 
 Table = Sequence[Tensor]  # tensors with a row for each example
 
@@ -41,6 +43,11 @@ def of_rows(table: Table, rows: Tensor) -> list[Tensor]:
     """The rows of a table for the minibatches of some steps [steps, B], each [steps, B, ...]."""
     picked = rows.flatten()
     return [part.index_select(0, picked).unflatten(0, rows.shape) for part in table]
+
+
+def steps_at_once(table: Table, batch: int) -> int:
+    """How many steps get their rows at once: fewer where these take too much memory. From shapes alone, as above."""
+    return max(1, min(STEPS, AT_ONCE // max(1, batch * sum(part[:1].nbytes for part in table))))
 
 
 def known_of(

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frcl.errors import DataError, NumericalError, OptionError
-from frcl.few import Array, array_of, is_few, is_finite, quiet
+from frcl.few import Array, array_of, is_few, is_finite, product, quiet
 from frcl.seeding import fork
 
 FeatureKind = Literal["auto", "dense", "image", "conv", "smooth"]
@@ -88,7 +88,7 @@ class RandomFeatures(nn.Module):
         """
         if self.kind == "dense" and is_few(x):
             weights, flat = array_of(self.get_buffer("weights")), array_of(x).reshape(len(x), -1)
-            features = (flat.astype(weights.dtype) @ weights[:-1] + weights[-1]).clip(0.0)
+            features = (product(flat.astype(weights.dtype), weights[:-1]) + weights[-1]).clip(0.0)
             if is_finite(features):
                 return torch.from_numpy(_with_bias(features))
         return whole_features(self(x))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from frcl.errors import NumericalError
-from frcl.few import log1p, log_softmax
+from frcl.few import log1p, log_softmax, product
 from frcl.linalg import cholesky, inverse_lower, logdet_from_cholesky, lower_factor, solve_lower
 
 LARGEST_INT32 = 2**31 - 1
@@ -217,6 +217,6 @@ def losses_of_powers(classes: Classes, Phi: Tensor, labels: Tensor) -> Tensor:
 
 def class_distances(classes: Classes, Phi: Any) -> Any:
     """d_c² = ‖a‖² − 2 aᵀm_c + ‖m_c‖² [n, C], a and m_c as f and E[f | c] in units of S."""
-    at, centres = Phi @ classes.weights, classes.centres
+    at, centres = product(Phi, classes.weights), classes.centres
     squares = (at * at).sum(1)[:, None] + (centres * centres).sum(0)
-    return (squares - 2 * at @ centres).clip(0.0)  # below zero by rounding only
+    return (squares - 2 * product(at, centres)).clip(0.0)  # below zero by rounding only

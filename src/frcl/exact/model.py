@@ -30,7 +30,7 @@ from frcl.exact.linear import (
     symmetric,
     triangle,
 )
-from frcl.few import array_of, arrays, is_few
+from frcl.few import array_of, arrays, is_few, quiet
 from frcl.trees import total_bytes
 
 CHUNK = 1024  # examples whose features are held at once
@@ -247,6 +247,7 @@ class ExactModel:
         log_probs, f, h = (torch.cat(each) for each in zip(*parts, strict=True))
         return Believed(None if classes is None else log_probs, linear.noise, solution.usual, lambda: f, lambda: h)
 
+    @quiet
     def _of_few(self, Phi: Tensor, solution: Solution) -> Believed:
         linear, few = solution.linear, solution.few
         log_probs = None if few is None else torch.from_numpy(class_log_probs(few, array_of(Phi)))

@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frcl.few import Array, array_of, is_few, is_finite, quiet
+from frcl.few import Array, array_of, is_few, is_finite, product, quiet
 from frcl.learners.types import RARE, Summary
 from frcl.likelihoods import Label, Likelihood, Predictive
 from frcl.posterior import Moments
 from frcl.summary import Head, raw_moments
 
 
+@quiet
 def few_features(outputs: Array, size: float) -> Array:
     """[size · outputs, 1]."""
     Phi = np.ones((outputs.shape[0], outputs.shape[1] + 1), outputs.dtype)
@@ -24,7 +25,6 @@ def few_features(outputs: Array, size: float) -> Array:
     return Phi
 
 
-@quiet
 def few_moments(head: Head, Phi: Array) -> tuple[Array, Array]:
     """Mean and variance of f, [n, C] each, for features [n, K]."""
     single = head.root is None and Phi.dtype == np.float32  # no difference is computed: M > K
@@ -34,9 +34,11 @@ def few_moments(head: Head, Phi: Array) -> tuple[Array, Array]:
     return mean.astype(Phi.dtype), variance.astype(Phi.dtype)
 
 
+@quiet
 def predictive(likelihood: Likelihood, moments: Moments, draws: Tensor, params: Mapping[str, Tensor]) -> Predictive:
     """The distribution of targets; where that is possible with arrays."""
-    if not (likelihood.takes_arrays and is_few(moments.mean)):
+    takes_arrays = vars(type(likelihood)).get("takes_arrays", False)  # a subclass may have other formulas
+    if not (takes_arrays and is_few(moments.mean)):
         return likelihood.predictive(*moments, draws, params)
     mean, variance, own_draws = map(array_of, (*moments, draws))
     formula: Any = likelihood.predictive
@@ -110,7 +112,7 @@ def weighted_columns(
 def _moments(head: Head, Phi: Array, known: Array | None) -> tuple[Array, Array]:
     """Those of one task; without variance where the functions are taken as known, [n]."""
     if known is not None and known.all():
-        mean = (Phi @ array_of(head.weights)).astype(Phi.dtype)
+        mean = product(Phi, array_of(head.weights)).astype(Phi.dtype)
         return mean, np.zeros_like(mean)
     mean, variance = few_moments(head, Phi)
     if known is not None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from frcl.errors import TaskError
-from frcl.few import Array, array_of, is_few
+from frcl.few import Array, array_of, is_few, quiet
 from frcl.learners.types import RARE, Beliefs, Prediction
 from frcl.likelihoods import Label, Softmax, all_labels
 
@@ -47,6 +47,7 @@ def checked_tasks(tasks: Any, count: int, inputs: int, begin: str) -> Tensor:
     return numbers.long()
 
 
+@quiet
 def summed(values: Tensor, groups: Sequence[int] | Tensor | Array, count: int) -> Tensor:
     """[n, count]: the sums of the columns of values [n, C] that belong to each group."""
     if is_few(values):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from frcl.errors import NumericalError
 from frcl.features import in_chunks, network_failures
-from frcl.few import array_of, is_few, is_finite
+from frcl.few import array_of, is_few, is_finite, quiet
 from frcl.inference import Asked, Points
 from frcl.learners.few import Mixture, few_features, few_moments, mixture_of, predictive, weighted_columns
 from frcl.learners.objective import Objective
@@ -31,6 +31,7 @@ from frcl.trees import total_bytes
 from frcl.weights import Watched
 
 CACHED = 256 << 20  # bytes of heads that are kept ready
+MIXTURES = 64  # sets of tasks whose mixtures are kept ready: there are as many as subsets of tasks
 
 
 class Heads(NamedTuple):
@@ -104,6 +105,8 @@ class Predictor:
         before, mixture = heads.mixtures.get(tasks, ((), None))
         if len(before) != len(summaries) or not all(map(operator.is_, before, summaries)):
             mixture = mixture_of(summaries)
+            while len(heads.mixtures) >= MIXTURES:
+                del heads.mixtures[next(iter(heads.mixtures))]  # the oldest
             heads.mixtures[tasks] = summaries, mixture
         if mixture is None:
             return None
@@ -198,6 +201,7 @@ class Predictor:
             net = self._model.net
             return in_chunks(lambda rows: torch.addmm(bias, net(rows), linear), x, self._model.chunk)
 
+    @quiet
     def _believed(
         self, state: LearnerState, number: int, x: Tensor, Phi: Tensor | None, heads: Heads
     ) -> tuple[list[Moments], Moments]:

@@ -36,7 +36,8 @@ class Likelihood(Protocol):
     """p(y | f) of one task. Implementations are frozen dataclasses whose fields can be written as JSON."""
 
     name: ClassVar[str]
-    takes_arrays: ClassVar[bool] = False  # whether `predictive` may be given arrays of NumPy, and then gives them
+    # whether `predictive` may be given arrays of NumPy, and then gives them; a subclass has to say it again
+    takes_arrays: ClassVar[bool] = False
 
     @classmethod
     def from_targets(cls, values: Tensor | Labels, labels: Sequence[Label] | None, settings: Mapping[str, Any]) -> Self:

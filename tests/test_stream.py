@@ -295,7 +295,8 @@ def test_the_default_detector_finds_new_inputs_and_each_task_is_remembered():
 @pytest.mark.parametrize("labels", [True, False])
 @pytest.mark.parametrize("classes", [(0, 1), (0, 1, 2)])
 def test_labels_that_change_their_meaning_are_found_through_their_density(labels, classes):
-    learner = small_learner(points=10, detector=BoundaryDetector(labels=labels), labels=classes)
+    detector = BoundaryDetector(labels=labels, expected_run=10_000)
+    learner = small_learner(points=10, detector=detector, labels=classes)
     found = []
     for t, (x, y) in enumerate(batches(classes, 103, 1, size=64)):
         if learner.observe(x, y if t < 100 else (y + 1) % len(classes)).boundary:

@@ -161,6 +161,21 @@ def test_the_detector_tests_means_and_the_variance_within_a_minibatch(generator)
     assert math.isfinite(expected)
 
 
+def test_what_moves_a_reference_as_well_moves_no_test(generator):
+    """Scores and reference times e^c with c a random walk, as learning does: the statistics stay."""
+    still, moved = (BoundaryDetector(expected_run=1e9, warm_up=0, minimum_time=0) for _ in range(2))
+    reference, c = torch.rand(20, 2, generator=generator, dtype=D) + 0.1, torch.zeros(2, dtype=D)
+    for _ in range(80):
+        scores = torch.rand(20, 2, generator=generator, dtype=D) + 0.1
+        c = c + torch.randn(2, generator=generator, dtype=D)
+        found = [
+            still.update(scores, reference=reference).statistic,
+            moved.update(scores * c.exp(), reference=reference * c.exp()).statistic,
+        ]
+        assert found[1] == pytest.approx(found[0], nan_ok=True)
+    assert math.isfinite(found[0])
+
+
 # -- run length --------------------------------------------------------------------------------------------------
 
 

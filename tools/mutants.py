@@ -287,6 +287,8 @@ MUTANTS = (
            "tests/test_boundary_calibrated.py"),
     Mutant("one example that is far off is a change of task", "boundary/sequential.py",
            "np.maximum(share * x, 0.0)", "np.maximum(x, 0.0)", "tests/test_boundary_calibrated.py"),
+    Mutant("learning moves the scores that are tested", "boundary/detector.py",
+           "values = values - self._prepare(reference).mean(0)", "pass", "tests/test_boundary_calibrated.py"),
     Mutant("the scale of a stream moves on after its first boundary", "experiment/prequential.py",
            "if log.boundary and self.scaler is not None", "if False and self.scaler is not None",
            "tests/test_streaming.py"),

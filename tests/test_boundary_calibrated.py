@@ -95,6 +95,33 @@ def test_the_statistic_is_the_largest_normalised_sum():
     assert test.sum_variance[0, 2] - before[0, 2] == pytest.approx(moved), "the variance learns from the window before"
 
 
+@pytest.mark.parametrize("far", [1, 4, 50])
+def test_examples_that_are_far_off_are_judged_by_a_t_test_of_their_minibatch(far):
+    """One of a hundred has t = 1, however far off it is; half of them have t = 10."""
+    B, test = 100, SequentialTest()
+    for _ in range(60):
+        test.update(np.zeros((1, 1)), np.zeros(1), B)
+    density = np.where(np.arange(B) < far, -700.0, 0.0)
+    test.update(density.mean()[None, None], density.var(ddof=1)[None], B)
+    t = -scipy.stats.ttest_1samp(density, 0).statistic
+    least = scipy.stats.norm.sf(sequential.SLACK * t)
+    assert scipy.stats.norm.sf(test.scores[0, -1]) == pytest.approx(max(least, 1e-12), rel=1e-6)
+
+
+@pytest.mark.parametrize("rate", [1e-4, 1e-3])
+def test_a_rare_mistake_of_a_sure_classifier_is_no_change(rate):
+    """One in 156 minibatches, or in 16: tested by the means alone, run lengths are 180 and 730."""
+    rng, B, streams = np.random.default_rng(0), 64, 40
+    test, over, total = SequentialTest(streams), np.zeros(streams, bool), 0
+    for _ in range(1_500):
+        density = -1e-3 * rng.exponential(size=(streams, B))
+        density -= (rng.random((streams, B)) < rate) * (2 + 3 * rng.exponential(size=(streams, B)))
+        statistic = test.update(density.mean(1)[:, None], density.var(1, ddof=1), B)
+        total += int((~over).sum())
+        over |= statistic > level_of(1_000)
+    assert total / max(over.sum(), 1) > 1_000
+
+
 @pytest.mark.parametrize(("shape", "change", "age"), [
     ([9.0], "sharp", 0), ([5.0, 5.0, 5.0], "sharp", 2), ([5.0, 5.0, 5.0, 5.0], "gradual", 3),
     ([2.0, 4.0, 6.0, 8.0], "gradual", 3),
@@ -132,6 +159,21 @@ def test_the_detector_tests_means_and_the_variance_within_a_minibatch(generator)
         found = detector.update(scores, functions=[2, 0]).statistic
         assert math.isnan(found) if not math.isfinite(expected) else found == pytest.approx(expected)
     assert math.isfinite(expected)
+
+
+def test_what_moves_a_reference_as_well_moves_no_test(generator):
+    """Scores and reference times e^c with c a random walk, as learning does: the statistics stay."""
+    still, moved = (BoundaryDetector(expected_run=1e9, warm_up=0, minimum_time=0) for _ in range(2))
+    reference, c = torch.rand(20, 2, generator=generator, dtype=D) + 0.1, torch.zeros(2, dtype=D)
+    for _ in range(80):
+        scores = torch.rand(20, 2, generator=generator, dtype=D) + 0.1
+        c = c + torch.randn(2, generator=generator, dtype=D)
+        found = [
+            still.update(scores, reference=reference).statistic,
+            moved.update(scores * c.exp(), reference=reference * c.exp()).statistic,
+        ]
+        assert found[1] == pytest.approx(found[0], nan_ok=True)
+    assert math.isfinite(found[0])
 
 
 # -- run length --------------------------------------------------------------------------------------------------
@@ -188,19 +230,21 @@ def test_sharp_small_and_gradual_changes_are_found(level, latest, change):
     said = []
     for seed in range(5):
         generator = torch.Generator().manual_seed(seed)
-        t, decision = first_boundary(BoundaryDetector(), minibatches(260, generator, level=level))
+        detector = BoundaryDetector(expected_run=10_000)
+        t, decision = first_boundary(detector, minibatches(260, generator, level=level))
         assert 200 <= t <= latest
         assert 200 - 8 <= t - decision.age <= t
         said.append(decision.change)
     assert change is None or said.count(change) >= 4  # a slow ramp is sometimes taken for a recent step
 
 
-def test_labels_that_change_alone_are_found(generator):
-    scores = minibatches(103, generator)
-    density = [one.log() for one in minibatches(103, generator, level=lambda t: -2.0 * (t >= 100))]
+@pytest.mark.parametrize(("run", "latest"), [(10_000, 102), (1_000_000, 103)])
+def test_labels_that_change_alone_are_found(run, latest, generator):
+    scores = minibatches(latest + 1, generator)
+    density = [one.log() for one in minibatches(latest + 1, generator, level=lambda t: -2.0 * (t >= 100))]
     assert first_boundary(BoundaryDetector(labels=False), scores, density) is None
-    t, decision = first_boundary(BoundaryDetector(), scores, density)
-    assert 100 <= t <= 102
+    t, decision = first_boundary(BoundaryDetector(expected_run=run), scores, density)
+    assert 100 <= t <= latest
     assert decision.change == "sharp"
 
 

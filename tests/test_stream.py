@@ -295,7 +295,8 @@ def test_the_default_detector_finds_new_inputs_and_each_task_is_remembered():
 @pytest.mark.parametrize("labels", [True, False])
 @pytest.mark.parametrize("classes", [(0, 1), (0, 1, 2)])
 def test_labels_that_change_their_meaning_are_found_through_their_density(labels, classes):
-    learner = small_learner(points=10, detector=BoundaryDetector(labels=labels), labels=classes)
+    detector = BoundaryDetector(labels=labels, expected_run=10_000)
+    learner = small_learner(points=10, detector=detector, labels=classes)
     found = []
     for t, (x, y) in enumerate(batches(classes, 103, 1, size=64)):
         if learner.observe(x, y if t < 100 else (y + 1) % len(classes)).boundary:
@@ -317,6 +318,20 @@ def test_the_density_of_labels_is_that_of_the_prediction_where_the_class_was_sho
     learner.observe(x, y)
     torch.testing.assert_close(given[0], expected)
     assert learner._state.current.shown == {0, 1, 2}
+
+
+def test_scores_are_compared_with_those_of_the_first_minibatch_by_the_same_model(monkeypatch):
+    learner = small_learner(points=10, detector=BoundaryDetector(), labels=(0, 1))
+    data = batches((0, 1), 12, 1)
+    for x, y in data[:-1]:
+        learner.observe(x, y)
+    given, expected = [], learner.familiarity(data[0][0])
+    update = learner.detector.update
+    monkeypatch.setitem(
+        vars(learner.detector), "update", lambda *a, **k: given.append(k["reference"]) or update(*a, **k)
+    )
+    learner.observe(*data[-1])
+    torch.testing.assert_close(given[0], expected)
 
 
 def test_points_are_not_chosen_among_what_came_after_the_change(monkeypatch):

@@ -18,7 +18,7 @@ from frcl.boundary.aftermath import Aftermath
 from frcl.boundary.profile import InputTest, inverse_root, log_distance, normal_score, without_skew
 from frcl.boundary.sequential import SequentialTest
 from frcl.engine.train import Optimiser
-from frcl.experiment.prequential import RunningScaler, evaluate
+from frcl.experiment.prequential import Evaluation, RunningScaler, evaluate
 from frcl.learners.state import estimated_size
 from frcl.learners.streaming import reopen, with_new_labels
 from frcl.likelihoods import Softmax
@@ -585,6 +585,22 @@ def test_a_scaler_has_the_statistics_of_the_first_rows_of_each_column():
     with pytest.raises(DataError, match="NaN or infinite"):
         scaler.learn(torch.tensor([[0.0, math.nan, 1.0]]))
     torch.testing.assert_close(scaler.mean, before)
+
+
+def test_the_scale_is_that_of_the_inputs_before_the_first_boundary():
+    """Statistics that moved with the new inputs would be further changes of them."""
+    rng = torch.Generator().manual_seed(0)
+    rows = torch.randn(60, 32, 4, generator=rng) + 6.0 * (torch.arange(60)[:, None, None] >= 20)
+    rows[:40, :, 3] = 0.0  # constant at first
+    learner = frcl.FRCL(frcl.MLP(4, (16, 8), seed=1), 10, detector=BoundaryDetector(), seed=0)
+    run = Evaluation(learner, RunningScaler(10_000))
+    found = [run.step(x, (x[:, 0] > x[:, 0].median()).long()).boundary for x in rows]
+    at = found.index(True)
+    assert 20 <= at <= 22
+    seen = rows[: at + 1, :, :3].flatten(0, 1).double()
+    torch.testing.assert_close(run.scaler.mean[:3], seen.mean(0))
+    torch.testing.assert_close(run.scaler.std[:3], seen.std(0, correction=0))
+    assert run.scaler.mean[3] > 0.1, "a column that has not varied has no scale yet"
 
 
 def test_every_minibatch_is_predicted_before_it_is_learned():

@@ -41,6 +41,8 @@ def main() -> None:
     parser.add_argument("--families", nargs="+", default=["permuted", "split"])
     parser.add_argument("--lengths", nargs="+", type=int, default=[10, 60, 120])
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--expected-run", type=float, default=frcl.BoundaryDetector().expected_run)
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.stationary:
@@ -53,9 +55,10 @@ def main() -> None:
     train, _ = read_mnist()
     for name in given.families:
         for length in given.lengths:
-            for seed in range(given.seeds):
+            for seed in range(given.first, given.first + given.seeds):
                 batch, generator = returns.family(name, train.x, train.y, seed), fork(seed, f"ramps/{name}/{length}")
-                learner = frcl.FRCL(frcl.MLP(784, (100, 100), seed=seed), seed=seed, detector=frcl.BoundaryDetector())
+                detector = frcl.BoundaryDetector(expected_run=given.expected_run)
+                learner = frcl.FRCL(frcl.MLP(784, (100, 100), seed=seed), seed=seed, detector=detector)
                 assert learner.detector is not None
                 found: list[tuple[int, str]] = []
                 for t in range(BEFORE + length + AFTER):

@@ -61,6 +61,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--alone", action="store_true", help="without the heads that follow a drift")
+    parser.add_argument("--expected-run", type=float, default=frcl.BoundaryDetector().expected_run)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--window", type=int, default=2000)
@@ -69,7 +70,8 @@ def main() -> None:
     for seed in range(given.first, given.first + given.seeds):
         x, y, true = (gas if given.name == "gas" else electricity)(given.data, seed)
         learner = frcl.FRCL(
-            frcl.MLP(x.shape[1], (100, 100), seed=seed), seed=seed, detector=frcl.BoundaryDetector(),
+            frcl.MLP(x.shape[1], (100, 100), seed=seed), seed=seed,
+            detector=frcl.BoundaryDetector(expected_run=given.expected_run),
             stream_steps=given.steps, lr=given.lr, window=given.window,
         )  # fmt: skip
         stream = [

@@ -14,7 +14,7 @@ def test_every_row_has_the_default_detector_and_declares_nothing():
         config = row.cell.config()
         options = config.detector.options()
         assert options == resolve(row.benchmark).detector.options()
-        assert (options["threshold"], options["expected_run"]) == (None, 10_000)
+        assert (options["threshold"], options["expected_run"]) == (None, 1_000_000)
         assert config.learner.task_size is None
         assert config.learner.steps == (row.steps or resolve(row.benchmark).learner.steps)
 

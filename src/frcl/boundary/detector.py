@@ -95,6 +95,11 @@ class BoundaryDetector(DetectorSettings):
         return self._now.in_task >= self._now.wait
 
     @property
+    def compares(self) -> bool:
+        """Whether the scores of a minibatch are best compared with those of the task's first one by the same model."""
+        return self.threshold is None
+
+    @property
     def tests_labels(self) -> bool:
         """Whether update() has a use for the labels' density: to test it, or to know the task again."""
         return self.labels and not self.rescore
@@ -114,7 +119,9 @@ class BoundaryDetector(DetectorSettings):
 
         With `rescore` the reference is what the caller gives: scores of the last minibatches, [n, C], by the same model
         as `scores`; without any no test is made. `functions` are those that are tested, all for None: scores of a class
-        that the task has not shown yet only tell how far its function is on the way back to the prior. `log_density`
+        that the task has not shown yet only tell how far its function is on the way back to the prior. Without a
+        threshold, what is tested is by how much the scores differ from the mean of such a reference, always the same
+        inputs of the task: what learning does to the scores of all inputs is no change of the data. `log_density`
         are log-densities of the labels, [n], of the examples whose labels are to be tested. `features` [B, R] are fixed
         features of the inputs. `guess` is the log-density of labels that are guessed, all of them alike.
         """
@@ -130,6 +137,8 @@ class BoundaryDetector(DetectorSettings):
             found = self._welch(values, allow, reference, functions)
         else:
             tested = tested if self.inputs else {}
+            if reference is not None:
+                values = values - self._prepare(reference).mean(0)
             found = self._calibrated(values, dense if self.labels else None, allow, functions, tested)
         if found.boundary:
             if self.threshold is None and self._predicted(dense, len(values), guess):

@@ -6,7 +6,8 @@ Each minibatch is reduced to the mean score of each function. Four steps make it
    that is learning drift. The fall below the prediction is divided by its standard error.
 2. Dependence. The part that the fall before it predicts, by the autocorrelation of falls, is subtracted: x.
 3. Distribution. The p-value of x is its rank among the x before it, with a heavy tail beyond the largest of them; then
-   its normal score g = Φ⁻¹(1 − p). So the distribution of the scores does not matter.
+   its normal score g = Φ⁻¹(1 − p). So the distribution of the scores does not matter. A fall that one example of its
+   minibatch makes alone is no rare one, even if there was none like it.
 4. Windows. The statistic is max_w (g_t + … + g_{t−w+1}) / √(w v_w) over windows w of several lengths. v_w ≥ 1 is the
    variance of such sums so far, relative to that of independent scores.
 
@@ -119,10 +120,13 @@ class SequentialTest:
             own = slice(None) if functions is None else functions
             keep = 1 / max(4.0, self.seen / 2) if self.seen > 3 else 1.0
             self.gradient_square += keep * (line.gradient[:, own].mean(1) ** 2 - self.gradient_square)
-            spread = np.maximum(self.variance / batch, self.floor**2) + GRADIENT_WEIGHT * self.gradient_square
+            spread, wider = (  # with the variance within the minibatches before, and within this one if that is larger
+                np.maximum(one / batch, self.floor**2) + GRADIENT_WEIGHT * self.gradient_square
+                for one in (self.variance, np.maximum(self.variance, variance))
+            )
             fall = -error[:, own].mean(1) / np.sqrt(spread)
             if self.seen >= FIRST:
-                statistic = self._tested(fall - (self._dependence() * self.last).sum(0))
+                statistic = self._tested(fall - (self._dependence() * self.last).sum(0), np.sqrt(spread / wider))
                 fall, shrunk = self._limited(fall)
                 used = line.value + shrunk[:, None] * error
             self.last = np.stack([fall, self.last[0]])
@@ -188,12 +192,12 @@ class SequentialTest:
         self.products = self.products + (fall * np.stack([fall, *self.last]) - self.products) / memory
         return fall, ratio
 
-    def _tested(self, x: Floats) -> Floats:
-        """The statistic of x, which then belongs to the history."""
+    def _tested(self, x: Floats, share: Floats) -> Floats:
+        """The statistic of x, which then belongs to the history; `share` as for p_value."""
         before = max(0, self.falls - LAG)
         n = min(before, HISTORY, max(LEAST_HISTORY, before // 2))
         p = (
-            p_value(self.history[:, self.history.shape[1] - LAG - n : self.history.shape[1] - LAG], x)
+            p_value(self.history[:, self.history.shape[1] - LAG - n : self.history.shape[1] - LAG], x, share)
             if n >= FIRST
             else None
         )
@@ -254,14 +258,16 @@ class SequentialTest:
         return statistic
 
 
-def p_value(history: Floats, x: Floats) -> Floats:
+def p_value(history: Floats, x: Floats, share: Floats | float = 1.0) -> Floats:
     """P(X ≥ x) of each stream, [S], by its history [S, n]; a drift of the history does not make it small.
 
     The largest of three: its rank; its rank if the distribution is symmetric around zero; for x > 0, its normal tail.
+    In the last, x is in standard errors by the variance within its own minibatch, the `share` of x that it is so: one
+    example that is far off, which may not have occurred in the history, is one standard error.
     """
     symmetric = 0.5 * upper_tail(np.abs(history), np.abs(x))
     symmetric = np.where(x >= 0, symmetric, 1 - symmetric)
-    normal = torch.special.ndtr(torch.from_numpy(-SLACK * np.maximum(x, 0.0))).numpy()
+    normal = torch.special.ndtr(torch.from_numpy(-SLACK * np.maximum(share * x, 0.0))).numpy()
     p: Floats = np.maximum(np.maximum(upper_tail(history, x), symmetric), normal)
     return p
 

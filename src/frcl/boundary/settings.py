@@ -28,7 +28,7 @@ class DetectorSettings(Options):
         None, "if given, the paper's test, Welch's, which declares a switch above it (the paper: 5); no other is made"
     )
     _: KW_ONLY
-    expected_run: float = option(10_000.0, "without a threshold: minibatches between two false alarms, at least 100")
+    expected_run: float = option(1_000_000.0, "without a threshold: minibatches between two false alarms, at least 100")
     labels: bool = option(
         True, "without a threshold: also test the predictive density of the labels, which may change on their own"
     )

@@ -47,7 +47,7 @@ def stream(
     points: Annotated[int, Option("--points", min=1, help="Inducing points kept per task.")] = 40,
     width: Annotated[int, Option("--width", min=1, help="Units of each of the two hidden layers.")] = 100,
     lr: Annotated[float, Option("--lr", min=1e-9, help="Learning rate.")] = 1e-3,
-    expected_run: Annotated[float, Option("--expected-run", help="Minibatches between two false alarms.")] = 10_000,
+    expected_run: Annotated[float, Option(help="Minibatches per false alarm.")] = BoundaryDetector.expected_run,
     seed: Annotated[int, Option("--seed", min=0, help="Root of every random stream.")] = 0,
     track: Annotated[
         bool, Option(help="Predict with heads that follow a drift within a task, beside the learner.")

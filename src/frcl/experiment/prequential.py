@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,11 @@ class RunningScaler:
         apart, share = mean - old.mean, n * learns / total.clamp_min(1.0)
         squares = old.squares + learns * (values - mean).square().sum(0) + apart.square() * old.count * share
         self._state = Scaling(total, old.mean + apart * share, squares, old.varied + n * (squares > 0))
+
+    def fix(self) -> None:
+        """Learn no more of columns that have varied: the data have changed, and are not of the first task."""
+        own = self.state
+        self._state = replace(own, varied=torch.where(own.varied > 0, own.varied.clamp_min(self.rows), own.varied))
 
     @property
     def mean(self) -> Tensor:
@@ -198,6 +203,8 @@ class Evaluation:
             if self.keep_scores:
                 score = float(learner.familiarity(x).clamp_min(TINY).log().mean())
         log = learner.observe(x, y)
+        if log.boundary and self.scaler is not None:
+            self.scaler.fix()
         if self.tracker is not None:
             self.tracker.learn(x, labels.tolist(), own, classes)
         progress.right.append(share)

@@ -236,7 +236,7 @@ def _check_current(
     expect((task.data_mark is None) == (task.window is not None), "a task is opened by fit() or by observe()")
     if task.window is not None:
         _check_window(task.window, task.likelihood, saved, options.window, dtype)
-    most = detector.window if detector is not None and detector.rescore else 0
+    most = 0 if detector is None else detector.window if detector.rescore else int(detector.compares)
     expect(len(task.recent) <= most, f"{len(task.recent)} recent minibatches")
     for x in task.recent:
         check_inputs(x, saved, dtype, "a recent minibatch")

@@ -127,7 +127,7 @@ class CurrentTask:
     Z: Tensor | None = None  # fixed inducing inputs (function space)
     data_mark: str | None = None  # identifies the data that fit() began with; None for a stream
     window: Window | None = None  # observe() keeps a sample of the data here; fit() has the data at hand
-    recent: tuple[Tensor, ...] = ()  # the last minibatches, where the detector has them scored again
+    recent: tuple[Tensor, ...] = ()  # minibatches that the detector has scored again: the last ones, or the first one
     shown: set[int] = field(default_factory=set)  # with a detector: the classes that occurred; only they are tested
     returned: int | None = None  # the number of the past task that this one is, opened again; None for a new one
     estimated: bool = False  # whether N is estimated while the stream runs
@@ -229,15 +229,19 @@ def decide(
     of_classes = current.likelihood.classes is not None and current.likelihood.functions > 1
     functions = sorted(current.shown) if of_classes and not detector.all_functions else None
     if not (detector.rescore and detector.due and allow and current.recent):
-        (scores, *moments), density = scores_of(score, [x]), None
+        first = [] if detector.rescore else list(current.recent)  # scored by the same model as x
+        (both, *moments), density = scores_of(score, [*first, x], at_once=not x.is_cuda), None
+        old, scores = both[: -len(x)], both[-len(x) :]
+        moments = [part[-len(x) :] for part in moments]
         if detector.tests_labels:
             with contextlib.suppress(DataError):  # labels that are not of this task may be of the next one
                 targets = current.likelihood.encode(y, x.device, draws.dtype).cpu()
                 density = _log_density(current, Moments(*moments), targets, draws.cpu())
         guess = -math.log(max(len(current.shown), 2)) if current.likelihood.classes is not None else None
         return detector.update(
-            scores, allow=allow, functions=functions, log_density=density, features=features, guess=guess
-        )
+            scores, allow=allow, reference=old if len(old) else None, functions=functions, log_density=density,
+            features=features, guess=guess,
+        )  # fmt: skip
     both = scores_of(score, [*current.recent, x], at_once=len(current.recent) == detector.window or not x.is_cuda)[0]
     return detector.update(both[-len(x) :], reference=both[: -len(x)], functions=functions, features=features)
 
@@ -256,6 +260,8 @@ def remember(detector: BoundaryDetector, current: CurrentTask, x: Tensor, y: Ten
     """A step was taken on this minibatch: the next ones may be compared with it."""
     if detector.rescore:
         current.recent = (*current.recent, x.clone())[-detector.window :]
+    elif detector.compares and not current.recent:
+        current.recent = (x.clone(),)
     classes = current.likelihood.classes
     if classes is not None and len(current.shown) < len(classes):
         current.shown = current.shown | set(y.tolist())

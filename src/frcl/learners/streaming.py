@@ -61,6 +61,7 @@ def watch(learner: FRCL, current: CurrentTask, x: Tensor, y: Any) -> tuple[Decis
     # in function space a task is learned for long, while the density of its labels says little
     if decision.continues and options.inference == "weight" and known() in (None, current.returned):
         detector.go_on()
+        current.recent = ()
         return decision, True
     target = learner._likelihood(y, least=1)
     check_opening(model, target, x, options.window)

@@ -135,14 +135,12 @@ def _moments(q: Posterior, Phi: Tensor) -> tuple[Moments, Tensor]:
 
 def second_moment(q: Posterior) -> Tensor:
     """Σ_c ‖μ_c‖² + tr Σ_c; q triangular."""
-    total = _sum_of_squares(q.mean) + _sum_of_squares(q.factor) * (len(q.mean) // len(q.factor))
-    return total if q.low_rank is None else total + _sum_of_squares(q.low_rank)
-
-
-def _sum_of_squares(x: Tensor) -> Tensor:
-    """The sum of the squares of all numbers, without a copy of them, and with a gradient of one pass."""
-    flat = x.flatten()
-    return torch.dot(flat, flat)
+    mean, factor = q.mean.flatten(), q.factor.flatten()
+    total = mean.dot(mean) + factor.dot(factor) * (len(q.mean) // len(q.factor))  # no copies of their squares
+    if q.low_rank is None:
+        return total
+    V = q.low_rank.flatten()
+    return total + V.dot(V)
 
 
 def learned_prior_variance(q: Posterior) -> Tensor:

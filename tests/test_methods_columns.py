@@ -362,7 +362,7 @@ def test_how_many_steps_the_finished_columns_are_computed_for_changes_nothing(mo
         return chunks, learner.predict(BLOBS[2][0], 2).mean
 
     whole, one = learned()
-    monkeypatch.setattr("frcl.baselines.progressive.LARGEST", 1 << 14)
+    monkeypatch.setattr("frcl.engine.ahead.AT_ONCE", 1 << 14)
     parts, other = learned()
     assert whole == [100, 100, 100]
     assert parts == [100, 21, 10]  # a step of 8 examples: 24 activations of 4 bytes in each finished column

@@ -21,6 +21,9 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import torch
+
+torch.set_num_threads(1)  # as the tests, which compare the outputs
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, NOTEBOOK = ROOT / "docs" / "tutorial.md", ROOT / "examples" / "tutorial.ipynb"
